@@ -57,6 +57,14 @@ std::vector<int64_t> context_levels(const Parallel& parallel) {
 
 int64_t context_multiple(const Parallel& parallel) { return parallel.sequence_parallel ? parallel.tp() : 1; }
 
+int64_t most_context_tokens(const Config& config) {
+  const Parallel& p = config.parallel;
+  const int64_t multiple = context_multiple(p);
+  const auto mean = static_cast<double>(config.train.seq_length) / static_cast<double>(p.cp());
+  const double most = mean * (1 + p.context_parallel_token_slack);
+  return static_cast<int64_t>(most + 1e-6) / multiple * multiple;
+}
+
 int64_t default_bucket_size(int64_t dp) { return std::max<int64_t>(40'000'000, 1'000'000 * dp); }
 
 }  // namespace metroplex::config

@@ -28,6 +28,8 @@ std::vector<int64_t> context_levels(const Parallel& parallel);
 // Of tokens that a context-parallel rank holds, what their number must be a multiple of: tp with sequence
 // parallelism.
 int64_t context_multiple(const Parallel& parallel);
+// The most tokens of a sequence that a context-parallel rank holds, by parallel.context_parallel_token_slack.
+int64_t most_context_tokens(const Config& config);
 // parallel.ddp_bucket_size where it is 0: max(40M, 1M * dp) elements, as Megatron has it.
 int64_t default_bucket_size(int64_t dp);
 

@@ -13,6 +13,8 @@ namespace {
 
 constexpr const char* kSize = "parallel.context_parallel_size";
 constexpr const char* kLevels = "parallel.hierarchical_context_parallel_sizes";
+constexpr const char* kSlack = "parallel.context_parallel_token_slack";
+constexpr const char* kAreaSlack = "parallel.context_parallel_area_slack";
 constexpr const char* kExchange = "parallel.cp_comm_type";
 
 void check_lengths_of_parts(Rules& rules) {
@@ -108,6 +110,45 @@ void check_graphs(Rules& rules) {
                 "set it to none, or the cut to zigzag");
 }
 
+// Ranks of which each holds another number of tokens: what wants equal ones is refused.
+void check_slack(Rules& rules) {
+  const Parallel& p = rules.config.parallel;
+  const Model& m = rules.config.model;
+  const double slack = p.context_parallel_token_slack, area = p.context_parallel_area_slack;
+  rules.require(area == Parallel().context_parallel_area_slack || p.context_parallel_cut == SequenceCutKind::balanced,
+                kAreaSlack, area,
+                concat("has no effect with parallel.context_parallel_cut = ", p.context_parallel_cut),
+                "leave it out, or set the cut to balanced");
+  if (slack == 0) return;
+  rules.require(p.context_parallel_cut == SequenceCutKind::balanced, kSlack, slack,
+                concat("has no effect with parallel.context_parallel_cut = ", p.context_parallel_cut),
+                "leave it out, or set the cut to balanced");
+  const Choice<CudaGraphImpl> graphs = rules.config.train.cuda_graph_impl;
+  rules.require(
+      graphs == CudaGraphImpl::none || rules.use != Use::training, kSlack, slack,
+      concat("lets microbatches differ in length, and train.cuda_graph_impl = ", graphs, " captures one length"),
+      "set it to 0, or cuda_graph_impl to none");
+  rules.require(
+      !rules.config.memory.distribute_saved_activations ||
+          rules.config.train.micro_batch_size * m.hidden_size % p.tp() == 0,
+      kSlack, slack,
+      "lets ranks differ in tokens, and memory.distribute_saved_activations cuts them into as many parts as "
+      "there are tensor-parallel ranks",
+      "set it to 0, or keep activations whole");
+  if (!m.has_experts()) return;
+  rules.require(!m.moe_enable_echo, kSlack, slack,
+                "lets ranks differ in tokens, and model.moe_enable_echo evens them out",
+                "set it to 0, or turn ECHO off");
+  const TokenDispatcher dispatcher = token_dispatcher(m, p.etp() * p.ep());
+  rules.require(dispatcher == TokenDispatcher::alltoall || dispatcher == TokenDispatcher::local, kSlack, slack,
+                concat("lets ranks differ in tokens, and model.moe_token_dispatcher_type = ", text_of(dispatcher),
+                       " wants as many on each"),
+                "set it to 0, or the dispatcher to alltoall");
+  rules.require(m.moe_expert_capacity_factor == 0, kSlack, slack,
+                "lets ranks differ in tokens, and with model.moe_expert_capacity_factor an expert's room would too",
+                "set it to 0, or leave the capacity out");
+}
+
 }  // namespace
 
 void check_context_parallel(Rules& rules) {
@@ -115,8 +156,11 @@ void check_context_parallel(Rules& rules) {
   if (p.cp() == 1) {
     rules.require(p.hierarchical_context_parallel_sizes.empty(), kLevels, p.hierarchical_context_parallel_sizes,
                   concat("has no effect with ", key_is(kSize, 1)), "leave it out, or set context_parallel_size");
+    rules.require(p.context_parallel_token_slack == 0, kSlack, p.context_parallel_token_slack,
+                  concat("has no effect with ", key_is(kSize, 1)), "leave it out, or set context_parallel_size");
     return;
   }
+  check_slack(rules);
   check_lengths_of_parts(rules);
   check_exchanges(rules);
   check_graphs(rules);

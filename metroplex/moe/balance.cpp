@@ -16,10 +16,10 @@ using config::AuxLossType;
 // Of the tokens of this rank, or of all ranks of tp_cp. [samples, E], where no loss is per sequence [1, E], in
 // double.
 struct AuxiliaryLosses::Sums {
-  at::Tensor tokens, scores;  // counts; scores are differentiable in the own ones
-  at::Tensor z;               // scalar likewise: sum of squared_logsumexp()
-  at::Tensor mask;            // scalar: of the loss mask
-  int64_t num_tokens = 0, samples = 1;
+  at::Tensor tokens, scores;            // counts; scores are differentiable in the own ones
+  at::Tensor z;                         // scalar likewise: sum of squared_logsumexp()
+  at::Tensor mask;                      // scalar: of the loss mask
+  int64_t num_tokens = 0, samples = 1;  // num_tokens: the mean of tp_cp, or their sum
 };
 
 AuxiliaryLosses::AuxiliaryLosses(const config::Model& model, const nn::LayerContext& context,
@@ -95,10 +95,17 @@ at::Tensor balance_sums(const cuda::Target& target, const at::Tensor& logits, co
   });
 }
 
+// Of the ranks of tp_cp, where this one has `own`: context-parallel ranks may hold different numbers of tokens.
+static int64_t mean_tokens(int64_t own, const comm::Group& cp, const nn::Microbatch& batch) {
+  if (batch.rank_rows.empty()) return own;
+  const int64_t rows = batch.rank_rows[static_cast<size_t>(cp.index())].count;
+  return own * batch.full_seq_len / (rows * cp.size());
+}
+
 AuxiliaryLosses::Sums AuxiliaryLosses::own_sums(const at::Tensor& logits, const at::Tensor& experts, int64_t samples,
                                                 const nn::Microbatch& batch) const {
   Sums sums;
-  sums.num_tokens = logits.size(0);
+  sums.num_tokens = mean_tokens(logits.size(0), cp_, batch);
   sums.samples = seq_ > 0 ? samples : 1;
   kernels::BalanceShape shape{logits.size(0), num_experts_, sums.samples};
   shape.score = balances() ? balance_score(rule_.score_function) : kernels::BalanceScore::none;

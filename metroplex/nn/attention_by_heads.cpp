@@ -17,24 +17,40 @@ struct Moving {
   comm::Exchange exchange;
   at::Tensor wait() { return exchange.wait(); }
 };
-Moving exchanged(const at::Tensor& parts, int64_t rows, const comm::Group& cp) {
-  const std::vector<int64_t> splits(static_cast<size_t>(cp.size()), rows);
-  return {parts, comm::all_to_all_async(parts, splits, splits, cp)};
-}
+using Splits = std::vector<int64_t>;
 
-// [s, b, heads, d] -> [cp s, b, heads / cp, d], rows in group order.
-Moving to_heads(const at::Tensor& x, const comm::Group& cp) {
-  const int64_t s = x.size(0), size = cp.size();
-  const at::Tensor parts = x.unflatten(2, {size, x.size(2) / size}).permute({2, 0, 1, 3, 4}).contiguous();
-  return exchanged(parts.flatten(0, 1), s, cp);
+// How many rows each rank of a group has.
+struct GroupRows {
+  Splits all;
+  size_t mine = 0;
+  Splits own() const { return Splits(all.size(), all[mine]); }
+};
+
+// [s, b, heads, d] -> [rows of all, b, heads / ranks, d], in group order.
+Moving to_heads(const at::Tensor& x, const comm::Group& group, const GroupRows& rows) {
+  const int64_t size = group.size();
+  const at::Tensor parts =
+      x.unflatten(2, {size, x.size(2) / size}).permute({2, 0, 1, 3, 4}).contiguous().flatten(0, 1);
+  return {parts, comm::all_to_all_async(parts, rows.all, rows.own(), group)};
 }
 
 // The way back, and what it is taken apart by when it has come.
-Moving to_rows(const at::Tensor& x, const comm::Group& cp) {
-  return exchanged(x.contiguous(), x.size(0) / cp.size(), cp);
+Moving to_rows(const at::Tensor& x, const comm::Group& group, const GroupRows& rows) {
+  const at::Tensor all = x.contiguous();
+  return {all, comm::all_to_all_async(all, rows.own(), rows.all, group)};
 }
 at::Tensor heads_joined(const at::Tensor& parts, const comm::Group& cp) {
   return parts.unflatten(0, {cp.size(), parts.size(0) / cp.size()}).permute({1, 2, 0, 3, 4}).flatten(2, 3);
+}
+
+// Of so many neighbours each.
+std::vector<RowRun> runs_of_groups(const std::vector<RowRun>& runs, size_t neighbours) {
+  std::vector<RowRun> groups;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    if (i % neighbours == 0) groups.push_back(runs[i]);
+    else groups.back().count += runs[i].count;
+  }
+  return groups;
 }
 
 // What a rank has in between: rows of all ranks of `sharing` for its share of the heads, one of `spec.cp` such parts.
@@ -43,6 +59,7 @@ struct HeadsHere {
   CoreSpec spec;
   CorePositions positions;
   Microbatch batch;
+  GroupRows rows;
   int64_t copies = 1;  // ranks that have the keys of one group
 
   HeadsHere(const CoreCall& call, bool levels)
@@ -56,12 +73,22 @@ struct HeadsHere {
     spec.first_head += spec.heads * sharing.index();
     spec.cp = levels ? call.spec.cp_p2p : comm::Group();
     spec.exchange = config::CpCommType::p2p;
-    batch.all_rows = call.batch.all_rows.view({spec.cp.size(), -1});
-    batch.rows = batch.all_rows[spec.cp.index()];
+    rows = group_rows(call);
+    batch.rank_rows = runs_of_groups(call.batch.rank_rows, static_cast<size_t>(size));
+    if (batch.rank_rows.empty()) batch.all_rows = call.batch.all_rows.view({spec.cp.size(), -1});
+    batch.rows = rows_of(batch, spec.cp.index()).rows;
     batch.keys = levels ? batch.keys_of_groups : KeyTravel();
     positions.queries = positions.keys = rows_of(batch, spec.cp.index());
   }
   CoreCall call() const { return {spec, positions, batch}; }
+  GroupRows group_rows(const CoreCall& call) const {
+    const auto size = static_cast<size_t>(sharing.size()), mine = static_cast<size_t>(sharing.index());
+    const std::vector<RowRun>& runs = call.batch.rank_rows;
+    GroupRows out{Splits(size, call.batch.rows.numel()), mine};
+    const size_t first = static_cast<size_t>(call.spec.cp.index()) - mine;  // of the group, in cp
+    for (size_t i = 0; i < size && !runs.empty(); ++i) out.all[i] = runs[first + i].count;
+    return out;
+  }
   at::Tensor copied(const at::Tensor& keys) const { return copies == 1 ? keys : keys.repeat_interleave(copies, 2); }
   at::Tensor summed(const at::Tensor& d) const {
     return copies == 1 ? d : d.unflatten(2, {d.size(2) / copies, copies}).sum(3);
@@ -70,25 +97,26 @@ struct HeadsHere {
 
 CoreInputs inputs_here(const CoreInputs& in, const HeadsHere& here) {
   const comm::Group& group = here.sharing;
-  Moving q = to_heads(in.q, group), k = to_heads(here.copied(in.k), group), v = to_heads(here.copied(in.v), group);
+  Moving q = to_heads(in.q, group, here.rows), k = to_heads(here.copied(in.k), group, here.rows),
+         v = to_heads(here.copied(in.v), group, here.rows);
   return {q.wait(), k.wait(), v.wait()};
 }
 
 CoreResult forward(const CoreInputs& in, const HeadsHere& here) {
   const CoreInputs all = inputs_here(in, here);
   const CoreResult result = here.spec.cp.size() > 1 ? context_attention(all, here.call()) : attend(all, here.call());
-  return {heads_joined(to_rows(result.out, here.sharing).wait(), here.sharing), result.logsumexp};
+  return {heads_joined(to_rows(result.out, here.sharing, here.rows).wait(), here.sharing), result.logsumexp};
 }
 
 CoreInputs backward(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result, const HeadsHere& here) {
   const comm::Group& group = here.sharing;
-  Moving out = to_heads(result.out, group), dy = to_heads(dout, group);
+  Moving out = to_heads(result.out, group, here.rows), dy = to_heads(dout, group, here.rows);
   const CoreInputs all = inputs_here(in, here);
   const CoreResult of_heads{out.wait(), result.logsumexp};
   const at::Tensor dout_here = dy.wait();
   const CoreInputs d = here.spec.cp.size() > 1 ? context_attention_backward(dout_here, all, of_heads, here.call())
                                                : attend_backward(dout_here, all, of_heads, here.call());
-  Moving q = to_rows(d.q, group), k = to_rows(d.k, group), v = to_rows(d.v, group);
+  Moving q = to_rows(d.q, group, here.rows), k = to_rows(d.k, group, here.rows), v = to_rows(d.v, group, here.rows);
   return {heads_joined(q.wait(), group), here.summed(heads_joined(k.wait(), group)),
           here.summed(heads_joined(v.wait(), group))};
 }

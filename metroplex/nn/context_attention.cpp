@@ -12,9 +12,12 @@ namespace {
 void check_call(const CoreInputs& in, const CoreCall& call) {
   const Microbatch& batch = call.batch;
   MPX_ASSERT(batch.cache == nullptr, "generation holds whole sequences");
-  MPX_ASSERT(batch.all_rows.defined() && batch.all_rows.size(0) == call.spec.cp.size() &&
-                 batch.all_rows.size(1) == in.q.size(0) && batch.all_rows.numel() == batch.full_seq_len,
-             "a context-parallel rank with ", in.q.size(0), " queries does not know the rows of the others");
+  const bool even = batch.rank_rows.empty();
+  MPX_ASSERT(
+      batch.all_rows.defined() && batch.all_rows.numel() == batch.full_seq_len &&
+          (even ? batch.all_rows.size(0) : static_cast<int64_t>(batch.rank_rows.size())) == call.spec.cp.size() &&
+          rows_of(batch, call.spec.cp.index()).rows.size(0) == in.q.size(0),
+      "a context-parallel rank with ", in.q.size(0), " queries does not know the rows of the others");
   MPX_ASSERT(call.spec.exchange != config::CpCommType::a2a_p2p ||
                  call.spec.cp_a2a.size() * call.spec.cp_p2p.size() == call.spec.cp.size(),
              "levels of ", call.spec.cp_a2a.size(), " and ", call.spec.cp_p2p.size(), " ranks of ",
@@ -30,7 +33,11 @@ void check_call(const CoreInputs& in, const CoreCall& call) {
 // [b, n, s] as a factor of [s, b, n, dv]
 at::Tensor factor(const at::Tensor& x_bns) { return x_bns.permute({2, 0, 1}).unsqueeze(3); }
 
-bool lists_keys(const CoreCall& call) { return !call.batch.keys.sent.empty(); }
+bool lists_keys(const CoreCall& call) {
+  const bool lists = !call.batch.keys.sent.empty();
+  MPX_ASSERT(lists || call.batch.rank_rows.empty(), "ranks with different numbers of rows, and no lists of keys");
+  return lists;
+}
 
 // Both begin before either is waited for.
 CoreInputs gathered_keys(const CoreInputs& in, const CoreCall& call) {
@@ -51,7 +58,11 @@ CoreInputs gathered_keys(const CoreInputs& in, const CoreCall& call) {
 }  // namespace
 
 Positions rows_of_all(const Microbatch& batch) { return {0, batch.all_rows.flatten(), batch.full_seq_len}; }
-Positions rows_of(const Microbatch& batch, int64_t rank) { return {0, batch.all_rows[rank], batch.full_seq_len}; }
+Positions rows_of(const Microbatch& batch, int64_t rank) {
+  if (batch.rank_rows.empty()) return {0, batch.all_rows[rank], batch.full_seq_len};
+  const RowRun& run = batch.rank_rows[static_cast<size_t>(rank)];
+  return {0, batch.all_rows.narrow(0, run.first, run.count), batch.full_seq_len};
+}
 
 KeyMessage empty_message(const CoreInputs& like, int64_t rows, at::ScalarType type) {
   const auto sizes = [&](const at::Tensor& x) { return std::vector<int64_t>{rows, x.size(1), x.size(2), x.size(3)}; };

@@ -27,7 +27,7 @@ CoreInputs context_attention_backward(const at::Tensor& dout, const CoreInputs& 
 
 // What the exchanges share.
 
-// The rows of all ranks of the group, in group order; of one rank. They are of equal number.
+// The rows of all ranks of the group, in group order; of one rank.
 Positions rows_of_all(const Microbatch& batch);
 Positions rows_of(const Microbatch& batch, int64_t rank);
 

@@ -52,8 +52,10 @@ struct Microbatch {
   std::vector<RowRun> row_runs;
   int64_t full_seq_len = 0;  // of the whole sequence
   at::Tensor all_rows;       // [cp, s] int64: `rows` of all context-parallel ranks, in group order
-  // Empty: all keys travel. `keys_of_groups` is between the groups of a2a+p2p, which hold the rows of their ranks in
-  // order.
+  // Where ranks have different numbers of rows, which of all_rows are those of each; all_rows is [whole s] then.
+  std::vector<RowRun> rank_rows;
+  // Empty: all keys travel, and ranks have equally many rows. `keys_of_groups` is between the groups of a2a+p2p,
+  // which hold the rows of their ranks in order.
   KeyTravel keys, keys_of_groups;
 };
 

@@ -87,7 +87,7 @@ void for_each_step(const CoreInputs& in, const CoreCall& call, const OnBlock& on
   for (int64_t hops = 0; hops < lists.size(); ++hops) {
     Passing coming;
     if (hops + 1 < lists.size()) coming = pass_keys(in, lists, hops + 1);
-    if (here.k.size(0) > 0) on_block(hops, here, positions);
+    if (hops == 0 || here.k.size(0) > 0) on_block(hops, here, positions);
     on_step(hops);
     coming.travel.wait();
     if (hops + 1 == lists.size()) break;

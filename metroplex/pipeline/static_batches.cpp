@@ -43,6 +43,8 @@ std::string difference_of(const nn::Microbatch& now, const nn::Microbatch& held)
   }
   if (!same_runs(now.row_runs, held.row_runs))
     return base::concat("row_runs: ", text_of(now.row_runs), ", not ", text_of(held.row_runs));
+  if (!same_runs(now.rank_rows, held.rank_rows))
+    return base::concat("rank_rows: ", text_of(now.rank_rows), ", not ", text_of(held.rank_rows));
   if (!now.keys.sent.empty() || !held.keys.sent.empty()) return "lists of keys: what is sent may change";
   if (now.full_seq_len != held.full_seq_len)
     return base::concat("full_seq_len: ", now.full_seq_len, ", not ", held.full_seq_len);

@@ -284,6 +284,7 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
   const comm::World& world = *a->world;
   a->dtype = scalar_type(config.precision.params_dtype);
   a->vocab_size = vocab_size;
+  a->variable_lengths = config.parallel.context_parallel_token_slack > 0;
   a->placement = plan::stage_placement(config.parallel);
   if (!forward_only) a->sharding = config.parallel.sharding();
   a->step_flags =

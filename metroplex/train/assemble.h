@@ -70,8 +70,9 @@ struct Assembly {
   optim::RateTable rates;                   // of the next steps, on the device
   int64_t steps = 0;                        // that updated, as far as the host has read outcomes
 
-  bool variable_lengths =
-      false;  // microbatches of a step differ in length, as no data of ours do: set it before a step
+  // Microbatches of a step differ in length: with a slack of tokens of context-parallel ranks, or whatever sets it
+  // before a step.
+  bool variable_lengths = false;
   std::vector<pipeline::BorderValue> also_crosses;  // stage borders, beside the hidden states: a model of one's own
 
   LossTermNames loss_terms;  // of all ranks, once a step has been taken

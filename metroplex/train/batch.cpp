@@ -106,9 +106,9 @@ nn::Microbatch batch_of(const BatchMessage& message, const int64_t* header) {
 
 using Runs = std::vector<nn::RowRun>;
 
-// row_runs, and then the lists of keys and keys_of_groups.
+// row_runs, rank_rows, and then the lists of keys and keys_of_groups.
 std::vector<Runs> lists_of(const nn::Microbatch& batch) {
-  std::vector<Runs> lists{batch.row_runs};
+  std::vector<Runs> lists{batch.row_runs, batch.rank_rows};
   for (const nn::KeyTravel* keys : {&batch.keys, &batch.keys_of_groups}) {
     lists.insert(lists.end(), keys->sent.begin(), keys->sent.end());
     lists.insert(lists.end(), keys->received.begin(), keys->received.end());
@@ -116,8 +116,9 @@ std::vector<Runs> lists_of(const nn::Microbatch& batch) {
   return lists;
 }
 void set_lists(nn::Microbatch& batch, const std::vector<Runs>& lists, const int64_t* header) {
-  batch.row_runs = lists.front();
-  auto next = lists.begin() + 1;
+  batch.row_runs = lists[0];
+  batch.rank_rows = lists[1];
+  auto next = lists.begin() + 2;
   const auto take = [&](std::vector<Runs>& to, int64_t count) {
     to.assign(next, next + count);
     next += count;
@@ -237,7 +238,7 @@ std::vector<nn::Microbatch> broadcast_batches(const std::vector<nn::Microbatch>&
     comm::broadcast(message.ids, 0, group);
     comm::broadcast(message.mask, 0, group);
     out.push_back(batch_of(message, header));
-    std::vector<Runs> lists(static_cast<size_t>(1 + 2 * (header[kKeys] + header[kGroupKeys])));
+    std::vector<Runs> lists(static_cast<size_t>(2 + 2 * (header[kKeys] + header[kGroupKeys])));
     for (int64_t i = 0; i < header[kRuns]; ++i, run += 3)
       lists.at(static_cast<size_t>(run[0])).push_back({run[1], run[2]});
     set_lists(out.back(), lists, header);

@@ -28,18 +28,24 @@ plan::DocumentLengths document_lengths(const nn::Microbatch& batch) {
   return lengths;
 }
 
-// [ranks, rows] int64
-at::Tensor rows_of(const plan::SequenceCut& cut) {
-  const auto ranks = static_cast<int64_t>(cut.ranks.size()), rows = cut.length / ranks;
-  at::Tensor all = at::empty({ranks, rows}, at::kLong);
-  int64_t* next = all.mutable_data_ptr<int64_t>();
+// Sets all_rows, and rank_rows where the ranks have different numbers of rows.
+void set_rows(nn::Microbatch& part, const plan::SequenceCut& cut) {
+  const auto ranks = static_cast<int64_t>(cut.ranks.size());
+  part.all_rows = at::empty({cut.length}, at::kLong);
+  int64_t* const begin = part.all_rows.mutable_data_ptr<int64_t>();
+  int64_t* next = begin;
+  bool even = true;
   for (const plan::PositionRuns& runs : cut.ranks) {
-    MPX_ASSERT(plan::num_positions(runs) == rows, "a rank has ", plan::num_positions(runs), " rows, not ", rows);
+    const int64_t count = plan::num_positions(runs);
+    even = even && count * ranks == cut.length;
+    part.rank_rows.push_back({next - begin, count});
     for (const plan::PositionRun& run : runs) {
       for (int64_t i = 0; i < run.count; ++i) *next++ = run.first + i;
     }
   }
-  return all;
+  if (!even) return;
+  part.rank_rows.clear();
+  part.all_rows = part.all_rows.view({ranks, -1});
 }
 
 // Positions of one rank as numbers of its rows. Each run of `positions` lies in one of `runs`.
@@ -102,6 +108,8 @@ SequenceParts sequence_parts(const config::Parallel& parallel, const comm::Group
   parts.ranks = cp.size(), parts.rank = cp.index();
   parts.kind = parallel.context_parallel_cut;
   parts.multiple = config::context_multiple(parallel);
+  parts.token_slack = parallel.context_parallel_token_slack;
+  parts.area_slack = parallel.context_parallel_area_slack;
   parts.neighbours = levels.empty() ? 1 : static_cast<int>(levels[0]);
   const std::vector<config::CpCommType> types = config::cp_comm_types(parallel);
   parts.lists = std::any_of(types.begin(), types.end(), [](auto type) { return type != config::CpCommType::a2a; });
@@ -114,16 +122,22 @@ nn::Microbatch part_of(const nn::Microbatch& whole, const SequenceParts& parts) 
   request.kind = parts.kind;
   request.cp = parts.ranks;
   request.multiple = parts.multiple;
+  const bool known = !whole.tokens.is_meta();
+  request.token_slack = known ? parts.token_slack : 0;
+  request.area_slack = parts.area_slack;
   const plan::DocumentLengths documents = document_lengths(whole);
   const plan::SequenceCut cut = plan::cut_sequence(documents, request);
   nn::Microbatch part = whole;
-  part.all_rows = rows_of(cut).to(whole.tokens.device());
-  part.rows = part.all_rows[parts.rank];
+  set_rows(part, cut);
+  const bool even = part.rank_rows.empty();
+  const nn::RowRun mine = even ? nn::RowRun{} : part.rank_rows[static_cast<size_t>(parts.rank)];
+  part.all_rows = part.all_rows.to(whole.tokens.device());
+  part.rows = even ? part.all_rows[parts.rank] : part.all_rows.narrow(0, mine.first, mine.count);
   for (const plan::PositionRun& run : cut.ranks[static_cast<size_t>(parts.rank)])
     part.row_runs.push_back({run.first, run.count});
   part.full_seq_len = cut.length;
-  if (whole.document_ids.defined() && parts.lists) {
-    const auto seen = travelling(documents, cut, !whole.document_ids.is_meta());
+  if (parts.lists && (whole.document_ids.defined() || parts.token_slack > 0)) {
+    const auto seen = travelling(documents, cut, known);
     part.keys = key_travel(seen, cut, parts.rank, 1);
     if (parts.neighbours > 1) part.keys_of_groups = key_travel(seen, cut, parts.rank, parts.neighbours);
   }

@@ -12,15 +12,16 @@ namespace metroplex::train {
 struct SequenceParts {
   int ranks = 1, rank = 0;
   config::SequenceCutKind kind = config::SequenceCutKind::zigzag;
-  int64_t multiple = 1;  // of the rows of every rank
-  int neighbours = 1;    // the ranks of a group of a2a+p2p
-  bool lists = true;     // with documents a microbatch lists which keys are seen; a2a asks for none
+  int64_t multiple = 1;                       // of the rows of every rank
+  int neighbours = 1;                         // the ranks of a group of a2a+p2p
+  double token_slack = 0, area_slack = 0.02;  // of the balanced cut
+  bool lists = true;  // with documents a microbatch lists which keys are seen; a2a asks for none
 };
 SequenceParts sequence_parts(const config::Parallel& parallel, const comm::Group& cp);
 
 // tokens, labels, loss_mask and position_ids of the rank's rows; the documents and the sum of the mask of the whole
-// sequence; with documents, which keys are seen. All ranks get as many rows. `whole` on the host, or on the meta
-// device, where it is taken for one document and all keys for seen; for one rank it is the result.
+// sequence; with documents, which keys are seen. All ranks get as many rows, but for the slack. `whole` on the host,
+// or on the meta device, where it is taken for one document and all keys for seen; for one rank it is the result.
 nn::Microbatch part_of(const nn::Microbatch& whole, const SequenceParts& parts);
 
 }  // namespace metroplex::train

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "config/derived.h"
 #include "cuda/memory_meter.h"
 #include "moe/paged_stash.h"
 #include "optim/clip.h"
@@ -223,10 +224,15 @@ plan::RankTrace trace_rank(const RankRequest& request) {
 
   // The second microbatch is recorded: one-time allocations were made in the first.
   const bool wide = config.precision.params_dtype == config::ParamsDtype::fp64;
+  // With a slack of tokens each rank is taken for one that has the most.
+  const config::Parallel& parallel = config.parallel;
+  const int64_t tokens = parallel.context_parallel_token_slack > 0
+                             ? config::most_context_tokens(config) * parallel.cp()
+                             : config.train.seq_length;
   const nn::Microbatch whole =
-      nn::empty_microbatch({config.train.micro_batch_size, config.train.seq_length, config.data.reset_attention_mask,
+      nn::empty_microbatch({config.train.micro_batch_size, tokens, config.data.reset_attention_mask,
                             wide ? at::kDouble : at::kFloat, world.device()});
-  const std::vector<nn::Microbatch> batches(2, part_of(whole, sequence_parts(config.parallel, world.groups().cp)));
+  const std::vector<nn::Microbatch> batches(2, part_of(whole, sequence_parts(parallel, world.groups().cp)));
   out.batch = batch_bytes(batches[0]);
   const pipeline::BorderShape border = a->border(batches[0]);
   out.border = border.bytes();

@@ -338,6 +338,8 @@ def alone(base, rng):
 
 def sends_by_documents(case):
     """Documents decide what context-parallel ranks hold or send: no capture could be replayed."""
+    if "parallel.context_parallel_token_slack" in case.keys:
+        return True
     if "parallel.context_parallel_size" not in case.keys or case.keys.get("data.reset_attention_mask") not in (True, "true"):
         return False
     words = str(case.keys.get("parallel.cp_comm_type", "p2p")).split(",")

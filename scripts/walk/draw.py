@@ -336,6 +336,12 @@ class Drawing:
         self.maybe("model.moe_echo_expert_dispatch_overlap", "false", odds=0.3)
         self.maybe("model.moe_echo_enable_random_offloading", "true", odds=0.2)
 
+    def token_slack_fits(self):
+        """Whether whatever the layers have of experts takes ranks that differ in tokens."""
+        keys = self.keys
+        return ("model.moe_expert_capacity_factor" not in keys and "model.moe_enable_echo" not in keys
+                and keys.get("model.moe_token_dispatcher_type") in (None, "local", "alltoall"))
+
     def exchange(self):
         heads = int(self.keys["model.num_attention_heads"]) // self.tp
         groups = int(self.keys.get("model.num_query_groups", self.keys["model.num_attention_heads"])) // self.tp
@@ -363,6 +369,10 @@ class Drawing:
         self.seq = max(1, seq // unit) * unit
         if self.cut != "zigzag":
             self.put("parallel.context_parallel_cut", self.cut)
+        if self.cut == "balanced":
+            self.maybe("parallel.context_parallel_area_slack", 0, 0.3, odds=0.4)
+        if self.cut == "balanced" and self.token_slack_fits():
+            self.maybe("parallel.context_parallel_token_slack", 0.1, 0.5, odds=0.5)
         self.exchange()
         self.put("train.seq_length", self.seq)
         self.maybe("model.max_position_embeddings", self.seq, self.seq + 5)
@@ -508,7 +518,8 @@ class Drawing:
             self.put("memory.recompute_granularity", "full")
             self.put("memory.recompute_method", self.one("uniform", "block"))
             self.put("memory.recompute_num_layers", 1)
-            cuts = (self.seq * int(self.keys["train.micro_batch_size"]) * self.hidden) % self.tp == 0
+            slack = "parallel.context_parallel_token_slack" in self.keys
+            cuts = not slack and (self.seq * int(self.keys["train.micro_batch_size"]) * self.hidden) % self.tp == 0
             if self.tp > 1 and not self.sp and cuts:
                 self.maybe("memory.distribute_saved_activations", "true", odds=0.4)
         elif way == "selective":

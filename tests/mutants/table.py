@@ -256,4 +256,11 @@ MUTANTS = [
     ("long_waves_stay", "nn/rope.cpp", "(kept + (1 - kept) / s.factor)", "(kept + (1 - kept))", "nn_test Rope*"),
     ("exit_of_the_plan_is_the_routers", "plan/graph_exits.cpp", "if (*exit == GraphExit::route) {", "if (*exit != GraphExit::layer_end) {", "plan_test GraphExits*"),
     ("graphs_hold_no_microbatch", "train/graph_memory.cpp", " + plan.num_sets() * trace.batch", "", "train_test PartialGraphs.WhatTheyHold*"),
+    ("last_gradients_stay_away", "nn/seen_keys_attention.cpp", "      });\n  take_home();", "      });", "nn_test ContextAttention*"),
+    ("senders_and_readers_swapped", "train/sequence_part.cpp", "    keys.sent[other] = rows(other, mine);", "    keys.sent[other] = rows(mine, other);", "train_test SequencePart*"),
+    ("rows_of_a_group_start_anew", "train/sequence_part.cpp", "{before + run.first", "{run.first", "train_test SequencePart*"),
+    ("dropout_counts_from_the_first_head", "nn/attention_by_heads.cpp", "    spec.first_head += spec.heads * sharing.index();\n", "", "nn_test ContextAttention*"),
+    ("keys_are_not_sent_again", "plan/context_traffic.cpp", "out.backward[rank] += sent + gradients", "out.backward[rank] += gradients", "train_test ContextTraffic*"),
+    ("the_ring_waits_first", "nn/ring_attention.cpp", "    on_block(hops, here, CorePositions", "    travel.wait();\n    on_block(hops, here, CorePositions", "nn_test ContextOverlap*"),
+    ("tokens_of_one_rank_for_all", "moe/balance.cpp", "  return own * batch.full_seq_len / (rows * cp.size());", "  return own + 0 * rows * cp.size();", "train_test ContextParallelEqualsOneRank.Experts"),
 ]

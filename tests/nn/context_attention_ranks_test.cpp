@@ -26,14 +26,28 @@ struct Case {
   double dropout = 0;
   CpCommType exchange = CpCommType::p2p;
   int64_t neighbours = 1;  // that share heads by a2a+p2p
-  at::Tensor all_rows;     // [cp, s]
+  at::Tensor all_rows;     // [cp, s], or, where ranks have different numbers, [whole]
+  std::vector<nn::RowRun> rank_rows;
   at::Tensor documents;    // [b, whole]; undefined: one
   bool seen_only = false;  // only keys that are seen travel
 };
 
+nn::Microbatch rows_only(const Case& c) {
+  nn::Microbatch batch;
+  batch.all_rows = c.all_rows, batch.rank_rows = c.rank_rows, batch.full_seq_len = c.whole;
+  return batch;
+}
+
+// Of a group of so many neighbours.
+at::Tensor rows_of_group(const Case& c, int64_t group, int64_t neighbours) {
+  std::vector<at::Tensor> rows;
+  for (int64_t i = 0; i < neighbours; ++i) rows.push_back(nn::rows_of(rows_only(c), group * neighbours + i).rows);
+  return at::cat(rows);
+}
+
 // Rows of `owner` that some query of `reader` sees in any sample, by the definition.
-std::vector<nn::RowRun> seen_rows(const Case& c, int64_t reader, int64_t owner) {
-  const auto places = c.all_rows.accessor<int64_t, 2>();
+std::vector<nn::RowRun> seen_rows(const Case& c, const at::Tensor& readers, const at::Tensor& owners) {
+  const auto queries = readers.accessor<int64_t, 1>(), keys = owners.accessor<int64_t, 1>();
   const auto sees = [&](int64_t query, int64_t key) {
     if (key > query) return false;
     if (!c.documents.defined()) return true;
@@ -44,9 +58,9 @@ std::vector<nn::RowRun> seen_rows(const Case& c, int64_t reader, int64_t owner) 
     return false;
   };
   std::vector<nn::RowRun> runs;
-  for (int64_t key = 0; key < places.size(1); ++key) {
+  for (int64_t key = 0; key < keys.size(0); ++key) {
     bool seen = false;
-    for (int64_t query = 0; query < places.size(1); ++query) seen |= sees(places[reader][query], places[owner][key]);
+    for (int64_t query = 0; query < queries.size(0); ++query) seen |= sees(queries[query], keys[key]);
     if (!seen) continue;
     if (!runs.empty() && runs.back().first + runs.back().count == key) ++runs.back().count;
     else runs.push_back({key, 1});
@@ -56,14 +70,14 @@ std::vector<nn::RowRun> seen_rows(const Case& c, int64_t reader, int64_t owner) 
 
 // Between groups of so many neighbours, for the one of `rank`.
 nn::KeyTravel travel_of(const Case& c, int64_t rank, int64_t neighbours) {
-  Case of_groups = c;
-  of_groups.all_rows = c.all_rows.view({c.all_rows.size(0) / neighbours, -1});
   nn::KeyTravel keys;
-  const int64_t mine = rank / neighbours;
-  for (int64_t other = 0; other < of_groups.all_rows.size(0); ++other) {
+  const int64_t mine = rank / neighbours, ranks = c.rank_rows.empty() ? c.all_rows.size(0) : std::ssize(c.rank_rows);
+  const at::Tensor own = rows_of_group(c, mine, neighbours);
+  for (int64_t other = 0; other < ranks / neighbours; ++other) {
+    const at::Tensor theirs = rows_of_group(c, other, neighbours);
     const bool self = other == mine;
-    keys.sent.push_back(self ? std::vector<nn::RowRun>() : seen_rows(of_groups, other, mine));
-    keys.received.push_back(self ? std::vector<nn::RowRun>() : seen_rows(of_groups, mine, other));
+    keys.sent.push_back(self ? std::vector<nn::RowRun>() : seen_rows(c, theirs, own));
+    keys.received.push_back(self ? std::vector<nn::RowRun>() : seen_rows(c, own, theirs));
   }
   return keys;
 }
@@ -91,6 +105,13 @@ Case random_case(std::mt19937& random, int64_t cp, CpCommType exchange) {
   }
   c.all_rows = at::tensor(rows, at::kLong).view({cp, -1});
   c.seen_only = number(0, 1) == 0;
+  if (c.seen_only && number(0, 1) == 0) {  // cut anywhere: a rank may have no rows
+    std::vector<int64_t> borders{0, c.whole};
+    for (int64_t i = 1; i < cp; ++i) borders.push_back(number(0, c.whole));
+    std::sort(borders.begin(), borders.end());
+    for (size_t i = 0; i + 1 < borders.size(); ++i) c.rank_rows.push_back({borders[i], borders[i + 1] - borders[i]});
+    c.all_rows = c.all_rows.view(-1);
+  }
   if (number(0, 2) == 0) return c;
   c.documents = at::empty({kBatch, c.whole}, at::kLong);
   auto ids = c.documents.accessor<int64_t, 2>();
@@ -112,9 +133,8 @@ nn::Microbatch batch_of(const Case& c, int64_t rank) {
   batch.sample_counters = nn::counters_of_samples(4, at::tensor({9, 11}, at::kLong));
   batch.document_ids = c.documents;
   if (rank < 0) return batch;
-  batch.all_rows = c.all_rows;
-  batch.rows = c.all_rows[rank];
-  batch.full_seq_len = c.whole;
+  batch.all_rows = c.all_rows, batch.rank_rows = c.rank_rows, batch.full_seq_len = c.whole;
+  batch.rows = nn::rows_of(batch, rank).rows;
   if (!c.seen_only) return batch;
   batch.keys = travel_of(c, rank, 1);
   batch.keys_of_groups = travel_of(c, rank, c.neighbours);

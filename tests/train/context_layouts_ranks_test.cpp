@@ -22,10 +22,11 @@ struct ContextLayout {
   SequenceCutKind cut = SequenceCutKind::zigzag;
   const char* exchange = "p2p";
   config::ShardingStrategy sharding = config::ShardingStrategy::no_shard;
+  bool slack = false;
   int64_t ranks() const { return tp * cp * pp * dp; }
   std::string text() const {
     return base::concat("tp ", tp, " cp ", cp, " pp ", pp, " vpp ", vpp, " dp ", dp, " ep ", ep, " ",
-                        config::text_of(cut), " ", exchange, " ", config::text_of(sharding));
+                        config::text_of(cut), " ", exchange, " ", config::text_of(sharding), slack ? " slack" : "");
   }
 };
 
@@ -113,8 +114,8 @@ std::vector<ContextLayout> all_layouts(bool with_experts) {
                {SequenceCutKind::zigzag, SequenceCutKind::contiguous, SequenceCutKind::balanced}) {
             for (const char* exchange : {"p2p", "all_gather", "a2a", "a2a+p2p", "a2a,p2p,all_gather,a2a+p2p"}) {
               const int64_t ep = !with_experts ? 1 : layouts.size() % 2 == 0 ? tp * cp : cp / 2;
-              layouts.push_back(
-                  {tp, cp, pp, vpp, dp, ep, cut, exchange, kStrategies[layouts.size() % std::size(kStrategies)]});
+              layouts.push_back({tp, cp, pp, vpp, dp, ep, cut, exchange,
+                                 kStrategies[layouts.size() % std::size(kStrategies)], layouts.size() % 2 == 0});
             }
           }
         }
@@ -135,6 +136,9 @@ config::Config with_layout(config::Config config, const ContextLayout& layout) {
   p.sequence_parallel = layout.tp > 1;
   p.overlap_p2p_comm = layout.vpp > 1;
   p.context_parallel_cut = layout.cut;
+  // Half of the balanced cuts let ranks differ in tokens by two of at least four.
+  if (layout.cut == SequenceCutKind::balanced && layout.slack)
+    p.context_parallel_token_slack = p.context_parallel_area_slack = 0.5;
   p.cp_comm_type = layout.exchange;
   if (p.cp_comm_type.find("a2a+p2p") != std::string::npos)
     p.hierarchical_context_parallel_sizes = "2," + std::to_string(layout.cp / 2);
@@ -163,6 +167,23 @@ TEST(ContextParallelEqualsOneRank, CodegeexWithItsTopQuery) { walk(codegeex, 24)
 TEST(ContextParallelEqualsOneRank, LatentAttention) { walk(latent, 24); }
 TEST(ContextParallelEqualsOneRank, WindowsAndCaps) { walk(windows, 24); }
 TEST(ContextParallelEqualsOneRank, Experts) { walk(experts, 24); }
+
+// Which the layouts above with a slack need, to show anything.
+TEST(ContextParallelEqualsOneRank, WithASlackRanksDifferInTokens) {
+  ContextLayout layout;
+  layout.cp = 4, layout.cut = SequenceCutKind::balanced, layout.slack = true;
+  const config::Config config = with_layout(gpt(true), layout);
+  comm::run_threads(4, topology::RankGrid(4, config.parallel), {}, [&](const comm::World& world) {
+    int uneven = 0, all = 0;
+    for (int64_t step = 0; step < kSteps; ++step) {
+      for (const nn::Microbatch& batch : synthetic_batches(config, world, kVocab, step, at::kDouble)) {
+        uneven += batch.rank_rows.empty() ? 0 : 1;
+        ++all;
+      }
+    }
+    EXPECT_GE(uneven, all / 3) << "of " << all;
+  });
+}
 
 }  // namespace
 }  // namespace metroplex::train::context_layouts_ranks_test

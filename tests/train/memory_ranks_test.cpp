@@ -49,5 +49,28 @@ TEST(MemoryRanks, ThePredictionIsWhatARankHolds) {
   }
 }
 
+// Each rank is taken for one that has the most tokens.
+TEST(MemoryRanks, WithASlackOfTokensNoRankHoldsMoreThanPredicted) {
+  for (const char* exchange : {"p2p", "all_gather", "a2a"}) {
+    const MemoryCase c{
+        exchange,
+        false,
+        {1, 1, 1, 4, false},
+        base::concat("parallel: {context_parallel_size: 4, context_parallel_cut: balanced,"
+                     " context_parallel_token_slack: 0.5, context_parallel_area_slack: 0.5, cp_comm_type: ",
+                     exchange, "}\n")};
+    const config::Config config = kept_config(c);
+    run_cut(config, c.cut, [&](const comm::World& world) {
+      measure(config, world, [&](train::Assembly& a, const train::MeasuredMemory& measured) {
+        SCOPED_TRACE(base::concat(exchange, " rank ", world.rank()));
+        const plan::MemoryPrediction want = train::predicted_memory(a, microbatches(a));
+        EXPECT_LE(measured.use.activations, want.use.activations);
+        EXPECT_GE(static_cast<double>(measured.use.activations), 0.3 * static_cast<double>(want.use.activations));
+        EXPECT_LE(measured.peak, want.peak);
+      });
+    });
+  }
+}
+
 }  // namespace
 }  // namespace metroplex::test::memory_ranks_test
