@@ -151,7 +151,8 @@ int run_generate(const std::vector<std::string>& arguments) {
   return launch_ranks(command.config, line, [&](const comm::World& world) {
     const SavedRun& saved = command.saved;
     const auto assembly =
-        train::assemble(command.config, world, command.config.model.vocab_size, /*forward_only=*/true);
+        train::assemble(command.config, world, command.config.model.vocab_size, /*forward_only=*/true,
+                        models::build_stage, nullptr, train::FirstValues::loaded);
     assembly->tokenizer = command.files;
     files::PosixFileSystem disk;
     train::LoadOutcome outcome;

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <future>
 #include <mutex>
+#include <system_error>
+#include <thread>
 
 #include "base/error.h"
-#include "base/thread_pool.h"
 #include "checkpoint/pieces.h"
 
 namespace metroplex::checkpoint {
@@ -52,6 +54,25 @@ class MeetingExchange final : public Exchange {
   int rank_, size_;
 };
 
+// Threads that wait for each other: none begins before all are there.
+void on_threads(int count, const std::function<void(int)>& work) {
+  std::promise<bool> gate;
+  const std::shared_future<bool> begins = gate.get_future().share();
+  std::vector<std::thread> threads;
+  std::string problem;
+  try {
+    for (int i = 0; i < count; ++i) {
+      threads.emplace_back([&work, begins, i] {
+        if (begins.get()) work(i);
+      });
+    }
+  } catch (const std::system_error& error) { problem = error.what(); }
+  gate.set_value(problem.empty());
+  for (std::thread& thread : threads) thread.join();
+  MPX_CHECK(problem.empty(), "checkpoint", "only ", threads.size(), " of ", count, " threads can be started (",
+            problem, "); ask for fewer ranks");
+}
+
 int64_t rows_of(const files::TensorForm& tensor) { return tensor.shape.empty() ? 1 : tensor.shape[0]; }
 int64_t row_bytes(const files::TensorForm& tensor) {
   const int64_t rows = rows_of(tensor);
@@ -60,7 +81,7 @@ int64_t row_bytes(const files::TensorForm& tensor) {
 
 // The rows [from, to) of a tensor, a slab at a time.
 void produce(TensorSource& source, const files::TensorForm& tensor, int64_t from, int64_t to, const Sink& sink) {
-  const int64_t step = std::max<int64_t>(1, kSlabBytes / std::max<int64_t>(1, row_bytes(tensor)));
+  const int64_t step = std::max<int64_t>(1, kRewriteSlabBytes / std::max<int64_t>(1, row_bytes(tensor)));
   std::vector<char> slab;
   Dims offset(tensor.shape.size(), 0), size = tensor.shape;
   for (int64_t row = from; row < to; row += step) {
@@ -114,11 +135,10 @@ SaveResult rewrite(files::FileSystem& disk, const OpenSource& open, const std::s
   for (int rank = 0; rank < ranks; ++rank) sources.push_back(open());
   Meeting meeting(ranks);
   std::vector<SaveResult> results(sources.size());
-  base::parallel_for(ranks, ranks, [&](int64_t i) {
-    const auto rank = static_cast<int>(i);
+  on_threads(ranks, [&](int rank) {
     MeetingExchange exchange(meeting, rank, ranks);
-    TensorSource& source = *sources[static_cast<size_t>(i)];
-    results[static_cast<size_t>(i)] = save(
+    TensorSource& source = *sources[static_cast<size_t>(rank)];
+    results[static_cast<size_t>(rank)] = save(
         disk, root, state, [&] { return share(source, rank, ranks, wanted); }, exchange);
   });
   MPX_CHECK(results[0].ok, "checkpoint", results[0].error);

@@ -13,11 +13,11 @@ namespace metroplex::checkpoint {
 
 using OpenSource = std::function<std::unique_ptr<TensorSource>()>;
 
-inline constexpr int64_t kSlabBytes = int64_t{16} << 20;
+inline constexpr int64_t kRewriteSlabBytes = int64_t{4} << 20;
 
 // Saves as `ranks` ranks would that hold equal shares of the bytes, tensor after tensor: a tensor lies in one file,
-// or in neighbours that divide its rows. Each rank is a thread with a source of its own and kSlabBytes. `wanted`:
-// whether to take a tensor. Throws base::Error where the save fails.
+// or in neighbours that divide its rows. Each rank is a thread with a source of its own and kRewriteSlabBytes.
+// `wanted`: whether to take a tensor. Throws base::Error where the save fails.
 SaveResult rewrite(files::FileSystem& disk, const OpenSource& open, const std::string& root, const RunState& state,
                    int ranks, const std::function<bool(const files::TensorForm&)>& wanted);
 

@@ -65,7 +65,9 @@ void give_first_values(Param& param, Init init, const LayerContext& context) {
   }
   const double depth = 2.0 * static_cast<double>(context.num_layers);
   const double std = init == Init::scaled_normal ? context.init_std / std::sqrt(depth) : context.init_std;
-  if (context.streams) {
+  if (std == 0) {  // nothing is drawn: whoever loads a model asks for that
+    param.data.zero_();
+  } else if (context.streams) {
     draw_normal(param, *context.streams, std);
   } else {
     fill_normal(param, context.seed, std);

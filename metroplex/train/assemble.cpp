@@ -275,7 +275,8 @@ static void make_graphs(Assembly& a, bool forward_only) {
 }
 
 std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::World& asked, int64_t vocab_size,
-                                   bool forward_only, const StageBuilder& build, files::FileSystem* its_disk) {
+                                   bool forward_only, const StageBuilder& build, files::FileSystem* its_disk,
+                                   FirstValues values) {
   files::PosixFileSystem machines;
   files::FileSystem& disk = its_disk != nullptr ? *its_disk : machines;
   auto a = std::make_unique<Assembly>();
@@ -304,6 +305,7 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
     a->experts->meter = std::make_shared<moe::LoadMeter>(config.model.num_moe_experts, world.target());
   models::ModelContext context = model_context(*a);
   context.deferred = a->sharding.gathers_units();
+  if (values == FirstValues::loaded) context.init_std = 0;
   std::vector<size_t> units = build_stages(*a, context, build);
   std::vector<pipeline::Stage*> stages;
   for (const auto& stage : a->stages) stages.push_back(stage.get());

@@ -107,13 +107,17 @@ struct Assembly {
 // Makes the blocks of one chunk.
 using StageBuilder = std::function<nn::Blocks(const models::ModelContext& context, const models::StageSlice& slice)>;
 
+// drawn: as config says. loaded: zeros and ones, as the caller loads every parameter before it uses one; drawing a
+// billion numbers takes longer than reading them.
+enum class FirstValues { drawn, loaded };
+
 // forward_only: no gradients, no optimizer (evaluation, generation). vocab_size is the tokenizer's or the config's.
 // Requires config resolved and checked for world.size() ranks. `build` is another than models::build_stage where the
 // model is not config's family. `disk` has the trace of model.moe_router_force_trace and gets what
 // model.moe_echo_dump_dir asks for; null: the machine's. Collective.
 std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::World& world, int64_t vocab_size,
                                    bool forward_only = false, const StageBuilder& build = models::build_stage,
-                                   files::FileSystem* disk = nullptr);
+                                   files::FileSystem* disk = nullptr, FirstValues values = FirstValues::drawn);
 
 at::ScalarType scalar_type(config::ParamsDtype params_dtype);
 

@@ -126,7 +126,8 @@ Job::Job(const config::Config& config, const comm::World& world, const Tokenizer
     : environment_(environment),
       meter_(!forward_only && config.memory.log_memory ? std::make_unique<cuda::MemoryMeter>(meter_of(world))
                                                        : nullptr),
-      a_(assemble(config, world, tokenizer.vocab_size, forward_only, models::build_stage, environment.disk.get())),
+      a_(assemble(config, world, tokenizer.vocab_size, forward_only, models::build_stage, environment.disk.get(),
+                  config.model.from.empty() ? FirstValues::drawn : FirstValues::loaded)),
       timers_(config.train.timing_log_level, world.device().is_cpu() ? nullptr : cuda::synchronize),
       microbatches_(microbatch_schedule(config, world.groups().dp.size())),
       length_(run_length(config, microbatches_)),

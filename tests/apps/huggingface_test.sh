@@ -140,15 +140,18 @@ run 3 convert mixture --to checkpoint loose
 warns 'is there already'
 holds "a directory becomes a checkpoint of three files and a directory again, byte for byte; a checkpoint other files, to go on from"
 
-# One tensor at a time: a model of 64 MiB goes both ways in a process that may have 24 MiB of its own.
+# One tensor at a time: a model of 96 MiB, of which two tensors have 16, in processes that may have little of their own.
 run 0 train --model.family=llama --model.num_layers=16 --model.hidden_size=256 --model.ffn_hidden_size=1024 \
-  --model.num_attention_heads=4 --model.vocab_size=256 $small --train.train_iters=1 --checkpoint.save=large --checkpoint.no_save_optim=true
-[ "$(stat -c %s large/iter_0000001/rank_00000.safetensors)" -ge $((64 << 20)) ] && held || fail "the model is small"
-little() { (ulimit -d $((24 << 10)) && run 0 "$@"); }
-little convert large --to hf large_hf
-little convert large_hf --to checkpoint large_again
-little convert large_again --to checkpoint large_weights --weights-only
-little inspect large --diff large_weights
+  --model.num_attention_heads=4 --model.vocab_size=16384 $small --train.train_iters=1 --checkpoint.save=large --checkpoint.no_save_optim=true
+[ "$(stat -c %s large/iter_0000001/rank_00000.safetensors)" -ge $((96 << 20)) ] && held || fail "the model is small"
+little() { (ulimit -d $(($1 << 10)) && shift && run "$@"); } # MIB CODE ARGUMENTS...
+little 32 0 convert large --to hf large_hf
+little 24 0 convert large_hf --to checkpoint large_again
+little 24 0 convert large_again --to checkpoint large_weights --weights-only
+little 24 3 convert large_again --to checkpoint large_eight --ranks 64
+warns 'of 64 threads can be started .*ask for fewer ranks'
+[ ! -e large_eight ] && held || fail "a conversion that failed left its folder"
+run 0 inspect large --diff large_weights
 (ulimit -d $((1 << 10)) && ! "$metroplex" convert large --to hf large_not > out 2>&1) && held || fail "ulimit -d limits nothing here"
 rm -r large*
 holds "conversions need the memory of a tensor, not that of the model"

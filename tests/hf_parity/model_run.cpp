@@ -235,7 +235,8 @@ ModelRun run_model(const std::string& directory, const Layout& layout, const Tok
   const config::Config generating = config_of(directory, plain, 1, static_cast<int64_t>(tokens[0].size()));
   on_ranks(generating, [&](const comm::World& world) {
     files::PosixFileSystem disk;
-    const auto a = train::assemble(generating, world, generating.model.vocab_size, true);
+    const auto a = train::assemble(generating, world, generating.model.vocab_size, true, models::build_stage, nullptr,
+                                   train::FirstValues::loaded);
     train::load_weights_of_directory(*a, disk);
     plant(*a, fault);
     const auto made = train::generate(*a, prompt, {.max_new_tokens = new_tokens, .temperature = 0});
@@ -260,7 +261,8 @@ std::vector<at::Tensor> logits_of(const std::string& path, const Layout& layout,
   std::mutex mutex;
   on_ranks(config, [&](const comm::World& world) {
     files::PosixFileSystem rank_disk;
-    const auto a = train::assemble(config, world, config.model.vocab_size, true);
+    const auto a = train::assemble(config, world, config.model.vocab_size, true, models::build_stage, nullptr,
+                                   train::FirstValues::loaded);
     if (theirs) train::load_weights_of_directory(*a, rank_disk);
     else train::load_state(*a, saved.directory, rank_disk);
     take_logits(*a, tokens, mutex, logits);
