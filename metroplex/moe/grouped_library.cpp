@@ -11,9 +11,7 @@ namespace {
 using cuda::kernels::GroupedOp;
 
 // Where groups end, in rows; counts beyond the room are cut.
-at::Tensor ends_of(const at::Tensor& counts, int64_t rows) {
-  return counts.cumsum(0).clamp_max_(rows).to(at::kInt);
-}
+at::Tensor ends_of(const at::Tensor& counts, int64_t rows) { return counts.cumsum(0).clamp_max_(rows).to(at::kInt); }
 
 at::Tensor multiplied(const cuda::Target& target, const at::Tensor& a, const at::Tensor& b, const at::Tensor& ends,
                       std::vector<int64_t> sizes) {
@@ -22,7 +20,8 @@ at::Tensor multiplied(const cuda::Target& target, const at::Tensor& a, const at:
 }
 
 double flops_of(int64_t rows, const at::Tensor& weights) {
-  return 2.0 * static_cast<double>(rows) * static_cast<double>(weights.size(1)) * static_cast<double>(weights.size(2));
+  return 2.0 * static_cast<double>(rows) * static_cast<double>(weights.size(1)) *
+         static_cast<double>(weights.size(2));
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// The products of the experts of a layer by libtorch (at::_grouped_mm: CUTLASS, offsets on the device, the host waits for
-// nothing), for GPUs of sm_90 and sm_100. It makes its result, in bf16 like its operands; rows behind the last group
-// are not written there either.
+// The products of the experts of a layer by libtorch (at::_grouped_mm: CUTLASS, offsets on the device, the host waits
+// for nothing), for GPUs of sm_90 and sm_100. It makes its result, in bf16 like its operands; rows behind the last
+// group are not written there either.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -41,7 +41,9 @@ int64_t* integers(const at::Tensor& x) { return static_cast<int64_t*>(x.mutable_
 
 GroupedProduct::GroupedProduct(const cuda::Target& target, int64_t groups, int capability)
     : target_(target),
-      capability_(capability >= 0 ? capability : target.gpu() ? cuda::compute_capability() : 0),
+      capability_(capability >= 0 ? capability
+                  : target.gpu()  ? cuda::compute_capability()
+                                  : 0),
       arguments_(at::empty({kernels::kGroupedFields, groups},
                            at::TensorOptions().dtype(at::kLong).device(target.memory()))) {}
 

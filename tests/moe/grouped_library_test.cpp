@@ -1,5 +1,5 @@
-// Which products of experts libtorch makes on a GPU, for every type, size and architecture; and that what it is asked for
-// is the product, on the CPU, where it has the same function.
+// Which products of experts libtorch makes on a GPU, for every type, size and architecture; and that what it is asked
+// for is the product, on the CPU, where it has the same function.
 #include "moe/grouped_library.h"
 
 #include <ATen/ATen.h>
@@ -34,7 +34,8 @@ TEST(GroupedLibrary, MultipliesBf16OnSm90AndSm100InRowsOf16Bytes) {
   EXPECT_EQ(taken, 3 * 2 * 2);
 }
 
-// Products of bf16 are exact in fp32; the sum of up to 64 of them, of numbers below 4, is rounded to 8 bits at the end.
+// Products of bf16 are exact in fp32; the sum of up to 64 of them, of numbers below 4, is rounded to 8 bits at the
+// end.
 void expect_rounded(const at::Tensor& got, const at::Tensor& want, const char* what) {
   const at::Tensor room = want.abs() * 0x1p-8 + 64 * 16 * 0x1p-20;
   EXPECT_TRUE(((got.to(at::kDouble) - want).abs() <= room).all().item<bool>()) << what;

@@ -27,8 +27,8 @@ struct GroupedChoice {
   GroupedBlockProduct product = nullptr;
   GroupedCut (*cut)() = nullptr;
   GroupedHook begin = nullptr, end = nullptr;  // around the blocks of a thread; may be null
-  // Of a GPU: libtorch's product instead of a kernel of ours (moe/grouped_library.h), which has code without a wait of
-  // the host for compute capabilities in [from, below) only.
+  // Of a GPU: libtorch's product instead of a kernel of ours (moe/grouped_library.h), which has code without a wait
+  // of the host for compute capabilities in [from, below) only.
   bool library = false;
   int from = 0, below = 1000;
 };
