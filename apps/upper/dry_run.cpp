@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/free_memory.h"
+#include "config/attention.h"
 #include "config/load.h"
 #include "cuda/device.h"
 #include "files/file_system.h"
@@ -120,6 +121,8 @@ int run_dry(const RunArguments& parsed, const config::Config& given, const Train
     run.notes.push_back(
         "run.device is auto and there are no GPUs for these ranks here: all of them are on this machine's "
         "CPU; --run.device=cuda is for GPUs");
+  const std::string attention = config::own_attention(config, cuda::compute_capability());
+  if (placing.gpu && !attention.empty()) run.notes.push_back(attention);
   const std::string order = too_many_samples(run);
   if (!order.empty() && placing.gpu) run.notes.push_back("on a machine like this one, " + order);
   std::optional<base::Error> refused;

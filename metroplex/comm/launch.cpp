@@ -1,5 +1,6 @@
 #include "comm/launch.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/log.h>
@@ -88,6 +89,12 @@ void call_mkl_once() {
   });
 }
 
+// Of the process: cuBLAS may otherwise add the parts of a product of halves in that type.
+void sum_halves_in_fp32() {
+  at::globalContext().setAllowBF16ReductionCuBLAS(/*allow_reduced_precision=*/false);
+  at::globalContext().setAllowFP16ReductionCuBLAS(/*allow_reduced_precision=*/false);
+}
+
 }  // namespace
 
 void prepare_rank_thread(int num_threads, c10::Device device) {
@@ -100,6 +107,7 @@ void run_threads(int world_size, const topology::RankGrid& grid, const ThreadsOp
                  const RankBody& body) {
   check_world(world_size, grid);
   check_clock(world_size, options);
+  sum_halves_in_fp32();
   const Hub hub(world_size, {options.timeout, options.rendezvous, describe_in(grid)});
   FirstFailure failure;
   const auto run_rank = [&](int rank) {
@@ -178,6 +186,7 @@ void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid
   bool told = false;
   try {
     check_world(launch.world_size, grid);
+    sum_halves_in_fp32();
     prepare_rank_thread(options.threads_per_rank, device_of(options.gpu));
     c10::initLogging();  // TORCH_CPP_LOG_LEVEL counts only from here on
     GlooContext control(control_options(launch, options, describe));

@@ -139,11 +139,8 @@ at::Tensor Experts::activation(const at::Tensor& x, const Factors& p, const Coun
 at::Tensor Experts::product(GroupedOp op, const at::Tensor& rows, const GroupedWeights& weights,
                             const Counts& counts) const {
   const bool forward = op == GroupedOp::forward;
+  if (grouped_) return products_.rows(op, rows, weights, counts.device);
   const at::Tensor out = at::empty({rows.size(0), weights.home.size(forward ? 1 : 2)}, rows.options());
-  if (grouped_) {
-    products_.run(op, rows, weights, out, counts.device);
-    return out;
-  }
   each_group(counts.host, [&](int64_t e, int64_t first, int64_t n) {
     const at::Tensor weight = of_group(weights, e);
     plain_product(target_, out.narrow(0, first, n), rows.narrow(0, first, n), forward ? weight.t() : weight);

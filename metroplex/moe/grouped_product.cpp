@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "cuda/kernels/grouped_choice.h"
 #include "cuda/kernels/grouped_product.h"
+#include "moe/grouped_library.h"
 #include "nn/wide.h"
 
 namespace metroplex::moe {
@@ -38,10 +39,27 @@ int64_t* integers(const at::Tensor& x) { return static_cast<int64_t*>(x.mutable_
 
 }  // namespace
 
-GroupedProduct::GroupedProduct(const cuda::Target& target, int64_t groups)
+GroupedProduct::GroupedProduct(const cuda::Target& target, int64_t groups, int capability)
     : target_(target),
+      capability_(capability >= 0 ? capability
+                  : target.gpu()  ? cuda::compute_capability()
+                                  : 0),
       arguments_(at::empty({kernels::kGroupedFields, groups},
                            at::TensorOptions().dtype(at::kLong).device(target.memory()))) {}
+
+bool GroupedProduct::by_library(const at::Tensor& rows, const GroupedWeights& stack) const {
+  return library_multiplies({target_.gpu(), capability_, rows.scalar_type(), stack.home.size(2), stack.home.size(1),
+                             stack.clones.defined()});
+}
+
+at::Tensor GroupedProduct::rows(kernels::GroupedOp op, const at::Tensor& rows, const GroupedWeights& weights,
+                                const at::Tensor& counts) const {
+  if (by_library(rows, weights)) return library_rows(target_, op, rows, weights.home, counts);
+  const int64_t width = weights.home.size(op == kernels::GroupedOp::forward ? 1 : 2);
+  const at::Tensor out = at::empty({rows.size(0), width}, rows.options());
+  run(op, rows, weights, out, counts);
+  return out;
+}
 
 void GroupedProduct::run(kernels::GroupedOp op, const GroupedWeights& of_a, const GroupedWeights& of_b,
                          const GroupedWeights& of_c, const at::Tensor& counts) const {
@@ -54,6 +72,10 @@ void GroupedProduct::run(kernels::GroupedOp op, const GroupedWeights& of_a, cons
   const bool adds = op == kernels::GroupedOp::weight_gradient;
   const GroupedWeights& stack = adds ? of_c : of_b;
   check_stack(stack, groups);
+  if (adds && by_library(b, of_c)) {
+    constexpr int kWritesAll = 100;  // groups without rows too, from here on not
+    return add_library_weight_gradient(target_, c, a, b, counts, capability_ >= kWritesAll);
+  }
   const int64_t out = stack.home.size(1), in = stack.home.size(2);
   const kernels::GroupedSource source{operand(of_a), operand(of_b), operand(of_c), groups, rows, clones_of(stack)};
   cuda::launch(target_, {"grouped_arguments", {&counts}, {&arguments_}}, kernels::grouped_arguments,
@@ -75,7 +97,9 @@ void GroupedProduct::run(kernels::GroupedOp op, const GroupedWeights& of_a, cons
 std::string product_name(const cuda::Target& target, at::ScalarType dtype) {
   std::string name;
   nn::dispatch_element(dtype, [&](auto zero) {
-    name = kernels::grouped_choice(target.gpu(), kernels::kElementNumber<decltype(zero)>).name;
+    name = kernels::grouped_choice(target.gpu(), kernels::kElementNumber<decltype(zero)>,
+                                   target.gpu() ? cuda::compute_capability() : 0)
+               .name;
   });
   return name;
 }

@@ -25,8 +25,12 @@ struct GroupedWeights {
 
 class GroupedProduct {
  public:
-  GroupedProduct(const cuda::Target& target, int64_t groups);
+  // `capability`: of the GPU that multiplies; -1: of the one that is there.
+  GroupedProduct(const cuda::Target& target, int64_t groups, int capability = -1);
 
+  // The new y or dx of forward or input_gradient (run), by libtorch where that is the quicker one.
+  at::Tensor rows(cuda::kernels::GroupedOp op, const at::Tensor& rows, const GroupedWeights& weights,
+                  const at::Tensor& counts) const;
   // All contiguous. forward: a = x [R, in], b = weights, c = y [R, out]. input_gradient: a = dy, b = weights, c = dx.
   // weight_gradient: a = dy, b = x; a^T b by group, summed in at least fp32, is added to c, the gradients of home
   // experts, and written to those of clones, zeros where these have no rows; c has the type of x, or a wider one.
@@ -34,7 +38,10 @@ class GroupedProduct {
            const at::Tensor& counts) const;
 
  private:
+  bool by_library(const at::Tensor& rows, const GroupedWeights& stack) const;
+
   cuda::Target target_;
+  int capability_;
   at::Tensor
       arguments_;  // of the call under way: pointers, leading dimensions, rows (cuda/kernels/grouped_product.h)
 };

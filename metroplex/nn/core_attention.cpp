@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "config/attention.h"
+#include "cuda/device.h"
 #include "nn/blocked_attention.h"
 #include "nn/context_attention.h"
 #include "nn/fused_attention.h"
@@ -28,13 +30,30 @@ bool sees_all(const CoreInputs& in, const CorePositions& positions) {
          positions.queries.first >= positions.keys.first + in.k.size(0) - 1;
 }
 
+config::ParamsDtype dtype_of(const at::Tensor& x) {
+  switch (x.scalar_type()) {
+    case at::kBFloat16:
+      return config::ParamsDtype::bf16;
+    case at::kHalf:
+      return config::ParamsDtype::fp16;
+    case at::kFloat:
+      return config::ParamsDtype::fp32;
+    default:
+      return config::ParamsDtype::fp64;
+  }
+}
+
 // Whether libtorch's fused GPU operator can compute this without a mask tensor.
 bool fuses(const CoreInputs& in, const CoreCall& call) {
-  if (!call.spec.target.gpu() || !fused_on_gpu(in.q) || call.spec.head_dim != call.spec.v_head_dim) return false;
-  if (call.spec.window >= 0 || call.spec.softcap > 0 || call.spec.softmax != config::SoftmaxType::vanilla)
-    return false;
-  if (call.spec.dropout.active(call.batch) || call.batch.document_ids.defined()) return false;
-  return sees_all(in, call.positions) || plain_causal(in, call.positions);
+  const CoreSpec& spec = call.spec;
+  if (!spec.target.gpu()) return false;
+  config::AttentionCase c{dtype_of(in.q), spec.head_dim, spec.v_head_dim};
+  c.plain_mask = sees_all(in, call.positions) || plain_causal(in, call.positions);
+  c.plain_scores = spec.window < 0 && spec.softcap == 0 && spec.softmax == config::SoftmaxType::vanilla;
+  c.dropout = spec.dropout.active(call.batch);
+  c.documents = call.batch.document_ids.defined();
+  if (config::attention_depends_on_gpu(spec.head_dim)) c.capability = cuda::compute_capability();
+  return config::gpu_attention(c).by != config::AttentionBy::own;
 }
 
 FusedSpec how_to_fuse(const CoreInputs& in, const CoreCall& call) {

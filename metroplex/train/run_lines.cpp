@@ -7,8 +7,10 @@
 
 #include "base/error.h"
 #include "checkpoint/directory.h"
+#include "config/attention.h"
 #include "config/experts.h"
 #include "config/load.h"
+#include "cuda/device.h"
 #include "data/build.h"
 
 namespace metroplex::train {
@@ -59,7 +61,10 @@ std::string data_line(const Assembly& a, const RunLength& length, files::FileSys
 
 std::string device_line(const Assembly& a) {
   const std::string dtype = a.config.precision.params_dtype.text();
-  if (!a.world->device().is_cpu()) return concat(" device: ", a.world->device().str(), ", ", dtype);
+  if (!a.world->device().is_cpu()) {
+    const std::string own = config::own_attention(a.config, cuda::compute_capability());
+    return concat(" device: ", a.world->device().str(), ", ", dtype, own.empty() ? "" : "; " + own);
+  }
   return concat(" device: cpu, ", at::get_num_threads(), " threads a rank, ", dtype);
 }
 

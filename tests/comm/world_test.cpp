@@ -1,5 +1,6 @@
 #include "comm/world.h"
 
+#include <ATen/Context.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -89,6 +90,16 @@ TEST(World, WhatASharedCommunicatorCarriesIsCountedUnderTheNameOfEachGroup) {
   groups.dp_cp.backend().barrier();
   EXPECT_EQ(traffic->of("dp", "barrier").calls, 1);
   EXPECT_EQ(traffic->of("dp-cp", "barrier").calls, 2);
+}
+
+TEST(World, ProductsOfHalvesAreSummedInFp32WhereverRanksRun) {
+  at::Context& torch = at::globalContext();
+  torch.setAllowBF16ReductionCuBLAS(true);
+  torch.setAllowFP16ReductionCuBLAS(true);
+  test::run_ranks(1, {}, [&](const World&) {
+    EXPECT_EQ(torch.allowBF16ReductionCuBLAS(), at::CuBLASReductionOption::DisallowReducedPrecisionAllowSplitK);
+    EXPECT_EQ(torch.allowFP16ReductionCuBLAS(), at::CuBLASReductionOption::DisallowReducedPrecisionAllowSplitK);
+  });
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 // recomputed core gives the same bits; blocks of keys joined, as the ranks of a ring do.
 #include "nn/core_attention.h"
 
+#include "config/attention.h"
+
 #include "cuda/memory_meter.h"
 #include "nn/kv_cache.h"
 #include "nn/plain_attention.h"
@@ -299,6 +301,41 @@ TEST(CoreAttention, IsFusedForEqualHeadSizesOnlyAndTellsTheFlopsOfEach) {
             (Calls{{"fused_attention", 2 * pairs * 32}, {"fused_attention_backward", 2 * pairs * 80}}));
   EXPECT_EQ(calls(16, 8), (Calls{{"attention_forward", 2 * pairs * (16 + 8)},
                                  {"attention_backward", 2 * pairs * (3 * 16 + 2 * 8)}}));
+}
+
+// What a GPU is asked for, against the table that says it (config/attention.h), for head sizes and masks.
+TEST(CoreAttention, AsksAGpuForWhatTheTableOfChoicesSays) {
+  int fused = 0, own = 0;
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf, at::kFloat, at::kDouble}) {
+    for (const int64_t d : {8, 12, 64, 128, 208, 256, 264}) {
+      for (const bool documents : {false, true}) {
+        for (const bool later : {false, true}) {  // the queries begin behind the first key
+          Told told;
+          const cuda::Target target{at::Device(at::kCUDA, 0), &told, true};
+          const Heads h{4, 2, d, d};
+          const nn::CoreInputs real = inputs(h, 16, 16, type);
+          const nn::CoreInputs in{real.q.to(at::kMeta), real.k.to(at::kMeta), real.v.to(at::kMeta)};
+          nn::CoreSpec spec = core_spec(in);
+          spec.target = spec.dropout.target = target;
+          nn::Microbatch batch;
+          if (documents) batch.document_ids = at::zeros({in.q.size(1), 16}, at::kLong).to(at::kMeta);
+          nn::CorePositions positions;
+          if (later) positions.queries.first = 3;
+          nn::attend(in, {spec, positions, batch});
+          config::AttentionCase c{config::ParamsDtype::bf16, d, d, !later, false, documents};
+          if (type == at::kFloat) c.dtype = config::ParamsDtype::fp32;
+          if (type == at::kDouble) c.dtype = config::ParamsDtype::fp64;
+          const bool by_library = config::gpu_attention(c).by != config::AttentionBy::own;
+          ASSERT_EQ(told.calls.size(), 1u);
+          EXPECT_EQ(told.calls[0].first, by_library ? "fused_attention" : "attention_forward")
+              << type << " " << d << (documents ? " documents" : "") << (later ? " later" : "");
+          ++(by_library ? fused : own);
+        }
+      }
+    }
+  }
+  EXPECT_EQ(fused, 3 * 5) << "halves and fp32, head sizes that 8 divides up to 256, plain masks";
+  EXPECT_EQ(own, 4 * 7 * 4 - fused);
 }
 
 }  // namespace

@@ -27,11 +27,16 @@ struct GroupedChoice {
   GroupedBlockProduct product = nullptr;
   GroupedCut (*cut)() = nullptr;
   GroupedHook begin = nullptr, end = nullptr;  // around the blocks of a thread; may be null
+  // Of a GPU: libtorch's product instead of a kernel of ours (moe/grouped_library.h), which has code without a wait
+  // of the host for compute capabilities in [from, below) only.
+  bool library = false;
+  int from = 0, below = 1000;
 };
 
-const GroupedChoice& grouped_choice(bool gpu, Number number);
+// `capability`: of the GPU, 90 for sm_90; 0: unknown.
+const GroupedChoice& grouped_choice(bool gpu, Number number, int capability = 0);
 // All that this machine can take for it, the best first.
-std::vector<const GroupedChoice*> grouped_choices(bool gpu, Number number);
+std::vector<const GroupedChoice*> grouped_choices(bool gpu, Number number, int capability = 0);
 // By one of a CPU.
 void grouped_product_by(const GroupedChoice& choice, const int64_t* arguments, const GroupedShape& shape);
 

@@ -40,6 +40,13 @@ constexpr GroupedChoice kChoices[] = {
     {false, Number::f64, CpuNeeds::nothing, "own panels", double_plain, wide_cut},
     {false, Number::bf16, CpuNeeds::nothing, "own panels", bf16_plain, half_cut},
     {false, Number::f16, CpuNeeds::nothing, "own panels", f16_plain, half_cut},
+    {.gpu = true,
+     .number = Number::bf16,
+     .needs = CpuNeeds::nothing,
+     .name = "libtorch's _grouped_mm",
+     .library = true,
+     .from = 90,
+     .below = 110},
     {true, Number::f32, CpuNeeds::nothing, "own blocks"},
     {true, Number::f64, CpuNeeds::nothing, "own blocks"},
     {true, Number::bf16, CpuNeeds::nothing, "own blocks, tensor cores"},
@@ -195,15 +202,18 @@ bool cpu_has(CpuNeeds needs) {
   return false;
 }
 
-std::vector<const GroupedChoice*> grouped_choices(bool gpu, Number number) {
+std::vector<const GroupedChoice*> grouped_choices(bool gpu, Number number, int capability) {
   std::vector<const GroupedChoice*> fit;
   for (const GroupedChoice& choice : kChoices) {
-    if (choice.gpu == gpu && choice.number == number && cpu_has(choice.needs)) fit.push_back(&choice);
+    const bool runs = !choice.gpu || (choice.from <= capability && capability < choice.below);
+    if (choice.gpu == gpu && choice.number == number && runs && cpu_has(choice.needs)) fit.push_back(&choice);
   }
   return fit;
 }
 
-const GroupedChoice& grouped_choice(bool gpu, Number number) { return *grouped_choices(gpu, number).at(0); }
+const GroupedChoice& grouped_choice(bool gpu, Number number, int capability) {
+  return *grouped_choices(gpu, number, capability).at(0);
+}
 
 void grouped_arguments(const int64_t* counts, const GroupedSource& source, int64_t* arguments) {
   const GroupedOperand* const operands[] = {&source.a, &source.b, &source.c};

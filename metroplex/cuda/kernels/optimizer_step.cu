@@ -143,7 +143,7 @@ RangeTable next_table(const std::vector<RatedRange>& ranges, size_t& begin) {
 template <class Hyper>
 void launch(const std::vector<RatedRange>& ranges, const Hyper& hyper, const StepValues* values, CUstream_st* stream,
             const char* name) {
-  for (const RatedRange& of : ranges) with_update(of.range, hyper, []<class Update>() {});  // checks it
+  for (const RatedRange& of : ranges) with_update(of.range, hyper, [&]<class Update>() {});  // checks it
   for (size_t i = 0; i < ranges.size();) {
     const RangeTable table = next_table(ranges, i);
     if (table.count == 0) continue;

@@ -1,0 +1,60 @@
+#include "moe/grouped_library.h"
+
+#include <ATen/ATen.h>
+
+#include "cuda/kernels/grouped_choice.h"
+#include "nn/wide.h"
+
+namespace metroplex::moe {
+namespace {
+
+using cuda::kernels::GroupedOp;
+
+// Where groups end, in rows; counts beyond the room are cut.
+at::Tensor ends_of(const at::Tensor& counts, int64_t rows) { return counts.cumsum(0).clamp_max_(rows).to(at::kInt); }
+
+at::Tensor multiplied(const cuda::Target& target, const at::Tensor& a, const at::Tensor& b, const at::Tensor& ends,
+                      std::vector<int64_t> sizes) {
+  if (target.meta) return at::empty(sizes, a.options());
+  return at::_grouped_mm(a, b, ends);
+}
+
+double flops_of(int64_t rows, const at::Tensor& weights) {
+  return 2.0 * static_cast<double>(rows) * static_cast<double>(weights.size(1)) *
+         static_cast<double>(weights.size(2));
+}
+
+}  // namespace
+
+bool library_multiplies(const GroupedCase& c) {
+  constexpr int64_t kAligned = 8;  // elements of 16 bytes
+  bool library = false;
+  nn::dispatch_element(c.type, [&](auto zero) {
+    library =
+        cuda::kernels::grouped_choice(c.gpu, cuda::kernels::kElementNumber<decltype(zero)>, c.capability).library;
+  });
+  return library && !c.clones && c.in > 0 && c.out > 0 && c.in % kAligned == 0 && c.out % kAligned == 0;
+}
+
+at::Tensor library_rows(const cuda::Target& target, GroupedOp op, const at::Tensor& rows, const at::Tensor& weights,
+                        const at::Tensor& counts) {
+  const bool forward = op == GroupedOp::forward;
+  const int64_t n = rows.size(0), width = weights.size(forward ? 1 : 2);
+  if (n == 0) return at::empty({n, width}, rows.options());
+  const at::Tensor matrices = forward ? weights.transpose(1, 2) : weights;
+  const at::Tensor out = multiplied(target, rows, matrices, ends_of(counts, n), {n, width});
+  cuda::issued(target, {"grouped_mm", {&rows, &weights}, {&out}, {}, flops_of(n, weights)});
+  return out;
+}
+
+void add_library_weight_gradient(const cuda::Target& target, const at::Tensor& gradient, const at::Tensor& dy,
+                                 const at::Tensor& x, const at::Tensor& counts, bool zeros_empty) {
+  const int64_t n = x.size(0);
+  if (n == 0) return;
+  const at::Tensor product = multiplied(target, dy.t(), x, ends_of(counts, n), gradient.sizes().vec());
+  if (zeros_empty) product.masked_fill_((counts == 0).view({-1, 1, 1}), 0);
+  gradient.add_(product);
+  cuda::issued(target, {"grouped_mm", {&gradient, &dy, &x}, {&gradient}, {}, flops_of(n, gradient)});
+}
+
+}  // namespace metroplex::moe

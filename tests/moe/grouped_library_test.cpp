@@ -1,0 +1,113 @@
+// Which products of experts libtorch makes on a GPU, for every type, size and architecture; and that what it is asked
+// for is the product, on the CPU, where it has the same function.
+#include "moe/grouped_library.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "moe/grouped_product.h"
+
+namespace metroplex::test::grouped_library_test {
+namespace {
+
+using cuda::kernels::GroupedOp;
+
+TEST(GroupedLibrary, MultipliesBf16OnSm90AndSm100InRowsOf16Bytes) {
+  int taken = 0;
+  for (const bool gpu : {false, true}) {
+    for (const int capability : {0, 80, 86, 89, 90, 100, 103, 110, 120}) {
+      for (const at::ScalarType type : {at::kBFloat16, at::kHalf, at::kFloat, at::kDouble}) {
+        for (const int64_t in : {8, 12, 1024}) {
+          for (const int64_t out : {8, 100, 14336}) {
+            for (const bool clones : {false, true}) {
+              const bool aligned = in != 12 && out != 100, here = capability >= 90 && capability < 110;
+              const bool wanted = gpu && here && type == at::kBFloat16 && aligned && !clones;
+              EXPECT_EQ(moe::library_multiplies({gpu, capability, type, in, out, clones}), wanted)
+                  << capability << " " << type << " " << in << " " << out << " " << clones;
+              taken += wanted ? 1 : 0;
+            }
+          }
+        }
+      }
+    }
+  }
+  EXPECT_EQ(taken, 3 * 2 * 2);
+}
+
+// Products of bf16 are exact in fp32; the sum of up to 64 of them, of numbers below 4, is rounded to 8 bits at the
+// end.
+void expect_rounded(const at::Tensor& got, const at::Tensor& want, const char* what) {
+  const at::Tensor room = want.abs() * 0x1p-8 + 64 * 16 * 0x1p-20;
+  EXPECT_TRUE(((got.to(at::kDouble) - want).abs() <= room).all().item<bool>()) << what;
+}
+
+TEST(GroupedLibrary, GivesTheProductsOfEachGroupAndAddsWeightGradients) {
+  at::manual_seed(5);
+  for (const std::vector<int64_t>& counts : {std::vector<int64_t>{5, 0, 17, 2}, {0, 0, 0, 24}, {30, 9, 0, 0}}) {
+    const int64_t room = 28, in = 16, out = 24;  // the last counts go beyond the room
+    const auto groups = static_cast<int64_t>(counts.size());
+    const auto bf16 = at::TensorOptions().dtype(at::kBFloat16);
+    const at::Tensor x = at::randn({room, in}, bf16), dy = at::randn({room, out}, bf16),
+                     weights = at::randn({groups, out, in}, bf16), before = at::randn({groups, out, in});
+    const at::Tensor on_device = at::tensor(counts, at::kLong);
+    const cuda::Target cpu;
+    const at::Tensor y = moe::library_rows(cpu, GroupedOp::forward, x, weights, on_device),
+                     dx = moe::library_rows(cpu, GroupedOp::input_gradient, dy, weights, on_device);
+    for (const bool zeros_empty : {false, true}) {
+      const at::Tensor gradient = before.clone();
+      moe::add_library_weight_gradient(cpu, gradient, dy, x, on_device, zeros_empty);
+      int64_t first = 0;
+      for (int64_t e = 0; e < groups; ++e) {
+        const int64_t n = std::min(counts[static_cast<size_t>(e)], room - first);
+        const auto part = [&](const at::Tensor& of) { return of.narrow(0, first, n).to(at::kDouble); };
+        const at::Tensor w = weights[e].to(at::kDouble);
+        expect_rounded(y.narrow(0, first, n), part(x).mm(w.t()), "forward");
+        expect_rounded(dx.narrow(0, first, n), part(dy).mm(w), "input gradient");
+        const at::Tensor product = part(dy).t().mm(part(x)), sum = gradient[e].to(at::kDouble) - before[e];
+        expect_rounded(sum, product, "weight gradient");
+        EXPECT_TRUE(n > 0 || at::equal(gradient[e], before[e])) << "a group without rows";
+        first += n;
+      }
+    }
+  }
+}
+
+struct Names final : cuda::Recorder {
+  std::vector<std::string> names;
+  void run(cuda::Operation operation) override {
+    names.push_back(operation.name);
+    operation.run();
+  }
+  void issued(const cuda::Operation& product) override { names.push_back(product.name); }
+};
+
+// A layer of experts on the meta device, as a GPU of each architecture would be asked.
+TEST(GroupedLibrary, IsWhatAGpuIsAskedForByArchitecture) {
+  using Names3 = std::vector<std::string>;
+  for (const int capability : {80, 90, 100, 120}) {
+    Names seen;
+    cuda::Target target;
+    target.device = at::Device(at::kCUDA, 0);
+    target.recorder = &seen;
+    target.meta = true;
+    const moe::GroupedProduct product(target, 4, capability);
+    const auto meta = at::TensorOptions().dtype(at::kBFloat16).device(at::kMeta);
+    const at::Tensor x = at::empty({32, 16}, meta), dy = at::empty({32, 24}, meta),
+                     weights = at::empty({4, 24, 16}, meta), counts = at::empty({4}, meta.dtype(at::kLong)),
+                     gradient = at::empty({4, 24, 16}, meta.dtype(at::kFloat));
+    EXPECT_EQ(product.rows(GroupedOp::forward, x, weights, counts).sizes(), at::IntArrayRef({32, 24}));
+    EXPECT_EQ(product.rows(GroupedOp::input_gradient, dy, weights, counts).sizes(), at::IntArrayRef({32, 16}));
+    product.run(GroupedOp::weight_gradient, dy, x, gradient, counts);
+    const bool library = capability == 90 || capability == 100;
+    const Names3 own{"grouped_arguments", "grouped_product"};
+    Names3 wanted;
+    for (int i = 0; i < 3; ++i) {
+      if (library) wanted.emplace_back("grouped_mm");
+      else wanted.insert(wanted.end(), own.begin(), own.end());
+    }
+    EXPECT_EQ(seen.names, wanted) << capability;
+  }
+}
+
+}  // namespace
+}  // namespace metroplex::test::grouped_library_test
