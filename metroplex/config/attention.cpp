@@ -46,7 +46,7 @@ AttentionChoice gpu_attention(const AttentionCase& c) {
 static std::string not_plain(const Model& m) {
   if (m.has_window()) return base::concat("model.window_size = ", m.window_size);
   if (m.attn_logit_softcapping > 0) return base::concat("model.attn_logit_softcapping = ", m.attn_logit_softcapping);
-  return m.softmax_type == SoftmaxType::vanilla ? "" : "model.softmax_type = " + m.softmax_type.text();
+  return m.softmax_type == SoftmaxType::vanilla ? "" : base::concat("model.softmax_type = ", m.softmax_type.text());
 }
 
 std::string own_attention(const Config& config, int capability) {
