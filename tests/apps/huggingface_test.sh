@@ -162,9 +162,9 @@ run 3 train --model.from "$cases/llama_sharded" $small --train.train_iters=1 --m
 warns 'model.layers.3.input_layernorm.weight is missing'
 run 3 train --model.from "$work" $small --train.train_iters=1
 warns 'config.json. is missing'
-mkdir deepseek && sed 's/"model_type": "qwen2"/"model_type": "deepseek_v3"/' "$cases/qwen2/config.json" > deepseek/config.json
+mkdir deepseek && sed 's/"model_type": "qwen2"/"model_type": "mamba2"/' "$cases/qwen2/config.json" > deepseek/config.json
 run 2 train --model.from deepseek $small --train.train_iters=1
-warns "model_type 'deepseek_v3' is a family that is not built here"
+warns "model_type 'mamba2' is a family that is not built here"
 run 3 convert run --to hf again
 warns 'is there already'
 holds "what cannot be read or written is said"

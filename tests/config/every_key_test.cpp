@@ -53,6 +53,8 @@ TEST(EveryKey, TakesAValueFromYamlAndAnOptionAndIsPrinted) {
                               "RMSNorm",
                               "sigmoid",
                               "softmax",
+                              "learnable",
+                              "never",
                               "sgd",
                               "optim",
                               "gpt",

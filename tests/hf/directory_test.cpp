@@ -88,7 +88,7 @@ TEST(HfSource, ReadsAnyPartOfJoinedTransposedAndStackedTensors) {
 std::vector<std::string> settings_with(const std::string& name, const Json& changes) {
   const test::Folder folder;
   Json json = Json::parse(disk.read(kCases + name + "/config.json"));
-  json.merge_patch(changes);
+  json.update(changes);
   std::ofstream(folder.at("config.json")) << json;
   return settings_of(disk, folder.path());
 }

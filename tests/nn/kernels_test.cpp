@@ -145,7 +145,7 @@ TEST(Rope, InterleavedPairsTurnAsHalvesDo) {
     nn::RopeTable(rotary, 100.0, {}).rotate(halves, {2, {}, 0}, 1);
     nn::RopeTable table(nn::RopeSpec{.dims = rotary, .base = 100.0, .interleaved = true}, {});
     table.rotate(pairs, {2, {}, 0}, 1);
-    EXPECT_TRUE(at::equal(pairs.index_select(3, order), halves)) << rotary;
+    EXPECT_LT(relative_difference(pairs.index_select(3, order), halves), kDouble) << rotary;
     table.rotate(pairs, {2, {}, 0}, -1);
     EXPECT_LT(relative_difference(pairs, x), kDouble);
   }
