@@ -158,6 +158,7 @@ def main():
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--vocabulary", type=int, default=32000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", choices=("load", "convert"))
     args = parser.parse_args()
     folder = args.work / f"llama-{args.hidden}-{args.layers}-{args.vocabulary}"
     args.work.mkdir(parents=True, exist_ok=True)
@@ -166,9 +167,11 @@ def main():
         timed([args.python, "-S", __file__, "--child", "make", folder, args.hidden, args.layers, args.vocabulary])
     size = (folder / "model.safetensors").stat().st_size
     largest = args.vocabulary * args.hidden * 2 / 2**20
-    load_table(args, folder, size)
-    print(f"The largest tensor of the model has {largest:.0f} MiB.\n")
-    convert_table(args, folder)
+    if args.only != "convert":
+        load_table(args, folder, size)
+    if args.only != "load":
+        print(f"The largest tensor of the model has {largest:.0f} MiB.\n")
+        convert_table(args, folder)
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ def our_side(args, model, folder, prefix):
     def run(text):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         out = one_core([args.binary, "preprocess", "--input", text, "--tokenizer-model", model, "--workers", "1",
-                        "--output-prefix", prefix], args.core)
+                        "--output-prefix", prefix, "--overwrite"], args.core)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return out, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

@@ -42,6 +42,20 @@ TEST(ParamInit, FillGivesEveryElementTheIndexItHasInTheWhole) {
   EXPECT_EQ(largest(part.data.select(1, 2)), 0);
 }
 
+TEST(ParamInit, WithoutADeviationNothingIsDrawnAndWeightsOfNormsStayOne) {
+  nn::LayerContext context = layer_context();
+  context.streams = nn::make_init_streams(nn::rng_seeds(7, nn::RngPlace{}));
+  const at::Generator before = context.streams->expert_parallel.clone();
+  context.init_std = 0;
+  for (const nn::Init init : {nn::Init::normal, nn::Init::scaled_normal}) {
+    nn::ParamSpec spec = stack(0, 0);
+    spec.init = init;
+    EXPECT_EQ(largest(nn::make_param(spec, context).data), 0);
+  }
+  EXPECT_TRUE(at::equal(before.get_state(), context.streams->expert_parallel.get_state()));
+  EXPECT_EQ(nn::make_param({"norm", {4}, {}, nn::Init::ones}, context).data.sum().item<double>(), 4);
+}
+
 TEST(ParamInit, ShardedInitialisationDrawsExpertsFromAStreamOfTheExpertPlace) {
   const auto drawn = [](const nn::ParamSpec& spec, const nn::RngPlace& place) {
     nn::LayerContext context = layer_context();
