@@ -122,6 +122,39 @@ TEST(TrainOnGpu, ZeroStagesRecomputeAndOffloadChangeNothing) {
   }
 }
 
+// Losses of eight steps on the GPU, each followed by an evaluation; two steps have half of the microbatches.
+std::vector<double> losses_with(const char* impl, const std::string& modules) {
+  config::Config config = small_gpt();
+  config.train.cuda_graph_impl = impl;
+  if (!modules.empty()) config.train.cuda_graph_modules = {modules};
+  config.train.cuda_graph_warmup_steps = 1;
+  config = cut(config, {});
+  std::vector<double> losses;
+  run_on(0, config, {}, [&](const comm::World& world) {
+    const auto a = train::assemble(config, world, kVocab);
+    for (int64_t step = 0; step < 8; ++step) {
+      std::vector<nn::Microbatch> batches = batches_of(*a, step);
+      for (nn::Microbatch& batch : batches) batch = train::on_device(batch, world.device());
+      if (step == 4 || step == 5) batches.resize(batches.size() / 2);
+      losses.push_back(train::train_step(*a, {batches, step + 1, 8 * step, false, {}}).loss);
+      losses.push_back(train::evaluate_step(*a, {batches.front()}).mean());
+    }
+  });
+  return losses;
+}
+
+TEST(TrainOnGpu, StepsFromGraphsAreTheStepsWithoutThemBetweenEvaluationsAndOtherBatchSizes) {
+  MPX_NEED_GPU_KERNELS();
+  const std::vector<double> eager = losses_with("none", "");
+  for (const auto& [impl, modules] : std::vector<std::pair<const char*, std::string>>{
+           {"local", ""}, {"transformer_engine", "attn"}, {"transformer_engine", "mlp"}, {"full_iteration", ""}}) {
+    const std::vector<double> got = losses_with(impl, modules);
+    ASSERT_EQ(got.size(), eager.size());
+    for (size_t i = 0; i < eager.size(); ++i)
+      EXPECT_NEAR(got[i], eager[i], kFloat64.loss * eager[i]) << impl << " " << modules << ", number " << i;
+  }
+}
+
 TEST(TrainOnGpu, TwentyStepsFollowTheCpusLossDownwards) {
   MPX_NEED_GPU_KERNELS();
   config::Config config = plain(small_llama(), "fp32");
