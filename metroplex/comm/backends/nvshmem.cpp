@@ -22,7 +22,7 @@ c10::OperatorHandle exchange_operator() {
   return *found;
 }
 
-std::vector<int64_t> contiguous_strides(at::IntArrayRef shape) {
+std::vector<int64_t> row_major_strides(at::IntArrayRef shape) {
   std::vector<int64_t> strides(shape.size(), 1);
   for (size_t d = shape.size(); d-- > 1;) strides[d - 1] = strides[d] * shape[d];
   return strides;
@@ -50,7 +50,7 @@ SymmetricRows::Calls with_nvshmem(SymmetricRows::Calls calls, const NvshmemGroup
   start(group);
   calls.allocate = [key = group.key, device = group.device](at::IntArrayRef shape, at::ScalarType dtype) {
     const at::Tensor memory =
-        c10d::symmetric_memory::empty_strided_p2p(shape, contiguous_strides(shape), dtype, device, key, std::nullopt);
+        c10d::symmetric_memory::empty_strided_p2p(shape, row_major_strides(shape), dtype, device, key, std::nullopt);
     c10d::symmetric_memory::rendezvous(memory, key);
     return memory;
   };
