@@ -48,9 +48,10 @@ held
 run 0 train --model.from brain $small --train.train_iters=2 --optim.lr=0.003 --checkpoint.save=half --tp 2 --nproc 2 \
   --checkpoint.async_save=true --checkpoint.export_hf=ended
 prints 'wrote ended for Hugging Face'
-run 3 train --model.from brain $small --checkpoint.save=other --checkpoint.export_hf=ended
+run 3 train --model.from brain $small --train.train_iters=1 --checkpoint.save=other --checkpoint.export_hf=ended
 warns "'ended' is there already"
-run 3 train $small --model.family=codegeex --checkpoint.save=other --checkpoint.export_hf=none
+run 2 train $small --train.train_iters=1 --model.family=codegeex --model.num_layers=2 --model.hidden_size=16 \
+  --model.num_attention_heads=2 --model.vocab_size=64 --checkpoint.save=other --checkpoint.export_hf=none
 [ ! -e other ] && held || fail "a run that cannot be exported began"
 run 0 convert half --to hf whole --dtype fp32
 run 0 convert half --to hf rounded

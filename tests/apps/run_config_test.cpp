@@ -43,7 +43,7 @@ TEST_F(LaunchScripts, AreReadOnACommandLineWithTheirArguments) {
 TEST_F(LaunchScripts, OfAnotherModelAreRefusedUnlessToldToIgnoreIt) {
   for (const std::string& text :
        {std::string("pretrain_gpt.py --num-experts 8 --moe-latent-size 16") + kModel,
-        std::string("pretrain_gpt.py --apply-layernorm-1p") + kModel, std::string("pretrain_bert.py") + kModel}) {
+        std::string("pretrain_gpt.py --qk-l2-norm") + kModel, std::string("pretrain_bert.py") + kModel}) {
     write("torchrun " + text);
     EXPECT_THROW(parse_run_arguments({"--from-megatron-args", "run.sh"}), base::Error) << text;
     const RunArguments told = parse_run_arguments({"--from-megatron-args", "run.sh", "--ignore-unknown-flags"});

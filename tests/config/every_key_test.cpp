@@ -55,6 +55,7 @@ TEST(EveryKey, TakesAValueFromYamlAndAnOptionAndIsPrinted) {
                               "softmax",
                               "learnable",
                               "never",
+                              "nvshmem",
                               "sgd",
                               "optim",
                               "gpt",

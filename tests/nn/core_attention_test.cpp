@@ -322,7 +322,7 @@ TEST(CoreAttention, AsksAGpuForWhatTheTableOfChoicesSays) {
           nn::CorePositions positions;
           if (later) positions.queries.first = 3;
           nn::attend(in, {spec, positions, batch});
-          config::AttentionCase c{config::ParamsDtype::bf16, d, d, !later, false, documents};
+          config::AttentionCase c{.head_dim = d, .v_head_dim = d, .plain_mask = !later, .documents = documents};
           if (type == at::kFloat) c.dtype = config::ParamsDtype::fp32;
           if (type == at::kDouble) c.dtype = config::ParamsDtype::fp64;
           const bool by_library = config::gpu_attention(c).by != config::AttentionBy::own;
