@@ -263,4 +263,10 @@ MUTANTS = [
     ("keys_are_not_sent_again", "plan/context_traffic.cpp", "out.backward[rank] += sent + gradients", "out.backward[rank] += gradients", "train_test ContextTraffic*"),
     ("the_ring_waits_first", "nn/ring_attention.cpp", "    on_block(hops, here, CorePositions", "    travel.wait();\n    on_block(hops, here, CorePositions", "nn_test ContextOverlap*"),
     ("tokens_of_one_rank_for_all", "moe/balance.cpp", "  return own * batch.full_seq_len / (rows * cp.size());", "  return own + 0 * rows * cp.size();", "train_test ContextParallelEqualsOneRank.Experts"),
+    # Saves in the background, and who writes what.
+    ("copies_of_a_save_overlap", "train/saving.cpp", "    to += room_of(piece);\n", "", "train_test BackgroundSaves*"),
+    ("replicas_write_whole_states", "train/state_tensors.cpp", "last_(total_bytes * (replicas.index() + 1) / replicas.size())", "last_(replicas.first() ? total_bytes : first_)", "train_test Writing*"),
+    # Rows over symmetric memory.
+    ("one_buffer_for_all_turns", "comm/backends/symmetric_rows.cpp", "(b.turn ^= 1)", "(b.turn)", "comm_test SymmetricRows*"),
+    ("rows_without_room", "comm/backends/symmetric_rows.cpp", "steps_of(at::minimum(sums, room))", "steps_of(sums)", "comm_test SymmetricRows*"),
 ]
