@@ -210,10 +210,12 @@ def depends_on_layout(case):
 
 
 def regroups_samples(case):
-    """Without data_sharding the number of data-parallel ranks decides which samples share a microbatch, as in Megatron, and
-    aux_loss is no sum over samples but a product of means over a microbatch."""
-    return ("aux_loss" in case.get("model.moe_router_load_balancing_type", "").split(",") and case.data_parallel() > 1 and
-            case.keys.get("data.data_sharding") == "false")
+    """Without data_sharding the number of data-parallel ranks decides which samples share a microbatch, as in Megatron. What
+    is no sum over samples changes with that: aux_loss, a product of means over a microbatch, and the mean over a microbatch
+    whose samples count unequally many tokens (train.calculate_per_token_loss takes that over the whole step)."""
+    aux = "aux_loss" in case.get("model.moe_router_load_balancing_type", "").split(",")
+    means = case.get("data.eod_mask_loss") == "true" and case.get("train.calculate_per_token_loss") != "true"
+    return (aux or means) and case.data_parallel() > 1 and case.get("data.data_sharding") == "false"
 
 
 def layout(base, rng):
