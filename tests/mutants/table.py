@@ -267,6 +267,6 @@ MUTANTS = [
     ("copies_of_a_save_overlap", "train/saving.cpp", "    to += room_of(piece);\n", "", "train_test BackgroundSaves*"),
     ("replicas_write_whole_states", "train/state_tensors.cpp", "last_(total_bytes * (replicas.index() + 1) / replicas.size())", "last_(replicas.first() ? total_bytes : first_)", "train_test Writing*"),
     # Rows over symmetric memory.
-    ("one_buffer_for_all_turns", "comm/backends/symmetric_rows.cpp", "(b.turn ^= 1)", "(b.turn)", "comm_test SymmetricRows*"),
+    ("rows_are_copied_too_early", "comm/backends/symmetric_rows.cpp", "    const at::Tensor told = calls_.all_gather(", "    b.in.narrow(0, 0, length).copy_(in.rows);\n    const at::Tensor told = calls_.all_gather(", "comm_test SymmetricRows*"),
     ("rows_without_room", "comm/backends/symmetric_rows.cpp", "steps_of(at::minimum(sums, room))", "steps_of(sums)", "comm_test SymmetricRows*"),
 ]

@@ -58,11 +58,9 @@ SymmetricRows::Buffers& SymmetricRows::buffers_of(const Kind& kind, int64_t rows
     b.rows = std::max(least_rows_, calls_.host_max(rows));
     std::vector<int64_t> shape{b.rows};
     shape.insert(shape.end(), std::get<1>(kind).begin(), std::get<1>(kind).end());
-    for (int i = 0; i < 2; ++i) {
-      b.in[i] = calls_.allocate(shape, std::get<2>(kind));
-      b.in_splits[i] = calls_.allocate({2, members_}, at::kLong);
-      b.out_splits[i] = calls_.allocate({2, members_}, at::kLong);
-    }
+    b.in = calls_.allocate(shape, std::get<2>(kind));
+    b.in_splits = calls_.allocate({2, members_}, at::kLong);
+    b.out_splits = calls_.allocate({2, members_}, at::kLong);
     b.out = calls_.allocate(shape, std::get<2>(kind));
   }
   MPX_ASSERT(rows <= b.rows, "an exchange of ", rows, " rows, the first of its kind had ", b.rows);
@@ -73,17 +71,16 @@ PendingPtr SymmetricRows::exchange(CountedRows out, const CountedRows& in, int64
   const at::NoGradGuard no_grad;
   const int64_t length = in.rows.size(0), room = out.rows.size(0);
   Buffers& b = buffers_of({capacity, in.rows.sizes().slice(1).vec(), in.rows.scalar_type()}, std::max(length, room));
-  const auto turn = static_cast<size_t>(b.turn ^= 1);
   const at::Tensor found = at::empty({}, in.counts.options().dtype(at::kInt));
   stream_.wait_for_current();
   stream_.run([&] {
     const at::Tensor there = steps_of(in.counts.cumsum(0).clamp_max_(length));
     const at::Tensor told = calls_.all_gather(at::cat({there, in.counts, at::full({1}, room, in.counts.options())}));
     const RowsPlan plan = plan_rows(told.view({members_, -1}), index_, capacity);
-    b.in[turn].narrow(0, 0, length).copy_(in.rows);
-    b.in_splits[turn].select(0, 0).copy_(plan.splits);
-    b.in_splits[turn].select(0, 1).copy_(plan.offsets);
-    calls_.exchange(b.in[turn], b.out, b.in_splits[turn], b.out_splits[turn]);
+    b.in.narrow(0, 0, length).copy_(in.rows);
+    b.in_splits.select(0, 0).copy_(plan.splits);
+    b.in_splits.select(0, 1).copy_(plan.offsets);
+    calls_.exchange(b.in, b.out, b.in_splits, b.out_splits);
     out.rows.copy_(b.out.narrow(0, 0, room));
     out.counts.copy_(plan.received);
     found.copy_(plan.overflow);

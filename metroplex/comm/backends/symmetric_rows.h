@@ -54,11 +54,11 @@ class SymmetricRows {
   PendingPtr exchange(CountedRows out, const CountedRows& in, int64_t capacity, at::Tensor overflow);
 
  private:
-  // Whoever is an exchange ahead of a member that still reads may write: two of what others read or write, in turn.
+  // One of each is enough: who writes for the next exchange has its all-gather behind it, to which every member comes
+  // when it has read.
   struct Buffers {
     int64_t rows = 0;
-    at::Tensor in[2], in_splits[2], out_splits[2], out;
-    int turn = 0;
+    at::Tensor in, in_splits, out_splits, out;
   };
   using Kind = std::tuple<int64_t, std::vector<int64_t>, at::ScalarType>;  // capacity, shape of a row, dtype
   Buffers& buffers_of(const Kind& kind, int64_t rows);
