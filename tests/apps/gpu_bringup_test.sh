@@ -11,7 +11,7 @@ bringup() {
   held
 }
 page_says() { grep -qF -- "$1" "$work"/report/*.md && held || { cp "$work"/report/*.md out; fail "the page lacks: $1"; }; }
-count() { grep -c -- "$1" "$work"/report/*.md || true; }
+count() { sed -n "\\~$1~p" "$work"/report/*.md | wc -l; }
 tool() {
   mkdir -p "$(dirname "$1")"
   printf '#!/usr/bin/env bash\n%s\n' "$2" > "$1"

@@ -7,12 +7,12 @@
 #include <mutex>
 
 #include "base/log.h"
-#include "checkpoint/compare.h"
 #include "files/fault_file_system.h"
 #include "cuda/memory_meter.h"
 #include "train/legs.h"
 #include "train/memory_report.h"
 #include "train/run_data.h"
+#include "train/same_tensors.h"
 #include "train/saving.h"
 #include "train/state_tensors.h"
 #include "train/trainer.h"
@@ -52,17 +52,6 @@ class SlowDisk {
 };
 
 std::shared_ptr<files::FileSystem> shared(const std::shared_ptr<SlowDisk>& slow) { return {slow, &slow->disk()}; }
-
-void expect_same_tensors(const std::string& got, const std::string& wanted) {
-  files::PosixFileSystem disk;
-  checkpoint::Reader a(disk, got), b(disk, wanted);
-  const auto differences = checkpoint::compare(a, b);
-  EXPECT_FALSE(differences.empty());
-  for (const checkpoint::TensorDifference& d : differences) {
-    EXPECT_EQ(d.problem, "") << d.name << " " << d.kind;
-    EXPECT_EQ(d.different_elements, 0) << d.name << " " << d.kind << ", by up to " << d.max_absolute;
-  }
-}
 
 config::Config config_of(const Folder& folder) {
   config::Config config = small_llama();

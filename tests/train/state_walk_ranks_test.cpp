@@ -7,13 +7,13 @@
 #include <fstream>
 
 #include "base/log.h"
-#include "checkpoint/compare.h"
 #include "files/file_system.h"
 #include "files/indexed_dataset.h"
 #include "train/legs.h"
 #include "train/run_data.h"
 #include "train/trainer.h"
 #include "train/posix_disk.h"
+#include "train/same_tensors.h"
 
 namespace metroplex::test::state_walk_ranks_test {
 namespace {
@@ -163,15 +163,6 @@ void expect_rates(const config::Config& config, const std::vector<Step>& steps, 
 
 int64_t updates(const std::vector<Step>& steps, size_t from, size_t to) {
   return std::count_if(steps.begin() + from, steps.begin() + to, [](const Step& s) { return !s.skipped; });
-}
-
-void expect_same_tensors(const std::string& got, const std::string& wanted) {
-  files::PosixFileSystem disk;
-  checkpoint::Reader a(disk, got), b(disk, wanted);
-  for (const checkpoint::TensorDifference& d : checkpoint::compare(a, b)) {
-    EXPECT_EQ(d.problem, "") << d.name << " " << d.kind;
-    EXPECT_EQ(d.different_elements, 0) << d.name << " " << d.kind << ", by up to " << d.max_absolute;
-  }
 }
 
 // Everything but the configuration, in which folders are named.
