@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <mutex>
 #include <optional>
 
@@ -84,10 +83,7 @@ class Job {
                        {"part_bytes", part_bytes_}};
     for (const DocumentFile& file : files_) {
       const size_t ends = std::min<size_t>(file.bytes.size, kSampledBytes);
-      std::error_code no_such_file;  // as on a disk in memory: then the time stays out of it
-      const auto time = std::filesystem::last_write_time(file.path, no_such_file);
-      const int64_t written = no_such_file ? 0 : static_cast<int64_t>(time.time_since_epoch().count());
-      job["files"].push_back({file.path, file.jsonl, file.bytes.size, written,
+      job["files"].push_back({file.path, file.jsonl, file.bytes.size, disk_.write_time(file.path),
                               files::to_hex(files::checksum(file.bytes.data, ends)),
                               files::to_hex(files::checksum(file.bytes.data + (file.bytes.size - ends), ends))});
     }

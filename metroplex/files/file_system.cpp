@@ -212,12 +212,29 @@ bool PosixFileSystem::is_directory(const std::string& path) {
   return false;
 }
 
+std::string PosixFileSystem::canonical(const std::string& path) {
+  std::error_code error;
+  std::filesystem::path out = std::filesystem::weakly_canonical(std::filesystem::absolute(path), error);
+  if (error) out = std::filesystem::path(path).lexically_normal();
+  return (out.has_filename() ? out : out.parent_path()).string();
+}
+
+std::string PosixFileSystem::write_problem(const std::string& directory) {
+  return ::access(directory.c_str(), W_OK | X_OK) == 0 ? "" : std::strerror(errno);
+}
+
 std::optional<size_t> PosixFileSystem::file_size(const std::string& path) {
   struct stat info;
   if (::stat(path.c_str(), &info) == 0)
     return S_ISREG(info.st_mode) ? std::optional(static_cast<size_t>(info.st_size)) : std::nullopt;
   if (errno != ENOENT && errno != ENOTDIR && errno != ELOOP) fail("look at", path, errno);
   return std::nullopt;
+}
+
+int64_t PosixFileSystem::write_time(const std::string& path) {
+  std::error_code none;
+  const auto time = std::filesystem::last_write_time(path, none);
+  return none ? 0 : static_cast<int64_t>(time.time_since_epoch().count());
 }
 
 void PosixFileSystem::truncate(const std::string& path, size_t size) {

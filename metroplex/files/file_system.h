@@ -55,8 +55,14 @@ class FileSystem {
   virtual std::vector<std::string> list(const std::string& directory) = 0;
   virtual bool exists(const std::string& path) = 0;
   virtual bool is_directory(const std::string& path) = 0;
+  // `path` from the root, without links, dots and a slash at the end; what does not exist of it is kept as it is.
+  virtual std::string canonical(const std::string& path) = 0;
+  // Why no file can be made in a directory, in the system's words; "" where one can.
+  virtual std::string write_problem(const std::string& directory) = 0;
   // Bytes of a regular file, through links; nothing where there is none.
   virtual std::optional<size_t> file_size(const std::string& path) = 0;
+  // When a file was last written, in a unit of the file system's own; 0 where it does not know.
+  virtual int64_t write_time(const std::string& path) = 0;
   // Cuts a file to its first `size` bytes, of which it has at least as many.
   virtual void truncate(const std::string& path, size_t size) = 0;
   // Atomic; replaces a file, or an empty directory by a directory.
@@ -89,7 +95,10 @@ class PosixFileSystem final : public FileSystem {
   std::vector<std::string> list(const std::string& directory) override;
   bool exists(const std::string& path) override;
   bool is_directory(const std::string& path) override;
+  std::string canonical(const std::string& path) override;
+  std::string write_problem(const std::string& directory) override;
   std::optional<size_t> file_size(const std::string& path) override;
+  int64_t write_time(const std::string& path) override;
   void truncate(const std::string& path, size_t size) override;
   void rename(const std::string& from, const std::string& to) override;
   void remove(const std::string& path) override;

@@ -49,7 +49,7 @@ void check_checkpoint(const config::Config& config, const train::TokenizerFacts&
   if (c.load.empty()) return;
   checkpoint::Alone alone;
   const checkpoint::Found found = checkpoint::open_path(disk, c.load, c.ckpt_step, alone);
-  if (!found.reader) return train::check_fresh_start(config, found.others);
+  if (!found.reader) return train::check_fresh_start(config, found.others, disk);
   const files::Manifest& manifest = found.reader->manifest();
   train::check_loadable(config, tokenizer.files.get(), manifest, found.reader->directory(), true);
   check_same_data({config, order}, manifest, found.reader->directory());
@@ -61,7 +61,7 @@ void check_start(const config::Config& config, const train::TokenizerFacts& toke
                  files::FileSystem& disk) {
   train::check_save_folder(config, disk);
   if (!config.checkpoint.save.empty()) {
-    train::check_writable(config.checkpoint.save);
+    train::check_writable(config.checkpoint.save, disk);
     checkpoint::check_unlocked(disk, config.checkpoint.save);
   }
   check_checkpoint(config, tokenizer, checked_data(config, tokenizer, world_size, disk), disk);

@@ -1,12 +1,5 @@
 #include "train/run_folders.h"
 
-#include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
-
-#include <unistd.h>
-
 #include "base/error.h"
 #include "checkpoint/directory.h"
 #include "files/file_system.h"
@@ -14,20 +7,9 @@
 namespace metroplex::train {
 namespace {
 
-namespace fs = std::filesystem;
-
-fs::path plain(const std::string& path) {
-  std::error_code error;
-  fs::path out = fs::weakly_canonical(fs::absolute(path), error);
-  if (error) out = fs::path(path).lexically_normal();
-  return out.has_filename() ? out : out.parent_path();  // without a slash at the end
-}
-
-// Whether `path` is `folder`/`name` or lies in it.
-bool lies_in(const std::string& path, const fs::path& entry) {
-  if (path.empty()) return false;
-  const fs::path full = plain(path);
-  return std::mismatch(entry.begin(), entry.end(), full.begin(), full.end()).first == entry.end();
+// Whether `path`, which is canonical, is `entry` or lies in it.
+bool lies_in(const std::string& path, const std::string& entry) {
+  return path == entry || path.starts_with(entry + "/");
 }
 
 // `name` without the number that set_aside() put behind it.
@@ -37,15 +19,17 @@ std::string without_number(const std::string& name) {
   return numbered ? name.substr(0, digits - 1) : name;
 }
 
-bool own_output(const config::Config& config, const std::string& folder, const std::string& name) {
-  const fs::path entry = plain(folder) / name, before = plain(folder) / without_number(name);
+bool own_output(const config::Config& config, const std::string& folder, const std::string& name,
+                files::FileSystem& disk) {
+  const std::string entry = disk.canonical(files::join_path(folder, name));
+  const std::string before = disk.canonical(files::join_path(folder, without_number(name)));
   for (const std::string& path : {config.train.metrics_file, config.train.expert_trace_file}) {
-    if (!path.empty() && plain(path) == before) return true;
+    if (!path.empty() && disk.canonical(path) == before) return true;
   }
   for (const std::string& path :
        {config.train.tensorboard_dir, config.train.metrics_file, config.train.expert_trace_file,
         config.data.data_cache_path, config.memory.offload_directory}) {
-    if (lies_in(path, entry)) return true;
+    if (!path.empty() && lies_in(disk.canonical(path), entry)) return true;
   }
   return false;
 }
@@ -58,48 +42,51 @@ std::string some_of(const std::vector<std::string>& names) {
 
 }  // namespace
 
-bool same_folder(const std::string& a, const std::string& b) {
-  return !a.empty() && !b.empty() && plain(a) == plain(b);
+bool same_folder(const std::string& a, const std::string& b, files::FileSystem& disk) {
+  return !a.empty() && !b.empty() && disk.canonical(a) == disk.canonical(b);
 }
 
-bool goes_on_in_place(const config::Checkpoint& c) {
+bool goes_on_in_place(const config::Checkpoint& c, files::FileSystem& disk) {
   if (c.load.empty() || c.save.empty()) return false;
-  return same_folder(c.load, c.save) || plain(c.load).parent_path() == plain(c.save);
+  const std::string load = disk.canonical(c.load), save = disk.canonical(c.save);
+  return load == save || files::parent_directory(load) == save;
 }
 
 void check_save_folder(const config::Config& config, files::FileSystem& disk) {
   const config::Checkpoint& c = config.checkpoint;
   // Its iterations begin at 0 again: what it saves would make a branch of the run it came from, which retention
   // removes.
-  MPX_CHECK(!c.finetune || !goes_on_in_place(c), "config",
+  MPX_CHECK(!c.finetune || !goes_on_in_place(c, disk), "config",
             "checkpoint.finetune begins a new run, but checkpoint.save = ", c.save,
             " is where checkpoint.load = ", c.load,
             " lies: the checkpoints it starts from would be removed; choose another checkpoint.save");
-  if (c.save.empty() || goes_on_in_place(c) || !disk.is_directory(c.save)) return;
+  if (c.save.empty() || goes_on_in_place(c, disk) || !disk.is_directory(c.save)) return;
   std::vector<std::string> names;
   for (const std::string& name : disk.list(c.save)) {
-    if (name[0] != '.' && name != checkpoint::kRunConfig && !own_output(config, c.save, name)) names.push_back(name);
+    if (name[0] != '.' && name != checkpoint::kRunConfig && !own_output(config, c.save, name, disk))
+      names.push_back(name);
   }
   MPX_CHECK(names.empty(), "checkpoint", "checkpoint.save = ", c.save, " is not empty (", some_of(names),
             ") and nothing is loaded from it: the checkpoints of two runs would mix there. Add checkpoint.load = ",
             c.save, " to go on with that run, choose another checkpoint.save, or move that folder away");
 }
 
-void check_writable(const std::string& save) {
-  fs::path there = plain(save);
-  std::error_code none;
-  while (!fs::exists(fs::symlink_status(there, none)) && there.has_relative_path()) there = there.parent_path();
-  MPX_CHECK(fs::is_directory(there, none), "files", "checkpoint.save = ", save, ": ", there.string(),
+void check_writable(const std::string& save, files::FileSystem& disk) {
+  std::string there = disk.canonical(save);
+  while (!disk.exists(there) && there != files::parent_directory(there)) there = files::parent_directory(there);
+  MPX_CHECK(disk.is_directory(there), "files", "checkpoint.save = ", save, ": ", there,
             " is no folder; choose another checkpoint.save");
-  MPX_CHECK(::access(there.c_str(), W_OK | X_OK) == 0, "files", "checkpoint.save = ", save, ": cannot write in ",
-            there.string(), " (", std::strerror(errno), "); choose another checkpoint.save");
+  const std::string problem = disk.write_problem(there);
+  MPX_CHECK(problem.empty(), "files", "checkpoint.save = ", save, ": cannot write in ", there, " (", problem,
+            "); choose another checkpoint.save");
 }
 
-void check_fresh_start(const config::Config& config, const std::vector<std::string>& others) {
+void check_fresh_start(const config::Config& config, const std::vector<std::string>& others,
+                       files::FileSystem& disk) {
   const config::Checkpoint& c = config.checkpoint;
   std::vector<std::string> foreign;
   for (const std::string& name : others) {
-    if (!own_output(config, c.load, name)) foreign.push_back(name);
+    if (!own_output(config, c.load, name, disk)) foreign.push_back(name);
   }
   MPX_CHECK(foreign.empty(), "checkpoint", "checkpoint.load = ", c.load, " holds no checkpoint but something else (",
             some_of(foreign), "); name a folder that metroplex saved to, or leave checkpoint.load out to start anew");

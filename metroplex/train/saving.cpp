@@ -28,10 +28,10 @@ void unless_it_fails(Contents& contents, const Work& work) {
   } catch (const std::exception&) { contents.failed = std::current_exception(); }
 }
 
-Contents contents_of(Assembly& a, const Position& position) {
+Contents contents_of(Assembly& a, const Position& position, files::FileSystem& disk) {
   Contents contents;
   unless_it_fails(contents, [&] {
-    if (a.groups().checkpoint.first()) contents.state = run_state(a, position);
+    if (a.groups().checkpoint.first()) contents.state = run_state(a, position, disk);
     contents.pieces = pieces_to_write(a);
   });
   return contents;
@@ -72,7 +72,7 @@ int64_t room_of(const checkpoint::LocalPiece& piece) { return (piece_bytes(piece
 }  // namespace
 
 SaveOutcome save_state(Assembly& a, const Position& position, files::FileSystem& disk) {
-  return write(contents_of(a, position), a.config.checkpoint, a.groups().checkpoint, disk);
+  return write(contents_of(a, position, disk), a.config.checkpoint, a.groups().checkpoint, disk);
 }
 
 int64_t copy_bytes(Assembly& a) {
@@ -105,7 +105,7 @@ std::vector<checkpoint::LocalPiece> BackgroundSaves::copies_of(std::vector<check
 
 void BackgroundSaves::begin(const Position& position) {
   MPX_ASSERT(!under_way(), "a second save of one run at a time");
-  Contents contents = contents_of(a_, position);
+  Contents contents = contents_of(a_, position, disk_);
   unless_it_fails(contents, [&] {
     if (!contents.failed) contents.pieces = copies_of(std::move(contents.pieces));
   });

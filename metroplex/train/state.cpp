@@ -161,7 +161,7 @@ Json tokenizer_json(const text::TokenizerFiles& tokenizer) {
 std::string branch_left_here(files::FileSystem& disk, const config::Checkpoint& c, const std::string& path) {
   const std::string folder = files::parent_directory(path);
   const auto used = checkpoint::parse_name(files::base_name(path));
-  if (!used || c.save.empty() || !same_folder(folder, c.save)) return "";
+  if (!used || c.save.empty() || !same_folder(folder, c.save, disk)) return "";
   std::string names;
   for (const auto& name : checkpoint::list_checkpoints(disk, folder)) {
     if (name.iteration > used->iteration) names += (names.empty() ? "" : ", ") + checkpoint::to_string(name);
@@ -189,7 +189,7 @@ void load_weights_of_directory(Assembly& a, files::FileSystem& disk) {
   load_weights_of(a, source);
 }
 
-checkpoint::RunState run_state(const Assembly& a, const Position& position) {
+checkpoint::RunState run_state(const Assembly& a, const Position& position, files::FileSystem& disk) {
   checkpoint::RunState state;
   state.iteration = position.iteration;
   state.consumed_samples = position.consumed_train_samples;
@@ -211,7 +211,7 @@ checkpoint::RunState run_state(const Assembly& a, const Position& position) {
   }
   state.extra = extra.dump();
   const bool same = !position.checkpoint.empty() &&
-                    same_folder(files::parent_directory(position.checkpoint), a.config.checkpoint.save);
+                    same_folder(files::parent_directory(position.checkpoint), a.config.checkpoint.save, disk);
   state.parent = same ? files::base_name(position.checkpoint) : "";
   return state;
 }
@@ -235,7 +235,7 @@ LoadOutcome load_state(Assembly& a, const std::string& directory, files::FileSys
   if (!found.reader) {
     config::Config asked = a.config;
     asked.checkpoint.load = directory;
-    check_fresh_start(asked, found.others);
+    check_fresh_start(asked, found.others, disk);
     return outcome;
   }
   checkpoint::Reader& reader = *found.reader;

@@ -41,7 +41,7 @@ class GroupExchange final : public checkpoint::Exchange {
 
 // What rank 0 writes beside the tensors: the position, the schedules, the configuration, the tokenizer's files.
 // Waits for the device.
-checkpoint::RunState run_state(const Assembly& assembly, const Position& position);
+checkpoint::RunState run_state(const Assembly& assembly, const Position& position, files::FileSystem& disk);
 
 // Collective. Fills the weights, and where there are main parameters those, from a source that holds nothing else, as
 // a Hugging Face directory (hf/directory.h): a run may begin with them. Throws base::Error for a weight that the

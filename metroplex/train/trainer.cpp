@@ -172,7 +172,7 @@ void Job::load() {
   if (!outcome.notes.empty()) warn(outcome.notes);
   if (!outcome.loaded) {
     const std::string line = "no checkpoint in " + directory + ": starting from scratch";
-    same_folder(directory, a_->config.checkpoint.save) ? say(" " + line) : warn(line);
+    same_folder(directory, a_->config.checkpoint.save, *environment_.disk) ? say(" " + line) : warn(line);
     return begin_from_weights();
   }
   if (!a_->config.checkpoint.finetune) {
@@ -181,7 +181,7 @@ void Job::load() {
     past_trace_file_ = outcome.expert_trace_file;
   }
   position_.checkpoint = outcome.path;
-  if (saves_ && goes_on_in_place(a_->config.checkpoint) && !a_->config.checkpoint.finetune)
+  if (saves_ && goes_on_in_place(a_->config.checkpoint, *environment_.disk) && !a_->config.checkpoint.finetune)
     saves_->loaded_from_here();
   if (!outcome.branch_left.empty()) say(" " + outcome.branch_left);
   say(" loaded checkpoint " + outcome.path +

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Kills training with SIGKILL, resumes it, and asks for the bits of the run that nobody disturbed.
 
-kill_resume.py BINARY CORPUS [--runs 30] [--seed 1]
+kill_resume.py BINARY CORPUS [--runs 30] [--seed 1] [--only "8 gloo"]
 
 Every third run is killed inside a save: the processes are stopped while .tmp-iter_* exists, this is seen once more, then
 they are killed. The others are killed at a random moment between start and end: in start-up, in the building of the
-index cache, in a step, in the removal of an old checkpoint. Every second run saves in the background. Runs take turns over four layouts (one rank, tp 2 x pp 2 as
-threads, dp 2 as gloo processes, of which one or all are killed, experts over ep 2). After each kill:
+index cache, in a step, in the removal of an old checkpoint. Every second run saves in the background. Runs take turns
+over LAYOUTS, or those whose name contains --only; of processes one or all are killed. After each kill:
   - the resumed run starts from what `latest` names, without a warning, and ends with exit code 0;
   - each iteration's line in the metrics file, repeated ones too, has the loss of the undisturbed run;
   - the files of the last checkpoint are those of the undisturbed run, byte for byte."""
@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import typing
 
 ITERATIONS = 12
 TINY = """--run.seed=7 --model.num_layers=2 --model.hidden_size=32 --model.num_attention_heads=2
@@ -34,6 +35,9 @@ LAYOUTS = [
     ("tp 2 x pp 2, threads", ["--nproc", "4", "--parallel.tensor_model_parallel_size=2",
                               "--parallel.pipeline_model_parallel_size=2", "--parallel.sequence_parallel=true"]),
     ("dp 2, gloo", ["--nproc", "2", "--backend", "gloo"]),
+    ("tp 2 x pp 2 x dp 2, 8 gloo processes", ["--nproc", "8", "--backend", "gloo",
+                                              "--parallel.tensor_model_parallel_size=2",
+                                              "--parallel.pipeline_model_parallel_size=2"]),
     ("experts, ep 2, threads", ["--nproc", "2", "--parallel.expert_model_parallel_size=2", "--model.num_moe_experts=4",
                                 "--model.add_bias_linear=false", "--model.moe_router_score_function=sigmoid",
                                 "--model.moe_router_enable_expert_bias=true",
@@ -55,6 +59,27 @@ class Failure(Exception):
 def check(condition, what):
     if not condition:
         raise Failure(what)
+
+
+class Run(typing.NamedTuple):
+    layout: str
+    in_save: bool  # killed while a save was under way
+    background: bool
+    found: str  # what it went on from, or None
+
+    def __str__(self):
+        return (f"killed {'inside a save' if self.in_save else 'at a random moment'}, {self.layout}"
+                f"{', saves in the background' if self.background else ''}, went on from {self.found or 'nothing'}")
+
+
+def table(runs):
+    lines = ["| layout | kills | inside a save | of runs that save in the background | went on from a checkpoint |",
+             "|---|---|---|---|---|"]
+    for layout, _ in LAYOUTS + [("all", [])]:
+        mine = [run for run in runs if layout in (run.layout, "all")]
+        lines.append(f"| {layout} | {len(mine)} | {sum(run.in_save for run in mine)} "
+                     f"| {sum(run.background for run in mine)} | {sum(run.found is not None for run in mine)} |")
+    return "\n".join(lines)
 
 
 class Job:
@@ -194,7 +219,8 @@ def undisturbed(args, folder, layout):
 
 def one_run(args, number, scratch, references):
     rng = random.Random(args.seed * 1000003 + number)
-    layout, inside, background = number // 3 % len(LAYOUTS), number % 3 == 0, number % 2 == 0
+    turn, inside = number // 3, number % 3 == 0
+    layout, background = turn % len(LAYOUTS), (number + turn // len(LAYOUTS)) % 2 == 0
     for attempt in range(20):
         folder = scratch / f"run_{number}_{attempt}"
         job = Job(args, folder, layout, background)
@@ -220,7 +246,7 @@ def one_run(args, number, scratch, references):
     check(found == job.latest() or not job.temporary(), f"the resumed run left {job.temporary()}")
     compare(job, references[layout])
     shutil.rmtree(folder)
-    return bool(left), found, LAYOUTS[layout][0] + (", saves in the background" if background else "")
+    return Run(LAYOUTS[layout][0], bool(left), background, found)
 
 
 def main():
@@ -229,20 +255,21 @@ def main():
     parser.add_argument("corpus")
     parser.add_argument("--runs", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="")
     args = parser.parse_args()
+    LAYOUTS[:] = [layout for layout in LAYOUTS if args.only in layout[0]]
     scratch = pathlib.Path(tempfile.mkdtemp(prefix="metroplex_kill."))
     number = -1
     try:
         references = [undisturbed(args, scratch / f"reference_{i}", i) for i in range(len(LAYOUTS))]
-        inside, resumed = 0, 0
+        runs = []
         for number in range(args.runs):
-            in_save, found, layout = one_run(args, number, scratch, references)
-            inside += in_save
-            resumed += found is not None
-            print(f"  run {number + 1}/{args.runs}: killed {'inside a save' if in_save else 'at a random moment'}, {layout}, "
-                  f"went on from {found or 'nothing'}: same bits", flush=True)
+            runs.append(one_run(args, number, scratch, references))
+            print(f"  run {number + 1}/{args.runs}: {runs[-1]}: same bits", flush=True)
+        inside, resumed = sum(run.in_save for run in runs), sum(run.found is not None for run in runs)
         check(inside * 3 >= args.runs, f"only {inside} of {args.runs} kills were inside a save")
         check(resumed * 2 > args.runs, f"only {resumed} of {args.runs} runs had something to go on from")
+        print(table(runs))
         print(f"  ok: {args.runs} runs, {inside} killed inside a save, {resumed} went on from a checkpoint, all end with the same bits")
     except Failure as failure:
         print(f"FAILED: run {number + 1}, seed {args.seed}: {failure}", file=sys.stderr)

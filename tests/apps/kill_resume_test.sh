@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# 16 runs are killed with SIGKILL, a third of them inside a save; each is resumed and ends with the bits of the undisturbed
+# 30 runs are killed with SIGKILL, a third of them inside a save; each is resumed and ends with the bits of the undisturbed
 # run. kill_resume.py says what exactly is held true; scripts/kill_test.sh does it 500 times.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 make_corpus
-runs=${KILL_RUNS:-16}
-python3 "$apps/kill_resume.py" "$metroplex" "$work/corpus" --runs "$runs" --seed "${KILL_SEED:-1}"
+runs=${KILL_RUNS:-30}
+python3 "$apps/kill_resume.py" "$metroplex" "$work/corpus" --runs "$runs" --seed "${KILL_SEED:-1}" --only "${KILL_ONLY:-}"
 held "$runs"

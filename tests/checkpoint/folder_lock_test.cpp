@@ -84,34 +84,17 @@ TEST(FolderLock, EndsWithTheRunAndLeavesNoEmptyFolder) {
 }
 
 // try_lock gives everyone a lock, as on a file system that has none.
-class WithoutLocks final : public files::FileSystem {
+class WithoutLocks final : public files::MemoryFileSystem {
  public:
-  explicit WithoutLocks(files::FileSystem& inner) : inner_(inner) {}
-  std::unique_ptr<files::WritableFile> create(const std::string& path) override { return inner_.create(path); }
-  std::unique_ptr<files::WritableFile> append(const std::string& path) override { return inner_.append(path); }
-  files::Bytes map(const std::string& path) override { return inner_.map(path); }
-  std::vector<std::string> list(const std::string& path) override { return inner_.list(path); }
-  bool exists(const std::string& path) override { return inner_.exists(path); }
-  bool is_directory(const std::string& path) override { return inner_.is_directory(path); }
-  std::optional<size_t> file_size(const std::string& path) override { return inner_.file_size(path); }
-  void truncate(const std::string& path, size_t size) override { inner_.truncate(path, size); }
-  void rename(const std::string& from, const std::string& to) override { inner_.rename(from, to); }
-  void remove(const std::string& path) override { inner_.remove(path); }
-  void make_directory(const std::string& path) override { inner_.make_directory(path); }
-  void sync_directory(const std::string& path) override { inner_.sync_directory(path); }
   std::unique_ptr<files::FileLock> try_lock(const std::string& path) override {
-    if (!inner_.exists(path)) inner_.create(path)->close();
+    if (!exists(path)) create(path)->close();
     return std::make_unique<files::FileLock>();
   }
-
- private:
-  files::FileSystem& inner_;
 };
 
 TEST(FolderLock, WithoutLocksTheProcessThatTheFileNamesIsLookedFor) {
-  files::MemoryFileSystem memory;
-  WithoutLocks disk(memory);
-  memory.make_directory("/ckpt");
+  WithoutLocks disk;
+  disk.make_directory("/ckpt");
   const pid_t child = ::fork();
   if (child == 0) {
     for (;;) ::pause();
@@ -119,7 +102,7 @@ TEST(FolderLock, WithoutLocksTheProcessThatTheFileNamesIsLookedFor) {
   Holder holder = this_process();
   holder.pid = child;
   const auto with = [&](const Holder& found) {
-    memory.replace_file("/ckpt/.run", to_text(found));
+    disk.replace_file("/ckpt/.run", to_text(found));
     return lock_refusal(disk, "/ckpt");
   };
   Holder reused = holder, elsewhere = holder;
@@ -134,7 +117,7 @@ TEST(FolderLock, WithoutLocksTheProcessThatTheFileNamesIsLookedFor) {
   ::waitpid(child, nullptr, 0);
   EXPECT_EQ(with(holder), "taken") << "it is gone";
   for (const char* torn : {"", "{", "[]", "{\"user\": 3}", "\xff\xfe"}) {
-    memory.replace_file("/ckpt/.run", torn);
+    disk.replace_file("/ckpt/.run", torn);
     EXPECT_EQ(lock_refusal(disk, "/ckpt"), "taken") << torn;
   }
   EXPECT_EQ(parse_holder(to_text(holder)), holder);

@@ -42,7 +42,10 @@ class FaultFileSystem final : public FileSystem {
   std::vector<std::string> list(const std::string& directory) override { return inner_.list(directory); }
   bool exists(const std::string& path) override { return inner_.exists(path); }
   bool is_directory(const std::string& path) override { return inner_.is_directory(path); }
+  std::string canonical(const std::string& path) override { return inner_.canonical(path); }
+  std::string write_problem(const std::string& directory) override { return inner_.write_problem(directory); }
   std::optional<size_t> file_size(const std::string& path) override { return inner_.file_size(path); }
+  int64_t write_time(const std::string& path) override { return inner_.write_time(path); }
   void truncate(const std::string& path, size_t size) override;
   void rename(const std::string& from, const std::string& to) override;
   void remove(const std::string& path) override;

@@ -59,8 +59,29 @@ void exercise(FileSystem& disk, const std::string& root) {
   EXPECT_EQ(disk.try_lock(root + "/lock"), nullptr);
   lock.reset();
   EXPECT_NE(disk.try_lock(root + "/lock"), nullptr);
+  EXPECT_EQ(disk.canonical(root + "/a/./b/../b/"), disk.canonical(root + "/a/b"));
+  EXPECT_EQ(disk.canonical(root + "/nothing/x/"), disk.canonical(root) + "/nothing/x");
+  EXPECT_EQ(disk.canonical("/"), "/");
+  EXPECT_EQ(disk.write_problem(root + "/a"), "");
   disk.remove_tree(root + "/a");
   EXPECT_FALSE(disk.exists(root + "/a"));
+}
+
+TEST(FileSystem, ThroughLinksAPathIsTheSameAndWhatIsNoDirectoryCannotBeWrittenIn) {
+  TemporaryDirectory directory;
+  PosixFileSystem disk;
+  const std::string folder = directory.path + "/folder", link = directory.path + "/link";
+  disk.make_directory(folder);
+  std::filesystem::create_directory_symlink(folder, link);
+  EXPECT_EQ(disk.canonical(link + "/new"), disk.canonical(folder) + "/new");
+  EXPECT_NE(disk.canonical(directory.path + "/other"), disk.canonical(folder));
+  const std::string here = std::filesystem::current_path().string();
+  EXPECT_EQ(disk.canonical("new"), disk.canonical(here) + "/new");
+  EXPECT_EQ(disk.write_time(folder + "/file"), 0);
+  EXPECT_EQ(disk.write_problem(folder), "");
+  put(disk, folder + "/file", "x");
+  EXPECT_NE(disk.write_time(folder + "/file"), 0);
+  EXPECT_EQ(disk.write_problem(folder + "/nothing"), "No such file or directory");
 }
 
 TEST(FileSystem, TheRealDiskAndTheOneInMemoryBehaveAlike) {

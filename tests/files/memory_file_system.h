@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -18,7 +19,7 @@
 
 namespace metroplex::files {
 
-class MemoryFileSystem final : public FileSystem {
+class MemoryFileSystem : public FileSystem {
  public:
   MemoryFileSystem();
   ~MemoryFileSystem() override;
@@ -29,7 +30,11 @@ class MemoryFileSystem final : public FileSystem {
   std::vector<std::string> list(const std::string& directory) override;
   bool exists(const std::string& path) override;
   bool is_directory(const std::string& path) override;
+  // There are no links, and everybody may write.
+  std::string canonical(const std::string& path) override;
+  std::string write_problem(const std::string&) override { return ""; }
   std::optional<size_t> file_size(const std::string& path) override;
+  int64_t write_time(const std::string&) override { return 0; }
   void truncate(const std::string& path, size_t size) override;
   void rename(const std::string& from, const std::string& to) override;
   void remove(const std::string& path) override;
@@ -254,6 +259,11 @@ inline bool MemoryFileSystem::is_directory(const std::string& path) {
   const std::lock_guard guard(mutex_);
   const NodePointer node = find(path);
   return node != nullptr && node->directory;
+}
+
+inline std::string MemoryFileSystem::canonical(const std::string& path) {
+  const std::filesystem::path out = ("/" / std::filesystem::path(path)).lexically_normal();
+  return (out.has_filename() ? out : out.parent_path()).string();
 }
 
 inline void MemoryFileSystem::rename(const std::string& from, const std::string& to) {

@@ -7,7 +7,7 @@
 #include <functional>
 
 #include "base/error.h"
-#include "files/file_system.h"
+#include "files/memory_file_system.h"
 #include "support/error_of.h"
 #include "support/folder.h"
 
@@ -52,6 +52,16 @@ TEST(RunFolders, ANonEmptySaveFolderIsForTheRunThatLoadsFromIt) {
   EXPECT_EQ(check(), "");
 }
 
+TEST(RunFolders, WhatIsThereOfAPathMustBeAFolder) {
+  files::MemoryFileSystem disk;
+  disk.make_directory("/runs");
+  disk.replace_file("/runs/file", "");
+  const auto check = [&](const std::string& save) { return error_of([&] { train::check_writable(save, disk); }); };
+  EXPECT_EQ(check("/runs"), "");
+  EXPECT_EQ(check("/runs/a/b/"), "");
+  EXPECT_NE(check("/runs/file/a").find("/runs/file is no folder; choose another checkpoint.save"), std::string::npos);
+}
+
 TEST(RunFolders, WhatAnotherRunWroteLineByLineIsSetAsideUnderTheNextNumber) {
   const Folder folder;
   files::PosixFileSystem disk;
@@ -80,10 +90,11 @@ TEST(RunFolders, WhatAnotherRunWroteLineByLineIsSetAsideUnderTheNextNumber) {
 }
 
 TEST(RunFolders, OnlyAnEmptyOrAbsentLoadFolderMayBeAFreshStart) {
+  files::MemoryFileSystem disk;
   config::Config config;
   config.checkpoint.load = config.checkpoint.save = "runs/a";
   const auto check = [&](const std::vector<std::string>& others) {
-    return error_of([&] { train::check_fresh_start(config, others); });
+    return error_of([&] { train::check_fresh_start(config, others, disk); });
   };
   EXPECT_EQ(check({}), "");
   config.train.metrics_file = "runs/a/metrics.jsonl";
@@ -92,8 +103,8 @@ TEST(RunFolders, OnlyAnEmptyOrAbsentLoadFolderMayBeAFreshStart) {
   EXPECT_NE(check({"metrics.jsonl", "mp_rank_00"}).find("(mp_rank_00)"), std::string::npos);
   config.checkpoint.save = "";
   EXPECT_NE(check({}).find("checkpoint.load = runs/a"), std::string::npos) << "nothing will ever be saved there";
-  EXPECT_FALSE(train::same_folder("runs/a", ""));
-  EXPECT_FALSE(train::same_folder("", ""));
+  EXPECT_FALSE(train::same_folder("runs/a", "", disk));
+  EXPECT_FALSE(train::same_folder("", "", disk));
   config.checkpoint.finetune = true;
   EXPECT_NE(check({}).find("finetune"), std::string::npos);
 }
