@@ -57,11 +57,13 @@ std::vector<CheckpointName> list_checkpoints(files::FileSystem& disk, const std:
   return names;
 }
 
+bool is_run_config(const std::string& name) { return name == kRunConfig || name == files::part_path(kRunConfig); }
+
 std::vector<std::string> other_entries(files::FileSystem& disk, const std::string& root) {
   std::vector<std::string> names;
   if (!disk.is_directory(root)) return names;
   for (const std::string& entry : disk.list(root)) {
-    if (entry[0] != '.' && entry != kLatest && entry != kRunConfig && !parse_name(entry)) names.push_back(entry);
+    if (entry[0] != '.' && entry != kLatest && !is_run_config(entry) && !parse_name(entry)) names.push_back(entry);
   }
   return names;
 }

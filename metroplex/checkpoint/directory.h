@@ -31,6 +31,8 @@ std::vector<CheckpointName> list_checkpoints(files::FileSystem& disk, const std:
 
 // The configuration of the run that saves into a folder.
 inline constexpr const char* kRunConfig = "run.yaml";
+// It, or what a kill leaves of its writing.
+bool is_run_config(const std::string& name);
 
 // Names in `root` that are neither hidden nor of this format. Empty when `root` does not exist.
 std::vector<std::string> other_entries(files::FileSystem& disk, const std::string& root);

@@ -195,6 +195,16 @@ std::vector<bool> moe_layers(const Model& model) {
   return *layers;
 }
 
+std::vector<int64_t> expert_layers(const Model& model) {
+  const std::vector<bool> experts = moe_layers(model);
+  std::vector<int64_t> numbers;
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    if (experts[static_cast<size_t>(layer)]) numbers.push_back(layer);
+  }
+  for (int64_t i = 0; experts.back() && i < model.mtp_num_layers; ++i) numbers.push_back(model.num_layers + i);
+  return numbers;
+}
+
 bool all_layers_have_experts(const Model& model) {
   std::string problem;
   if (!model.has_experts() || model.family == "codegeex") return false;

@@ -15,6 +15,8 @@ namespace metroplex::config {
 
 // Of each layer, whether it has experts: model.moe_layer_freq; none has where model.num_moe_experts is 0. Throws.
 std::vector<bool> moe_layers(const Model& model);
+// The numbers of the layers that have experts, from 0; those of multi-token prediction come behind the others.
+std::vector<int64_t> expert_layers(const Model& model);
 // Of each layer, whether it has a window: model.window_attn_skip_freq; none has where there is no window_size.
 // Throws.
 std::vector<bool> window_layers(const Model& model);

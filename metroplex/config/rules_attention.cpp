@@ -120,6 +120,28 @@ void check_layer_parts(Rules& rules) {
                 kUnits, "leave it 0, or turn the gate on");
 }
 
+void check_multi_token(Rules& rules) {
+  const Model& m = rules.config.model;
+  static constexpr const char* kKey = "model.mtp_num_layers";
+  if (m.mtp_num_layers == 0)
+    return refuse_without(rules, kKey, [](std::string_view name) { return name == "mtp_loss_scaling_factor"; });
+  const auto excludes = [&](bool holds, const std::string& what, const char* fix) {
+    rules.require(holds, kKey, m.mtp_num_layers, "excludes " + what, fix);
+  };
+  const Family* const family = find_family(m.family);
+  excludes(family == nullptr || !family->top_query, concat("model.family = ", m.family), "use another family");
+  excludes(m.position_embedding_type != PositionEmbedding::learned_absolute,
+           "model.position_embedding_type = learned_absolute", "use rope or none");
+  excludes(!m.has_window(), "model.window_size: nothing says which window these layers have", "leave one of them out");
+  excludes(rules.config.parallel.cp() == 1,
+           "parallel.context_parallel_size above 1: a rank lacks the tokens behind its part",
+           "use sequence or pipeline parallelism");
+  excludes(!m.moe_paged_stash, "model.moe_paged_stash", "turn it off");
+  rules.require(m.mtp_num_layers < rules.config.train.seq_length, kKey, m.mtp_num_layers,
+                "must be below " + key_is("train.seq_length", rules.config.train.seq_length),
+                "use fewer, or longer sequences");
+}
+
 }  // namespace
 
 void check_attention(Rules& rules) {
@@ -128,6 +150,7 @@ void check_attention(Rules& rules) {
   check_window(rules);
   check_softmax(rules);
   check_layer_parts(rules);
+  check_multi_token(rules);
 }
 
 }  // namespace metroplex::config

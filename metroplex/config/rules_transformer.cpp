@@ -116,8 +116,13 @@ class SettingsChecker {
              base::concat("has ", letters('t'), " layers, model.num_layers is ", s_.num_layers),
              "make the two agree");
     }
-    if (letters('m') != 0)
-      refuse(list_, kKey, *s_.layout, "has m, but the model has no multi-token prediction", "remove the m");
+    const int64_t mtp = s_.mtp_num_layers;
+    if (letters('m') != mtp) {
+      refuse(list_, kKey, *s_.layout,
+             base::concat("has ", letters('m'), " m, model.mtp_num_layers is ", mtp), "make the two agree");
+    } else if (mtp > 0 && !stages->back().ends_with(std::string(static_cast<size_t>(mtp), 'm') + "L")) {
+      refuse(list_, kKey, *s_.layout, "must have all m right before the L, in its stage", "move them there");
+    }
   }
 
   // One end of the pipeline with a number of layers of its own.
@@ -269,6 +274,7 @@ TransformerSettings transformer_settings(const Config& config) {
   s.last_stage_layers = unless_zero(p.decoder_last_pipeline_num_layers);
   s.account_for_embedding = p.account_for_embedding_in_pipeline_split;
   s.account_for_loss = p.account_for_loss_in_pipeline_split;
+  s.mtp_num_layers = config.model.mtp_num_layers;
   if (!p.pipeline_model_parallel_layout.empty()) s.layout = p.pipeline_model_parallel_layout;
   const Memory& memory = config.memory;
   if (memory.recompute_granularity != Recompute::none) s.recompute_granularity = memory.recompute_granularity.text();

@@ -55,6 +55,7 @@ struct TransformerSettings {
   std::optional<int64_t> last_stage_layers;
   bool account_for_embedding = false;
   bool account_for_loss = false;
+  int64_t mtp_num_layers = 0;
   std::optional<std::string> layout;
   std::optional<std::string> recompute_granularity;
   std::optional<std::string> recompute_method;

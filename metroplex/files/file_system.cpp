@@ -162,7 +162,7 @@ void FileSystem::remove_tree(const std::string& path) {
 std::string FileSystem::read(const std::string& path) { return std::string(map(path).text()); }
 
 void FileSystem::replace_file(const std::string& path, std::string_view text) {
-  const std::string part = path + ".part";
+  const std::string part = part_path(path);
   auto file = create(part);
   file->write(text.data(), text.size());
   file->sync();

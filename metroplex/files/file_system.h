@@ -83,7 +83,7 @@ class FileSystem {
   virtual void remove_tree(const std::string& path);
   std::string read(const std::string& path);
   // `path` holds either its old content or all of `text`, at every moment and after any crash: written beside it as
-  // <path>.part, synced, renamed, parent synced.
+  // part_path(path), which a crash may leave, synced, renamed, parent synced.
   void replace_file(const std::string& path, std::string_view text);
 };
 
@@ -108,6 +108,8 @@ class PosixFileSystem final : public FileSystem {
   void remove_tree(const std::string& path) override;
 };
 
+// "a/b" -> "a/b.part"
+inline std::string part_path(const std::string& path) { return path + ".part"; }
 // "a/b/c" -> "a/b"; "c" -> "."; "/c" -> "/".
 std::string parent_directory(const std::string& path);
 // "a/b/c" -> "c".

@@ -46,6 +46,8 @@ static const std::vector<Row>& model_rows() {
       {"--qk-head-dim", kOne, "model.qk_head_dim=$"},
       {"--qk-pos-emb-head-dim", kOne, "model.qk_pos_emb_head_dim=$"},
       {"--v-head-dim", kOne, "model.v_head_dim=$"},
+      {"--mtp-num-layers", kOne, "model.mtp_num_layers=$"},
+      {"--mtp-loss-scaling-factor", kOne, "model.mtp_loss_scaling_factor=$"},
       {"--normalization", kOne, "model.normalization=$"},
       {"--norm-epsilon", kOne, "model.layernorm_epsilon=$"},
       {"--layernorm-epsilon", kOne, "model.layernorm_epsilon=$"},

@@ -1,5 +1,6 @@
 #include "models/block.h"
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <utility>
@@ -105,9 +106,10 @@ void FeedForwardSegment::collect_params(std::vector<nn::Param*>& params) {
   if (post_norm_) post_norm_->collect_params(params);
 }
 
-// What comes behind the last layer (CodeGeeX's) is dense.
+// Behind the last layer, layers of multi-token prediction are as that one, and CodeGeeX's is dense.
 static bool has_experts(const config::Model& model, int64_t number) {
-  return model.has_experts() && number < model.num_layers && config::moe_layers(model)[static_cast<size_t>(number)];
+  if (!model.has_experts() || (number >= model.num_layers && model.mtp_num_layers == 0)) return false;
+  return config::moe_layers(model)[static_cast<size_t>(std::min(number, model.num_layers - 1))];
 }
 
 void add_layer_segments(nn::Block& block, const LayerSpec& spec, const ModelContext& context,

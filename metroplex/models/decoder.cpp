@@ -4,6 +4,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include <cmath>
+#include <iterator>
+#include <utility>
 
 #include "base/error.h"
 #include "config/config.h"
@@ -11,6 +13,7 @@
 #include "nn/autograd_node.h"
 #include "comm/collectives.h"
 #include "models/block.h"
+#include "models/multi_token.h"
 #include "nn/value.h"
 #include "nn/wide.h"
 
@@ -22,17 +25,13 @@ std::shared_ptr<nn::Param> vocabulary_param(const char* name, topology::Role rol
                                    vocabulary_of(context), context);
 }
 
-// Shared with the head of another stage where the two are tied.
+// What begins the model and what ends it read it; they may be in stages apart.
+bool ends_read_words(const config::Model& model) { return model.tied() || model.mtp_num_layers > 0; }
+
 std::shared_ptr<nn::Param> make_word_embeddings(const ModelContext& context) {
   const auto words = vocabulary_param("embedding.word_embeddings.weight", topology::Role::embedding, context);
-  if (context.model.tied()) words->placement.shared = words->name;
+  if (ends_read_words(context.model)) words->placement.shared = words->name;
   return words;
-}
-
-// `words`: the word embedding of the same stage, or null.
-std::shared_ptr<nn::Param> output_weight(const ModelContext& context, const std::shared_ptr<nn::Param>& words) {
-  if (!context.model.tied()) return vocabulary_param("output_layer.weight", topology::Role::output, context);
-  return words ? words : make_word_embeddings(context);
 }
 
 // cap tanh(x / cap). Keeps a copy of its result, because the loss writes its gradient over that.
@@ -67,12 +66,12 @@ at::Tensor positions_of(const nn::Microbatch& batch) {
       .expand(batch.tokens.sizes());
 }
 
-EmbeddingSegment::EmbeddingSegment(const ModelContext& context)
+EmbeddingSegment::EmbeddingSegment(const ModelContext& context, std::shared_ptr<nn::Param> words, int64_t site)
     : sp_(context.sp),
       fp32_residual_(context.fp32_residual_connection),
       scale_(context.model.scale_embeddings ? std::sqrt(static_cast<double>(context.model.hidden_size)) : 1),
-      words_(make_word_embeddings(context), vocabulary_of(context), context),
-      dropout_{context.seed, 0, nn::RandomSite::embedding, context.model.hidden_dropout, context.target} {
+      words_(std::move(words), vocabulary_of(context), context),
+      dropout_{context.seed, site, nn::RandomSite::embedding, context.model.hidden_dropout, context.target} {
   const config::Model& model = context.model;
   if (model.position_embedding_type == config::PositionEmbedding::learned_absolute) {
     positions_.emplace("embedding.position_embeddings", model.max_position_embeddings, model.hidden_size,
@@ -108,12 +107,12 @@ void EmbeddingSegment::collect_params(std::vector<nn::Param*>& params) {
   if (positions_) params.push_back(&positions_->weight());
 }
 
-HeadSegment::HeadSegment(const ModelContext& context, std::shared_ptr<nn::Param> tied, bool final_norm)
+HeadSegment::HeadSegment(const ModelContext& context, std::shared_ptr<nn::Param> weight, bool final_norm)
     : tp_(context.tp),
       softcap_(context.model.final_logit_softcapping),
       loss_{context.tp, vocabulary_of(context), context.vocab_size, context.label_smoothing, context.target},
       saving_(context.saving),
-      output_(output_weight(context, tied), context) {
+      output_(std::move(weight), context) {
   if (final_norm) norm_.emplace(norm_spec("decoder.final_layernorm", context.model, context), context);
 }
 
@@ -147,11 +146,8 @@ nn::Blocks build_decoder(const ModelContext& context, const StageSlice& slice, B
     blocks.back().segments.push_back(std::move(segment));
   };
   std::shared_ptr<nn::Param> words;
-  if (slice.has_embedding) {
-    auto embedding = std::make_unique<EmbeddingSegment>(context);
-    words = embedding->word_embeddings();
-    add(std::move(embedding));
-  }
+  if (slice.has_embedding || (slice.has_loss && ends_read_words(context.model))) words = make_word_embeddings(context);
+  if (slice.has_embedding) add(std::make_unique<EmbeddingSegment>(context, words, 0));
   const std::shared_ptr<nn::RopeTable> rope = make_rope(context);
   const std::vector<bool> windows = config::window_layers(context.model);
   const auto local = context.model.rotary_base_local > 0 ? make_rope(context, true) : rope;
@@ -160,10 +156,13 @@ nn::Blocks build_decoder(const ModelContext& context, const StageSlice& slice, B
     const bool window = windows[static_cast<size_t>(layer)];
     add_layer_segments(blocks.back(), {blocks.back().name, layer}, context, window ? local : rope);
   }
-  if (slice.has_loss) {
-    if (before_head != nullptr) blocks.push_back(before_head(context));
-    add(std::make_unique<HeadSegment>(context, words, before_head == nullptr));
-  }
+  if (!slice.has_loss) return blocks;
+  const auto output =
+      context.model.tied() ? words : vocabulary_param("output_layer.weight", topology::Role::output, context);
+  if (before_head != nullptr) blocks.push_back(before_head(context));
+  nn::Blocks predicting = multi_token_layers(context, {words, output, rope});
+  std::move(predicting.begin(), predicting.end(), std::back_inserter(blocks));
+  add(std::make_unique<HeadSegment>(context, output, before_head == nullptr && predicting.empty()));
   return blocks;
 }
 

@@ -18,12 +18,12 @@ nn::VocabularyPart vocabulary_of(const ModelContext& context);
 
 class EmbeddingSegment final : public nn::Segment {
  public:
-  explicit EmbeddingSegment(const ModelContext& context);
+  // `words` is the word embedding, `site` the number that its dropout is drawn by.
+  EmbeddingSegment(const ModelContext& context, std::shared_ptr<nn::Param> words, int64_t site);
   const std::string& name() const override { return name_; }
   // Takes no values; reads batch.tokens and position_ids (0, 1, ... when undefined).
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override;
   void collect_params(std::vector<nn::Param*>& params) override;
-  const std::shared_ptr<nn::Param>& word_embeddings() const { return words_.shared_weight(); }
 
  private:
   std::string name_ = "embedding";
@@ -37,8 +37,8 @@ class EmbeddingSegment final : public nn::Segment {
 
 class HeadSegment final : public nn::Segment {
  public:
-  // `tied` is the word embedding of the same stage, or null. Without `final_norm` the input is used as it is.
-  HeadSegment(const ModelContext& context, std::shared_ptr<nn::Param> tied, bool final_norm);
+  // `weight` is that of the output layer. Without `final_norm` the input is used as it is.
+  HeadSegment(const ModelContext& context, std::shared_ptr<nn::Param> weight, bool final_norm);
   const std::string& name() const override { return name_; }
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override;
   void collect_params(std::vector<nn::Param*>& params) override;

@@ -50,15 +50,13 @@ Island make_island(std::vector<Segment*> segments) {
   for (Segment* segment : island.segments) {
     std::vector<Param*> told;
     segment->collect_params(told);
-    for (auto param_at = told.begin(); param_at != told.end(); ++param_at) {
-      Param* const param = *param_at;
-      if (std::find(told.begin(), param_at, param) != param_at) continue;
+    for (Param* const param : told) {
       const auto known = std::find_if(island.params.begin(), island.params.end(),
                                       [&](const Island::Uses& uses) { return uses.param == param; });
       if (known == island.params.end()) {
         island.params.push_back({param, 1});
       } else {
-        ++known->segments;
+        ++known->times;
       }
     }
   }
@@ -161,7 +159,7 @@ void begin_gradients(const Island& island, bool tells_uses) {
   for (const Island::Uses& uses : island.params) uses.param->begin_backward(tells_uses);
 }
 void end_gradients(const Island& island) {
-  for (const Island::Uses& uses : island.params) uses.param->end_backward(uses.segments);
+  for (const Island::Uses& uses : island.params) uses.param->end_backward(uses.times);
 }
 
 }  // namespace

@@ -18,10 +18,10 @@
 namespace metroplex::nn {
 
 struct Island {
-  // A parameter and how many of the segments list it.
+  // A parameter and how often the segments list it.
   struct Uses {
     Param* param;
-    int segments;
+    int times;
   };
   std::vector<Segment*> segments;
   std::vector<Uses> params;  // forward order

@@ -93,10 +93,10 @@ void Param::settle() {
   arriving.reset();
 }
 
-void Param::end_backward(int segments) {
-  MPX_ASSERT(calls_of_backward <= segments * calls_per_use, "parameter ", name, " got ", calls_of_backward,
-             " gradients from ", segments, " segments of ", calls_per_use, " each");
-  for (int uses = calls_of_backward / calls_per_use; uses < segments; ++uses) {
+void Param::end_backward(int times) {
+  MPX_ASSERT(calls_of_backward <= times * calls_per_use, "parameter ", name, " got ", calls_of_backward,
+             " gradients from ", times, " uses of ", calls_per_use, " each");
+  for (int uses = calls_of_backward / calls_per_use; uses < times; ++uses) {
     if (tells) tell_before_use();
     end_use(*this);
   }

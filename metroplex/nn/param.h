@@ -26,8 +26,8 @@ struct Param : NamedTensor {
   at::Tensor main_grad;                    // same shape; a view of the gradient buffer (distributed/grad_buffer)
   bool fresh = false;                      // main_grad holds nothing of this step yet, whatever lies there
 
-  int calls_per_use = 1;        // calls of accumulate() that complete one segment's use
-  int uses_per_microbatch = 1;  // segments that read it, see count_uses() (2: tied head on one stage)
+  int calls_per_use = 1;        // calls of accumulate() that complete one use
+  int uses_per_microbatch = 1;  // how often segments read it, see count_uses() (2: tied head on one stage)
 
   // Called by layers: adds to main_grad through `add`, which owns what it reads and may be called later (deferred);
   // the last call of a use counts it. The first before_use listener may allocate main_grad; on_use listeners are
@@ -51,11 +51,11 @@ struct Param : NamedTensor {
   void tell_use() const;
   // Where not null, the calls above are put here instead, in order, and do their work when they are called.
   std::vector<std::function<void()>>* deferred = nullptr;
-  // Around the backward of an island of which `segments` segments list the parameter: uses that it did not reach, or
+  // Around the backward of an island whose segments list the parameter `times` times: uses that it did not reach, or
   // not in full, count when it ends. With `tells` false the listeners are not called: a captured backward calls
   // them beside every replay, and leaves nothing unsettled.
   void begin_backward(bool tells = true);
-  void end_backward(int segments);
+  void end_backward(int times);
 
   int calls_of_backward = 0;   // of accumulate()
   bool tells = true;           // the listeners, in this backward

@@ -7,18 +7,15 @@
 namespace metroplex::nn {
 namespace {
 
-std::vector<Param*> params_of(Segment& segment) {
-  std::vector<Param*> told, params;
-  segment.collect_params(told);
-  for (Param* param : told) {
-    if (std::find(params.begin(), params.end(), param) == params.end()) params.push_back(param);
-  }
+std::vector<Param*> listed_by(Segment& segment) {
+  std::vector<Param*> params;
+  segment.collect_params(params);
   return params;
 }
 
 void append_new(std::vector<Param*>& params, const Block& block) {
   for (const auto& segment : block.segments) {
-    for (Param* param : params_of(*segment)) {
+    for (Param* param : listed_by(*segment)) {
       if (std::find(params.begin(), params.end(), param) == params.end()) params.push_back(param);
     }
   }
@@ -56,7 +53,7 @@ void count_uses(const std::vector<const Blocks*>& stages) {
   for (const Blocks* blocks : stages) {
     for (const Block& block : *blocks) {
       for (const auto& segment : block.segments) {
-        for (Param* param : params_of(*segment)) ++param->uses_per_microbatch;
+        for (Param* param : listed_by(*segment)) ++param->uses_per_microbatch;
       }
     }
   }

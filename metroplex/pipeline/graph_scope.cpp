@@ -31,7 +31,7 @@ void check_capturable(const nn::Island& island) {
           "the shapes of its results follow from values of the device");
   }
   for (const nn::Island::Uses& uses : island.params) {
-    check(island, uses.param->scalar_type() != at::kHalf || uses.segments == uses.param->uses_per_microbatch,
+    check(island, uses.param->scalar_type() != at::kHalf || uses.times == uses.param->uses_per_microbatch,
           "parameter " + uses.param->name,
           "the sum of its fp16 gradients of one microbatch goes on in segments that are not captured with it");
   }

@@ -125,7 +125,7 @@ nn::Values GraphedIsland::capture_forward(const nn::Values& x, const Forward& ho
 // after the whole replay, so a gradient bucket may start its reduction a little later than without a graph.
 nn::Gradients GraphedIsland::backward(const nn::Gradients& dy, const at::Tensor& loss_factor) {
   for (auto uses = island_.params.rbegin(); uses != island_.params.rend(); ++uses) {
-    for (int i = 0; i < uses->segments; ++i) uses->param->tell_before_use();
+    for (int i = 0; i < uses->times; ++i) uses->param->tell_before_use();
     uses->param->zero_fresh();
     uses->param->settle();
   }
@@ -140,7 +140,7 @@ nn::Gradients GraphedIsland::backward(const nn::Gradients& dy, const at::Tensor&
     dx = input_gradients_;
   }
   for (auto uses = island_.params.rbegin(); uses != island_.params.rend(); ++uses) {
-    for (int i = 0; i < uses->segments; ++i) uses->param->tell_use();
+    for (int i = 0; i < uses->times; ++i) uses->param->tell_use();
   }
   return dx;
 }

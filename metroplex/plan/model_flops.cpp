@@ -25,6 +25,7 @@ ModelShape model_shape(const config::Config& config, int64_t padded_vocab_size) 
   shape.seq_length = config.train.seq_length;
   shape.gated_linear_unit = model.gated_linear_unit;
   shape.linear_bias = model.add_bias_linear;
+  shape.mtp_num_layers = model.mtp_num_layers;
   if (model.multi_latent_attention) {
     shape.latent = LatentShape{model.q_lora_rank, model.kv_lora_rank, model.qk_head_dim, model.qk_pos_emb_head_dim,
                                model.v_head_dim};
@@ -68,7 +69,8 @@ double step_flops(const ModelShape& shape, const StepTokens& step) {
   const auto feed_forward = [&](int64_t width) {
     return hidden * as_double(width) * (shape.gated_linear_unit ? 3 : 2);
   };
-  double sum = as_double(shape.num_layers) * attention_products(shape, tokens, squares);
+  const int64_t mtp = shape.mtp_num_layers;
+  double sum = as_double(shape.num_layers + mtp) * attention_products(shape, tokens, squares);
   const auto add_layers = [&](int64_t layers, double feed_forwards) {
     sum += as_double(layers) * (tokens * feed_forwards);
   };
@@ -77,15 +79,17 @@ double step_flops(const ModelShape& shape, const StepTokens& step) {
     const auto& pattern = shape.experts->layer_is_moe;
     MPX_CHECK(static_cast<int64_t>(pattern.size()) == shape.num_layers, "plan", "the moe pattern names ",
               pattern.size(), " layers, model.num_layers is ", shape.num_layers);
-    moe_layers = std::count(pattern.begin(), pattern.end(), true);
+    moe_layers = std::count(pattern.begin(), pattern.end(), true) + (pattern.back() ? mtp : 0);
   }
-  add_layers(shape.num_layers - moe_layers, feed_forward(shape.ffn_hidden_size));
+  add_layers(shape.num_layers + mtp - moe_layers, feed_forward(shape.ffn_hidden_size));
   if (moe_layers > 0) {
     const ExpertShape& experts = *shape.experts;
     add_layers(moe_layers, feed_forward(experts.ffn_hidden_size * experts.router_topk) +
                                feed_forward(experts.shared_ffn_hidden_size));
   }
-  sum += tokens * hidden * as_double(shape.padded_vocab_size);
+  // As Megatron: each of the three norms counts as one multiply-add an element.
+  sum += tokens * as_double(mtp) * (3 * hidden + 2 * hidden * hidden);
+  sum += tokens * hidden * as_double(shape.padded_vocab_size) * as_double(1 + mtp);
   constexpr double kForwardAndBackward = 3, kMultiplyAdd = 2;
   return kForwardAndBackward * kMultiplyAdd * sum;
 }
@@ -98,7 +102,8 @@ ModelShape with_all_experts(ModelShape shape) {
 int64_t idle_parameters(const ModelShape& shape) {
   if (!shape.experts) return 0;
   const ExpertShape& e = *shape.experts;
-  const int64_t layers = std::count(e.layer_is_moe.begin(), e.layer_is_moe.end(), true);
+  const int64_t layers = std::count(e.layer_is_moe.begin(), e.layer_is_moe.end(), true) +
+                         (!e.layer_is_moe.empty() && e.layer_is_moe.back() ? shape.mtp_num_layers : 0);
   const int64_t first = e.ffn_hidden_size * (shape.gated_linear_unit ? 2 : 1), hidden = shape.hidden_size;
   const int64_t biases = shape.linear_bias ? first + hidden : 0;
   return layers * (e.num_experts - e.router_topk) * (hidden * (first + e.ffn_hidden_size) + biases);

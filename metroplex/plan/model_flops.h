@@ -30,6 +30,7 @@ struct ModelShape {
   int64_t ffn_hidden_size = 0, padded_vocab_size = 0, seq_length = 0;
   bool gated_linear_unit = false;
   bool linear_bias = false;
+  int64_t mtp_num_layers = 0;  // as the last layer, with a projection of two hidden sizes and logits each
   std::optional<ExpertShape> experts = std::nullopt;
   std::optional<LatentShape> latent = std::nullopt;
 };

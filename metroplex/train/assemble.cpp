@@ -91,6 +91,7 @@ models::ModelContext model_context(const Assembly& a) {
   context.vocab_size = a.vocab_size;
   context.positions = a.config.train.seq_length;
   context.label_smoothing = config.train.label_smoothing;
+  context.per_token_loss = config.train.calculate_per_token_loss;
   nn::set_tensor_parallel(context, a.groups().tp, config.parallel.sequence_parallel);
   context.cp = a.groups().cp;
   context.cp_a2a = a.groups().cp_a2a, context.cp_p2p = a.groups().cp_p2p;
@@ -170,7 +171,7 @@ std::vector<size_t> build_stages(Assembly& a, models::ModelContext context, cons
   std::vector<size_t> units;
   std::vector<ChunkParams> chunks;
   std::vector<int> kept_layers;  // of each chunk
-  const std::vector<plan::StageLayers> slices = plan::split_stages(a.config.parallel, a.config.model.num_layers);
+  const std::vector<plan::StageLayers> slices = plan::split_stages(a.config.parallel, a.config.model.num_layers, a.config.model.mtp_num_layers);
   for (size_t place = 0; place < slices.size(); ++place) {
     const plan::StageLayers& slice = slices[place];
     if (slice.pp_rank != a.groups().pp.index()) continue;

@@ -17,12 +17,7 @@ namespace {
 
 files::ExpertTraceHead head_of(const Assembly& a) {
   const config::Model& model = a.config.model;
-  files::ExpertTraceHead head{model.num_moe_experts, model.moe_router_topk, a.experts->ep, a.experts->etp, {}};
-  const std::vector<bool> layers = config::moe_layers(model);
-  for (size_t layer = 0; layer < layers.size(); ++layer) {
-    if (layers[layer]) head.layers.push_back(static_cast<int64_t>(layer));
-  }
-  return head;
+  return {model.num_moe_experts, model.moe_router_topk, a.experts->ep, a.experts->etp, config::expert_layers(model)};
 }
 
 std::vector<int64_t> whole_numbers(const at::Tensor& x) {
@@ -37,20 +32,27 @@ bool counts_experts(const config::Config& config) {
          (config.train.log_experts_interval > 0 || !config.train.expert_trace_file.empty());
 }
 
-std::map<std::string, double> shown_terms(const config::Model& model, const std::map<std::string, double>& terms) {
-  if (!model.has_experts()) return terms;
-  std::map<std::string, double> coefficients{{"z_loss", model.moe_z_loss_coeff}};
+static void add_balance_terms(const config::Model& model, std::map<std::string, double>& divisors) {
+  const auto count = static_cast<double>(config::expert_layers(model).size());
+  divisors["z_loss"] = model.moe_z_loss_coeff * count;
   for (const config::AuxLoss& loss : config::aux_losses(model)) {
     const char* name = loss.type == config::AuxLossType::aux_loss       ? "load_balancing_loss"
                        : loss.type == config::AuxLossType::seq_aux_loss ? "seq_load_balancing_loss"
                                                                         : "global_load_balancing_loss";
-    coefficients[name] = loss.coeff;
+    divisors[name] = loss.coeff * count;
   }
-  const std::vector<bool> layers = config::moe_layers(model);
-  const auto count = static_cast<double>(std::count(layers.begin(), layers.end(), true));
+}
+
+std::map<std::string, double> shown_terms(const config::Model& model, const std::map<std::string, double>& terms) {
+  std::map<std::string, double> divisors;
+  if (model.has_experts()) add_balance_terms(model, divisors);
+  for (int64_t depth = 1; depth <= model.mtp_num_layers && model.mtp_loss_scaling_factor > 0; ++depth) {
+    divisors["mtp_" + std::to_string(depth) + " loss"] =
+        model.mtp_loss_scaling_factor / static_cast<double>(model.mtp_num_layers);
+  }
   std::map<std::string, double> shown = terms;
   for (auto& [name, value] : shown) {
-    if (const auto of = coefficients.find(name); of != coefficients.end()) value /= of->second * count;
+    if (const auto by = divisors.find(name); by != divisors.end()) value /= by->second;
   }
   return shown;
 }

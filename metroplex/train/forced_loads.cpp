@@ -43,10 +43,7 @@ std::shared_ptr<const moe::RecordedLoads> forced_loads(const config::Model& mode
             " experts, model.num_moe_experts is ", model.num_moe_experts, "; give a trace of as many");
   MPX_CHECK(!trace.steps.empty(), "config", kKey, path, ": has no iteration; give a trace with at least one");
   auto all = std::make_shared<moe::RecordedLoads>();
-  const std::vector<bool> layers = config::moe_layers(model);
-  for (size_t layer = 0; layer < layers.size(); ++layer) {
-    if (!layers[layer]) continue;
-    const auto number = static_cast<int64_t>(layer);
+  for (const int64_t number : config::expert_layers(model)) {
     const size_t place = place_of(trace.head, number, path);
     for (const files::ExpertTraceStep& step : trace.steps)
       (*all)[number].push_back(loads_of(trace, step, place, experts));

@@ -63,7 +63,7 @@ void check_save_folder(const config::Config& config, files::FileSystem& disk) {
   if (c.save.empty() || goes_on_in_place(c, disk) || !disk.is_directory(c.save)) return;
   std::vector<std::string> names;
   for (const std::string& name : disk.list(c.save)) {
-    if (name[0] != '.' && name != checkpoint::kRunConfig && !own_output(config, c.save, name, disk))
+    if (name[0] != '.' && !checkpoint::is_run_config(name) && !own_output(config, c.save, name, disk))
       names.push_back(name);
   }
   MPX_CHECK(names.empty(), "checkpoint", "checkpoint.save = ", c.save, " is not empty (", some_of(names),

@@ -1,0 +1,150 @@
+#include "models/multi_token.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "base/error.h"
+#include "models/block.h"
+#include "nn/value.h"
+
+namespace metroplex::models {
+namespace {
+
+// What the layer before gave the head, beside the model's own.
+constexpr const char* kPredicted = "multi_token_hidden_states";
+
+std::string layer_name(int64_t depth) { return "mtp.layers." + std::to_string(depth - 1); }
+
+nn::LinearSpec projection_spec(const std::string& name, const config::Model& model) {
+  return nn::linear_spec(name + ".eh_proj", 2 * model.hidden_size, model.hidden_size, false);
+}
+
+// [b, s], `by` positions earlier; the last ones are 0.
+at::Tensor moved(const at::Tensor& x, int64_t by) {
+  return at::cat({x.narrow(1, by, x.size(1) - by), at::zeros({x.size(0), by}, x.options())}, 1);
+}
+
+at::Tensor mask_of(const nn::Microbatch& batch) {
+  if (batch.loss_mask.defined()) return batch.loss_mask;
+  return at::ones(batch.labels.sizes(), batch.labels.options().dtype(at::kFloat));
+}
+
+// The microbatch of which position i has what `batch` has at i + by. Positions of rotations stay: they tell how far
+// keys are.
+nn::Microbatch ahead_by(const nn::Microbatch& batch, int64_t by) {
+  const at::NoGradGuard no_grad;
+  MPX_CHECK(by < batch.tokens.size(1), "models", "model.mtp_num_layers = ", by, " or more need sequences longer than ",
+            batch.tokens.size(1));
+  nn::Microbatch ahead = batch;
+  ahead.tokens = moved(batch.tokens, by);
+  ahead.labels = moved(batch.labels, by);
+  ahead.loss_mask = moved(mask_of(batch), by);
+  return ahead;
+}
+
+}  // namespace
+
+MultiTokenSegment::MultiTokenSegment(const ModelContext& context, int64_t depth, const SharedParts& shared)
+    : name_(layer_name(depth)),
+      depth_(depth),
+      layers_(context.model.mtp_num_layers),
+      factor_(context.model.mtp_loss_scaling_factor / static_cast<double>(layers_)),
+      per_token_loss_(context.per_token_loss),
+      fp32_residual_(context.fp32_residual_connection),
+      saving_(context.saving),
+      embedding_(context, shared.words, context.model.num_layers + depth - 1),
+      embedding_norm_(norm_spec(name_ + ".enorm", context.model, context), context),
+      hidden_norm_(norm_spec(name_ + ".hnorm", context.model, context), context),
+      final_norm_(norm_spec(name_ + ".final_layernorm", context.model, context), context),
+      projection_(projection_spec(name_, context.model), context),
+      layer_{name_ + ".transformer_layer", false, {}},
+      head_(context, shared.output, false) {
+  if (depth == 1) model_norm_.emplace(norm_spec("decoder.final_layernorm", context.model, context), context);
+  add_layer_segments(layer_, {layer_.name, context.model.num_layers + depth - 1}, context, shared.rope);
+}
+
+// [s (/tp), b, h]
+at::Tensor MultiTokenSegment::joined(const at::Tensor& before, const nn::Microbatch& ahead,
+                                     nn::SegmentContext& context) {
+  nn::SegmentContext inner{ahead, context.is_recompute, {}};
+  nn::Value words = embedding_.forward({}, inner).at(nn::kHiddenStates);
+  words.make(ahead);
+  const at::Tensor both = at::cat({nn::normalize(embedding_norm_, words.tensor(), saving_).x,
+                                   nn::normalize(hidden_norm_, before, saving_).x},
+                                  2);
+  const at::Tensor out = projection_.forward(both);
+  return fp32_residual_ ? out.to(at::kFloat) : out;
+}
+
+// As Megatron: a mean over the microbatch divides by the tokens that are still predicted at this depth.
+at::Tensor MultiTokenSegment::weighted(const at::Tensor& loss_sum, const nn::Microbatch& batch,
+                                       const nn::Microbatch& ahead) const {
+  if (per_token_loss_) return loss_sum * factor_;
+  at::Tensor share;
+  {
+    const at::NoGradGuard no_grad;
+    constexpr double kNone = 1e-30;  // where nothing is predicted the sum is 0, whatever it is divided by
+    const at::Tensor left = ahead.loss_mask.sum(at::kDouble).clamp_min(kNone);
+    share = (mask_of(batch).sum(at::kDouble) / left * factor_).to(loss_sum.scalar_type());
+  }
+  return loss_sum * share;
+}
+
+nn::Values MultiTokenSegment::forward(const nn::Values& in, nn::SegmentContext& context) {
+  const nn::Microbatch& batch = context.batch;
+  at::Tensor model = in.tensor(nn::kHiddenStates);
+  if (model_norm_) model = nn::normalize(*model_norm_, model, saving_).x;
+  nn::Values out(nn::kHiddenStates, model);
+  if (!batch.training || !batch.labels.defined()) return out;
+  const nn::Microbatch ahead = ahead_by(batch, depth_);
+  nn::Values x(nn::kHiddenStates, joined(model_norm_ ? model : in.tensor(kPredicted), ahead, context));
+  for (const auto& segment : layer_.segments) x = segment->forward(x, context);
+  nn::Value last = x.at(nn::kHiddenStates);
+  last.make(batch);
+  const at::Tensor predicted = nn::normalize(final_norm_, last.tensor(), saving_).x;
+  nn::SegmentContext inner{ahead, context.is_recompute, {}};
+  const at::Tensor loss = head_.forward({nn::kHiddenStates, predicted}, inner).tensor(nn::kLoss);
+  context.terms.push_back({"mtp_" + std::to_string(depth_) + " loss", weighted(loss, batch, ahead)});
+  if (depth_ < layers_) out.add(kPredicted, predicted);
+  return out;
+}
+
+void MultiTokenSegment::collect_params(std::vector<nn::Param*>& params) {
+  if (model_norm_) model_norm_->collect_params(params);
+  embedding_.collect_params(params);
+  embedding_norm_.collect_params(params);
+  hidden_norm_.collect_params(params);
+  projection_.collect_params(params);
+  for (const auto& segment : layer_.segments) segment->collect_params(params);
+  final_norm_.collect_params(params);
+  head_.collect_params(params);
+}
+
+void MultiTokenSegment::collect_buffers(std::vector<nn::Buffer*>& buffers) {
+  for (const auto& segment : layer_.segments) segment->collect_buffers(buffers);
+}
+
+void MultiTokenSegment::collect_step_counts(std::vector<at::Tensor>& counts) {
+  for (const auto& segment : layer_.segments) segment->collect_step_counts(counts);
+}
+
+nn::SegmentTraits MultiTokenSegment::traits() const {
+  nn::SegmentTraits all;
+  for (const auto& segment : layer_.segments) {
+    const nn::SegmentTraits one = segment->traits();
+    all.needs_host = all.needs_host || one.needs_host;
+    all.static_shapes = all.static_shapes && one.static_shapes;
+  }
+  return all;
+}
+
+nn::Blocks multi_token_layers(const ModelContext& context, const SharedParts& shared) {
+  nn::Blocks blocks;
+  for (int64_t depth = 1; depth <= context.model.mtp_num_layers; ++depth) {
+    blocks.push_back({layer_name(depth), false, {}});
+    blocks.back().segments.push_back(std::make_unique<MultiTokenSegment>(context, depth, shared));
+  }
+  return blocks;
+}
+
+}  // namespace metroplex::models
