@@ -132,7 +132,8 @@ void check_multi_token(Rules& rules) {
   excludes(family == nullptr || !family->top_query, concat("model.family = ", m.family), "use another family");
   excludes(m.position_embedding_type != PositionEmbedding::learned_absolute,
            "model.position_embedding_type = learned_absolute", "use rope or none");
-  excludes(!m.has_window(), "model.window_size: nothing says which window these layers have", "leave one of them out");
+  excludes(!m.has_window(), "model.window_size: nothing says which window these layers have",
+           "leave one of them out");
   excludes(rules.config.parallel.cp() == 1,
            "parallel.context_parallel_size above 1: a rank lacks the tokens behind its part",
            "use sequence or pipeline parallelism");

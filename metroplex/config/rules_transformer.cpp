@@ -118,8 +118,8 @@ class SettingsChecker {
     }
     const int64_t mtp = s_.mtp_num_layers;
     if (letters('m') != mtp) {
-      refuse(list_, kKey, *s_.layout,
-             base::concat("has ", letters('m'), " m, model.mtp_num_layers is ", mtp), "make the two agree");
+      refuse(list_, kKey, *s_.layout, base::concat("has ", letters('m'), " m, model.mtp_num_layers is ", mtp),
+             "make the two agree");
     } else if (mtp > 0 && !stages->back().ends_with(std::string(static_cast<size_t>(mtp), 'm') + "L")) {
       refuse(list_, kKey, *s_.layout, "must have all m right before the L, in its stage", "move them there");
     }

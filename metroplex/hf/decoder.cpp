@@ -207,6 +207,21 @@ Json decoder_config(const config::Model& m) {
           {"rope_parameters", rope_config(m)}};
 }
 
+std::string multi_token_prefix(int64_t layer) { return base::concat("model.layers.", layer, "."); }
+
+// Layers of multi-token prediction have the model's embedding and output weight once more.
+static void add_copies(const config::Model& model, const std::string& prefix, std::vector<MappedTensor>& all) {
+  const char* const head = model.tied() ? "embedding.word_embeddings.weight" : "output_layer.weight";
+  for (MappedTensor& tensor : all) {
+    const auto add = [&](const char* name) {
+      tensor.parts.push_back(whole_part(prefix + name, tensor.shape));
+      tensor.parts.back().copy = true;
+    };
+    if (tensor.name == "embedding.word_embeddings.weight") add("embed_tokens.weight");
+    if (tensor.name == head) add("shared_head.head.weight");
+  }
+}
+
 std::vector<MappedTensor> decoder_tensors(const config::Model& model, const DecoderNames& names) {
   std::vector<MappedTensor> all;
   const Layer outside{model, names, "", "", all};
@@ -221,6 +236,17 @@ std::vector<MappedTensor> decoder_tensors(const config::Model& model, const Deco
   outside.whole("decoder.final_layernorm.weight", "model.norm.weight", {model.hidden_size});
   if (model.untie_embeddings_and_output_weights)
     outside.whole("output_layer.weight", "lm_head.weight", {model.vocab_size, model.hidden_size});
+  for (int64_t i = 0; i < model.mtp_num_layers; ++i) {
+    const std::string theirs = multi_token_prefix(model.num_layers + i);
+    add_copies(model, theirs, all);
+    Layer layer{model, names, base::concat("mtp.layers.", i, "."), theirs, all};
+    layer.whole("enorm.weight", "enorm.weight", {model.hidden_size});
+    layer.whole("hnorm.weight", "hnorm.weight", {model.hidden_size});
+    layer.whole("eh_proj.weight", "eh_proj.weight", {model.hidden_size, 2 * model.hidden_size});
+    layer.whole("final_layernorm.weight", "shared_head.norm.weight", {model.hidden_size});
+    layer.ours += "transformer_layer.";
+    layer.all(experts.back());
+  }
   return all;
 }
 

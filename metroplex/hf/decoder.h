@@ -70,6 +70,9 @@ struct DecoderNames {
   std::string expert_bias = {};  // of the router, where it has one
 };
 std::vector<MappedTensor> decoder_tensors(const config::Model& model, const DecoderNames& names);
+constexpr int64_t kMostMultiToken = 64;
+// What the names of a layer of multi-token prediction begin with: it is one more layer, by number.
+std::string multi_token_prefix(int64_t layer);
 
 // Whether the model has no part of few families: scales and caps of scores, sinks, further norms, limits of units.
 bool usual_parts(const config::Model& model);

@@ -37,7 +37,8 @@ class Source final : public checkpoint::TensorSource {
   const files::SafetensorsFile& open(const std::string& file);
   void list_tensors();
   void check_numbers(const config::Model& model) const;
-  void check(const std::vector<MappedTensor>& mapped) const;
+  // `unread`: what the names of tensors begin with that may be there.
+  void check(const std::vector<MappedTensor>& mapped, const std::vector<std::string>& unread) const;
 
   files::FileSystem& disk_;
   std::map<std::string, std::unique_ptr<files::SafetensorsFile>> files_;

@@ -31,7 +31,7 @@ const Family& family_of(const std::string& model_type) {
 
 const Family& family_for(const config::Model& model) {
   for (const Family* family : kFamilies) {
-    if (family->holds(model)) return *family;
+    if (family->holds(model) && (family->multi_token || model.mtp_num_layers == 0)) return *family;
   }
   base::throw_error("hf", base::concat("no family of transformers' that is known here (", list(),
                                        ") has a model as this section model says: norms, biases, activation, "

@@ -24,6 +24,7 @@ struct TensorPart {
   Dims offset, size;
   int64_t base = 0;
   Dims strides;
+  bool copy = false;  // of numbers that another part has: it is written, and need not be there
 };
 // Calls row(theirs) for each row (all but the last dim) of the box [offset, offset + size) of ours, in order: the
 // element of theirs where it begins. The box lies in that of the part; the last stride is between its elements.
@@ -48,6 +49,7 @@ struct Family {
   // Whether a model of ours is one of this family.
   bool (*holds)(const config::Model& model);
   Json (*config)(const config::Model& model);  // what settings() reads, of a model that it holds
+  bool multi_token = false;  // its directories may hold layers of multi-token prediction, num_nextn_predict_layers
 };
 
 // Throws base::Error("hf") with the families that are known.

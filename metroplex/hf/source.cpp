@@ -44,6 +44,26 @@ std::string some(const std::vector<std::string>& lines) {
   return text + (lines.size() > kMost ? base::concat("\n  and ", lines.size() - kMost, " more") : "");
 }
 
+// transformers write no layers of multi-token prediction, whatever config.json says of the model that was read.
+bool holds_multi_token(files::FileSystem& disk, const std::string& directory, const ConfigReader& config) {
+  if (config.integer("num_nextn_predict_layers", 0) == 0) return true;
+  const std::string prefix = multi_token_prefix(config.integer("num_hidden_layers"));
+  const std::string index = files::join_path(directory, kIndex), one = files::join_path(directory, kOne);
+  const auto named = [&](const std::string& name) { return name.starts_with(prefix); };
+  if (disk.exists(index)) {
+    const Json json = read_json(disk, index);
+    const Json map = json.is_object() ? json.value("weight_map", Json::object()) : Json::object();
+    for (const auto& [name, file] : map.items()) {
+      if (named(name)) return true;
+    }
+    return false;
+  }
+  if (!disk.exists(one)) return false;
+  const files::SafetensorsFile file(disk.map(one), one);
+  return std::any_of(file.tensors().begin(), file.tensors().end(),
+                     [&](const auto& info) { return named(info.name); });
+}
+
 }  // namespace
 
 std::vector<std::string> settings_of(files::FileSystem& disk, const std::string& directory) {
@@ -51,7 +71,10 @@ std::vector<std::string> settings_of(files::FileSystem& disk, const std::string&
   MPX_CHECK(json.is_object(), "hf", "'", directory, "/config.json' is no JSON object");
   const ConfigReader config(json);
   config.require(!config.has("quantization_config"), "quantization_config", "a model of plain weights (null)");
-  std::vector<std::string> settings = family_of(config.text("model_type", "")).settings(json);
+  const Family& family = family_of(config.text("model_type", ""));
+  std::vector<std::string> settings = family.settings(json);
+  if (family.multi_token && !holds_multi_token(disk, directory, config))
+    std::erase_if(settings, [](const std::string& key) { return key.starts_with("model.mtp_num_layers="); });
   const std::string type = config.text("dtype", config.text("torch_dtype", "float32"));
   const std::map<std::string, std::string> types{{"float32", "fp32"}, {"bfloat16", "bf16"}, {"float16", "fp16"}};
   config.require(types.count(type) > 0, config.has("dtype") ? "dtype" : "torch_dtype",
@@ -74,8 +97,12 @@ Source::Source(files::FileSystem& disk, const std::string& directory, const conf
   list_tensors();
   const Json json = read_json(disk, files::join_path(directory, "config.json"));
   check_numbers(model);
-  mapped_ = family_of(ConfigReader(json).text("model_type", "")).tensors(model);
-  check(mapped_);
+  const Family& family = family_of(ConfigReader(json).text("model_type", ""));
+  mapped_ = family.tensors(model);
+  std::vector<std::string> unread;  // layers of multi-token prediction that the model leaves out
+  for (int64_t i = model.mtp_num_layers; family.multi_token && i < kMostMultiToken; ++i)
+    unread.push_back(multi_token_prefix(model.num_layers + i));
+  check(mapped_, unread);
   for (const MappedTensor& tensor : mapped_)
     add({tensor.name, tensor.kind, stored_.at(tensor.parts.front().name).info.dtype, tensor.shape});
 }
@@ -115,7 +142,7 @@ void Source::list_tensors() {
   }
 }
 
-void Source::check(const std::vector<MappedTensor>& mapped) const {
+void Source::check(const std::vector<MappedTensor>& mapped, const std::vector<std::string>& unread) const {
   std::vector<std::string> problems;
   std::set<std::string> wanted;
   for (const MappedTensor& tensor : mapped) {
@@ -123,6 +150,7 @@ void Source::check(const std::vector<MappedTensor>& mapped) const {
     for (const TensorPart& part : tensor.parts) {
       if (!wanted.insert(part.name).second) continue;
       const auto found = stored_.find(part.name);
+      if (found == stored_.end() && part.copy) continue;
       if (found == stored_.end()) {
         problems.push_back(part.name + " is missing");
         continue;
@@ -138,8 +166,10 @@ void Source::check(const std::vector<MappedTensor>& mapped) const {
   }
   for (const auto& [name, stored] : stored_) {
     // Tied weights, positions of rotations and masks that older files hold follow from the rest.
-    const bool follows = name == "lm_head.weight" || name.ends_with(".rotary_emb.inv_freq") ||
-                         name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+    const auto begins = [&name](const std::string& prefix) { return name.starts_with(prefix); };
+    const bool follows = name == "lm_head.weight" || std::any_of(unread.begin(), unread.end(), begins) ||
+                         name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".attn.bias") ||
+                         name.ends_with(".attn.masked_bias");
     if (wanted.count(name) == 0 && !follows) problems.push_back(name + " has no place in this model");
   }
   MPX_CHECK(problems.empty(), "checkpoint", "'", directory(),
@@ -160,7 +190,7 @@ void Source::read(size_t tensor, const checkpoint::Piece& region, void* data) {
   for (const checkpoint::Piece& box : checkpoint::boxes_of(region)) {
     for (const TensorPart& part : mapped_[tensor].parts) {
       Dims offset, size;
-      if (!overlap(box.offset, box.size, part.offset, part.size, offset, size)) continue;
+      if (part.copy || !overlap(box.offset, box.size, part.offset, part.size, offset, size)) continue;
       const Stored& stored = stored_.at(part.name);
       const files::SafetensorsFile& file = open(stored.file);
       const auto width = static_cast<int64_t>(files::dtype_bits(stored.info.dtype) / 8);

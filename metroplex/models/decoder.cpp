@@ -146,7 +146,8 @@ nn::Blocks build_decoder(const ModelContext& context, const StageSlice& slice, B
     blocks.back().segments.push_back(std::move(segment));
   };
   std::shared_ptr<nn::Param> words;
-  if (slice.has_embedding || (slice.has_loss && ends_read_words(context.model))) words = make_word_embeddings(context);
+  if (slice.has_embedding || (slice.has_loss && ends_read_words(context.model)))
+    words = make_word_embeddings(context);
   if (slice.has_embedding) add(std::make_unique<EmbeddingSegment>(context, words, 0));
   const std::shared_ptr<nn::RopeTable> rope = make_rope(context);
   const std::vector<bool> windows = config::window_layers(context.model);

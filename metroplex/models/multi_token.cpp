@@ -33,8 +33,8 @@ at::Tensor mask_of(const nn::Microbatch& batch) {
 // keys are.
 nn::Microbatch ahead_by(const nn::Microbatch& batch, int64_t by) {
   const at::NoGradGuard no_grad;
-  MPX_CHECK(by < batch.tokens.size(1), "models", "model.mtp_num_layers = ", by, " or more need sequences longer than ",
-            batch.tokens.size(1));
+  MPX_CHECK(by < batch.tokens.size(1), "models", "model.mtp_num_layers = ", by,
+            " or more need sequences longer than ", batch.tokens.size(1));
   nn::Microbatch ahead = batch;
   ahead.tokens = moved(batch.tokens, by);
   ahead.labels = moved(batch.labels, by);
@@ -69,9 +69,8 @@ at::Tensor MultiTokenSegment::joined(const at::Tensor& before, const nn::Microba
   nn::SegmentContext inner{ahead, context.is_recompute, {}};
   nn::Value words = embedding_.forward({}, inner).at(nn::kHiddenStates);
   words.make(ahead);
-  const at::Tensor both = at::cat({nn::normalize(embedding_norm_, words.tensor(), saving_).x,
-                                   nn::normalize(hidden_norm_, before, saving_).x},
-                                  2);
+  const at::Tensor both = at::cat(
+      {nn::normalize(embedding_norm_, words.tensor(), saving_).x, nn::normalize(hidden_norm_, before, saving_).x}, 2);
   const at::Tensor out = projection_.forward(both);
   return fp32_residual_ ? out.to(at::kFloat) : out;
 }

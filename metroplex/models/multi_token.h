@@ -1,6 +1,6 @@
-// Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2): behind the last layer of the model, layer k of D
-// predicts the token k + 1 ahead. Its input is a projection of two norms side by side, those of the embedding of the
-// token k ahead and of what layer k - 1 (0: the model) gave the head; embedding and output layer are the model's.
+// Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2): behind the last layer of the model, layer k of
+// D predicts the token k + 1 ahead. Its input is a projection of two norms side by side, those of the embedding of
+// the token k ahead and of what layer k - 1 (0: the model) gave the head; embedding and output layer are the model's.
 #pragma once
 
 #include <memory>

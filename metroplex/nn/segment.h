@@ -62,8 +62,8 @@ class Segment {
   // `in` is empty for the first segment of the model, which reads the microbatch alone. Backward must not hold an
   // output tensor, so that dropping the last handle of the output frees it.
   virtual Values forward(const Values& in, SegmentContext& context) = 0;
-  // Appends every parameter that the segment reads, in forward order, as often as it reads it; a shared one is appended
-  // by each segment that reads it. The pointers stay valid for the segment's life.
+  // Appends every parameter that the segment reads, in forward order, as often as it reads it; a shared one is
+  // appended by each segment that reads it. The pointers stay valid for the segment's life.
   virtual void collect_params(std::vector<Param*>& params) = 0;
   // The same for its buffers.
   virtual void collect_buffers(std::vector<Buffer*>& /*buffers*/) {}

@@ -171,7 +171,8 @@ std::vector<size_t> build_stages(Assembly& a, models::ModelContext context, cons
   std::vector<size_t> units;
   std::vector<ChunkParams> chunks;
   std::vector<int> kept_layers;  // of each chunk
-  const std::vector<plan::StageLayers> slices = plan::split_stages(a.config.parallel, a.config.model.num_layers, a.config.model.mtp_num_layers);
+  const std::vector<plan::StageLayers> slices =
+      plan::split_stages(a.config.parallel, a.config.model.num_layers, a.config.model.mtp_num_layers);
   for (size_t place = 0; place < slices.size(); ++place) {
     const plan::StageLayers& slice = slices[place];
     if (slice.pp_rank != a.groups().pp.index()) continue;

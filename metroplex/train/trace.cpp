@@ -246,7 +246,8 @@ plan::RankTrace trace_rank(const RankRequest& request) {
   a->families.updated();
   for (plan::IslandTrace& part : recorder.take()) out.update = std::move(part);
   size_t chunk = 0;
-  for (const plan::StageLayers& layers : plan::split_stages(config.parallel, config.model.num_layers, config.model.mtp_num_layers)) {
+  for (const plan::StageLayers& layers :
+       plan::split_stages(config.parallel, config.model.num_layers, config.model.mtp_num_layers)) {
     if (layers.pp_rank == a->groups().pp.index()) out.chunks.at(chunk++).layers = layers;
   }
   return out;

@@ -157,6 +157,36 @@ run 0 inspect large --diff large_weights
 rm -r large*
 holds "conversions need the memory of a tensor, not that of the model"
 
+# Layers of multi-token prediction: part of the model where the directory holds them.
+python3 "$apps/add_multi_token.py" "$cases/deepseek_v3" ahead 2
+run 0 convert ahead --to checkpoint ahead_ours
+run 0 convert ahead_ours --to hf ahead_again
+python3 - << 'PYTHON'
+import json, struct
+def tensors(path):
+    data = open(path, "rb").read()
+    size = struct.unpack("<Q", data[:8])[0]
+    return {name: (it["shape"], data[8 + size + it["data_offsets"][0]:8 + size + it["data_offsets"][1]])
+            for name, it in json.loads(data[8:8 + size]).items() if name != "__metadata__"}
+first, again = tensors("ahead/model.safetensors"), tensors("ahead_again/model.safetensors")
+assert first == again and sum(name.endswith("eh_proj.weight") for name in first) == 2
+assert json.load(open("ahead_again/config.json"))["num_nextn_predict_layers"] == 2
+PYTHON
+held
+run 0 train --model.from ahead $small --train.train_iters=1 --train.log_interval=1 --nproc 2 --pp 2 \
+  --parallel.pipeline_model_parallel_layout='Et*2|tmmL'
+prints 'mtp_1 loss: .*mtp_2 loss: '
+run 0 train --model.from ahead $small --train.train_iters=1 --train.log_interval=1 --model.mtp_num_layers=0
+! grep -q mtp_1 "$work/out" && held || fail "layers that were left out trained"
+sed -i 's/"num_nextn_predict_layers": 2/"num_nextn_predict_layers": 3/' ahead/config.json
+run 3 train --model.from ahead $small --train.train_iters=1
+warns 'model.layers.5.eh_proj.weight is missing'
+sed 's/"num_nextn_predict_layers": 0/"num_nextn_predict_layers": 1/' "$cases/deepseek_v3/config.json" > ahead_again/config.json
+cp "$cases/deepseek_v3/model.safetensors" ahead_again/
+run 0 train --model.from ahead_again $small --train.train_iters=1 --train.log_interval=1
+! grep -q mtp_1 "$work/out" && held || fail "layers that are not there trained"
+holds "layers of multi-token prediction in, trained over a pipeline, and out, byte for byte"
+
 run 0 eval --model.from "$cases/qwen2" $small --train.eval_iters=1
 prints 'loss'
 run 3 train --model.from "$cases/llama_sharded" $small --train.train_iters=1 --model.num_layers=4

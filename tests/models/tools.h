@@ -21,15 +21,19 @@ inline std::vector<nn::Island> islands_of(const nn::Blocks& blocks) {
   return islands;
 }
 
-// Forward and backward of one microbatch; the loss is scaled by `factor` in backward. Returns the summed loss.
-inline double train_step(const nn::Blocks& blocks, const nn::Microbatch& batch, double factor) {
+// Forward and backward of one microbatch; the loss and its terms, which `terms` gets, are scaled by `factor` in
+// backward. Returns the summed loss.
+inline double train_step(const nn::Blocks& blocks, const nn::Microbatch& batch, double factor,
+                         nn::LossTerms* terms = nullptr) {
   const std::vector<nn::Island> islands = islands_of(blocks);
   std::vector<nn::IslandRun> runs(islands.size());
   nn::Values x;
-  for (size_t i = 0; i < islands.size(); ++i) x = nn::run_forward(islands[i], x, {batch}, &runs[i]);
+  for (size_t i = 0; i < islands.size(); ++i)
+    x = nn::run_forward(islands[i], x, {.batch = batch, .terms = terms}, &runs[i]);
   const at::Tensor loss = x.tensor(nn::kLoss);
   nn::Gradients dy{at::full({}, factor, loss.options())};
-  for (size_t i = islands.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, {});
+  const at::Tensor of_terms = dy[0];
+  for (size_t i = islands.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, of_terms);
   EXPECT_TRUE(dy.empty());
   return loss.item<double>();
 }

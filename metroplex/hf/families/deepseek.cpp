@@ -1,7 +1,7 @@
 // DeepseekV2ForCausalLM, arXiv 2405.04434, and DeepseekV3ForCausalLM, arXiv 2412.19437: latent attention; behind the
 // first dense layers experts with shared ones. Version 2 weighs experts by a softmax over all and ranks groups by
-// their best; version 3 weighs by sigmoids, chooses by these and a bias, and ranks groups by their two best. The
-// layers for multi-token prediction that a directory may say it had are no part of either.
+// their best; version 3 weighs by sigmoids, chooses by these and a bias, and ranks groups by their two best. Layers
+// of multi-token prediction may follow those of version 3.
 #include <algorithm>
 #include <cmath>
 
@@ -89,6 +89,9 @@ static Settings settings_v3(const Json& json) {
   const ConfigReader config(json);
   Settings s = shared_settings(config);
   set(s, "rotary_interleaved", config.flag("rope_interleave", true));
+  const int64_t ahead = config.integer("num_nextn_predict_layers", 0);
+  config.require(ahead >= 0 && ahead <= kMostMultiToken, "num_nextn_predict_layers", "0 to 64");
+  set(s, "mtp_num_layers", ahead);
   if (!add_experts(config, {3, 256, 8, 2048, 1, 2.5}, s)) return s;
   const std::string scoring = config.text("scoring_func", "sigmoid"), method = config.text("topk_method", "noaux_tc");
   config.require(scoring == "sigmoid", "scoring_func", "sigmoid");
@@ -179,7 +182,7 @@ static Json config_v3(const config::Model& m) {
   json["norm_topk_prob"] =
       said == TopkNormalization::always || (said == TopkNormalization::automatic && m.moe_router_topk > 1);
   json["rope_interleave"] = m.rotary_interleaved;
-  json["num_nextn_predict_layers"] = 0;
+  json["num_nextn_predict_layers"] = m.mtp_num_layers;
   return json;
 }
 
@@ -187,7 +190,12 @@ static Json config_v3(const config::Model& m) {
 
 const Family kDeepseekV2{"deepseek_v2",     "DeepseekV2ForCausalLM", deepseek::settings_v2,
                          deepseek::tensors, deepseek::holds_v2,      deepseek::config_v2};
-const Family kDeepseekV3{"deepseek_v3",     "DeepseekV3ForCausalLM", deepseek::settings_v3,
-                         deepseek::tensors, deepseek::holds_v3,      deepseek::config_v3};
+const Family kDeepseekV3{"deepseek_v3",
+                         "DeepseekV3ForCausalLM",
+                         deepseek::settings_v3,
+                         deepseek::tensors,
+                         deepseek::holds_v3,
+                         deepseek::config_v3,
+                         true};
 
 }  // namespace metroplex::hf

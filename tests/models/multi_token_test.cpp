@@ -1,0 +1,142 @@
+// Multi-token prediction against its formula in plain libtorch operations, with autograd's gradients.
+#include "models/tools.h"
+
+namespace metroplex::test::multi_token_test {
+namespace {
+
+// b 2 samples, s 7 tokens, h 12, 3 heads of 4, vocabulary 19.
+constexpr int64_t kSamples = 2, kTokens = 7, kHeads = 3, kHead = 4, kHidden = kHeads * kHead, kVocab = 19;
+
+config::Model small_model() {
+  config::Model model;
+  model.num_layers = 1;
+  model.hidden_size = kHidden;
+  model.num_attention_heads = kHeads;
+  model.ffn_hidden_size = 20;
+  model.position_embedding_type = "none";
+  model.normalization = "RMSNorm";
+  model.activation = "silu";
+  model.add_bias_linear = false;
+  model.max_position_embeddings = kTokens;
+  model.make_vocab_size_divisible_by = 1;
+  model.mtp_num_layers = 2;
+  model.mtp_loss_scaling_factor = 0.6;
+  return model;
+}
+
+// The model, of leaves with the values of `params`. Activations are [b, s, h].
+class Plain {
+ public:
+  explicit Plain(const std::vector<nn::Param*>& params) {
+    for (const nn::Param* param : params) leaves[param->name] = param->data.detach().clone().requires_grad_();
+  }
+
+  at::Tensor norm(const at::Tensor& x, const std::string& name) {
+    return x * (x.square().mean(-1, true) + 1e-5).rsqrt() * leaves.at(name + ".weight");
+  }
+  at::Tensor linear(const at::Tensor& x, const std::string& name) {
+    return x.matmul(leaves.at(name + ".weight").t());
+  }
+  at::Tensor layer(const at::Tensor& x, const std::string& name) {
+    const at::Tensor qkv = linear(norm(x, name + ".input_layernorm"), name + ".self_attention.linear_qkv")
+                               .view({kSamples, kTokens, kHeads, 3, kHead})
+                               .permute({3, 0, 2, 1, 4});
+    const at::Tensor hidden = at::ones({kTokens, kTokens}, at::kBool).triu(1);
+    const at::Tensor scores = (qkv[0].matmul(qkv[1].transpose(-1, -2)) / 2.0).masked_fill(hidden, -INFINITY);
+    const at::Tensor mixed = scores.softmax(-1).matmul(qkv[2]).permute({0, 2, 1, 3}).reshape(x.sizes());
+    const at::Tensor h = x + linear(mixed, name + ".self_attention.linear_proj");
+    const at::Tensor inner = at::silu(linear(norm(h, name + ".pre_mlp_layernorm"), name + ".mlp.linear_fc1"));
+    return h + linear(inner, name + ".mlp.linear_fc2");
+  }
+  at::Tensor words(const at::Tensor& tokens) {
+    return leaves.at("embedding.word_embeddings.weight")
+        .index_select(0, tokens.flatten())
+        .view({kSamples, -1, kHidden});
+  }
+  // The sum over the positions that have a target `ahead` positions behind their label.
+  at::Tensor loss(const at::Tensor& x, const nn::Microbatch& batch, int64_t ahead) {
+    const at::Tensor logs = linear(x, "output_layer").log_softmax(-1).narrow(1, 0, kTokens - ahead);
+    const at::Tensor labels = batch.labels.narrow(1, ahead, kTokens - ahead);
+    return -(logs.gather(2, labels.unsqueeze(2)).squeeze(2) * batch.loss_mask.narrow(1, ahead, kTokens - ahead))
+                .sum();
+  }
+
+  std::map<std::string, at::Tensor> leaves;
+};
+
+struct Losses {
+  at::Tensor main, ahead[2];  // sums
+};
+
+Losses losses_of(Plain& plain, const nn::Microbatch& batch) {
+  at::Tensor x = plain.norm(plain.layer(plain.words(batch.tokens), "decoder.layers.0"), "decoder.final_layernorm");
+  Losses out{plain.loss(x, batch, 0), {}};
+  for (int64_t k = 1; k <= 2; ++k) {
+    const std::string name = "mtp.layers." + std::to_string(k - 1);
+    // What lies behind the sample never reaches a position that counts.
+    const at::Tensor tokens =
+        at::cat({batch.tokens.narrow(1, k, kTokens - k), at::full({kSamples, k}, 11, at::kLong)}, 1);
+    const at::Tensor both =
+        at::cat({plain.norm(plain.words(tokens), name + ".enorm"), plain.norm(x, name + ".hnorm")}, -1);
+    x = plain.norm(plain.layer(plain.linear(both, name + ".eh_proj"), name + ".transformer_layer"),
+                   name + ".final_layernorm");
+    out.ahead[k - 1] = plain.loss(x, batch, k);
+  }
+  return out;
+}
+
+void check(bool per_token) {
+  models::ModelContext context(small_model());
+  context.model.untie_embeddings_and_output_weights = true;
+  context.vocab_size = kVocab;
+  context.dtype = at::kDouble;
+  context.init_std = 0.3;
+  context.per_token_loss = per_token;
+  nn::set_tensor_parallel(context, {}, false);
+  const nn::Blocks blocks = models::build_stage(context, {0, 1, true, true});
+  const auto params = nn::params_of(blocks);
+  shake_vectors(params);
+  give_main_grad(params);
+  const nn::Microbatch batch = small_batch(kSamples, kTokens, kVocab);
+  nn::LossTerms terms;
+  constexpr double kFactor = 0.25;
+  const double main = train_step(blocks, batch, kFactor, &terms);
+
+  Plain plain(params);
+  const Losses wanted = losses_of(plain, batch);
+  EXPECT_NEAR(main, wanted.main.item<double>(), 1e-12 * main);
+  at::Tensor all = wanted.main;
+  ASSERT_EQ(terms.size(), 2u);
+  for (int64_t k = 1; k <= 2; ++k) {
+    const double left = batch.loss_mask.narrow(1, k, kTokens - k).sum().item<double>();
+    ASSERT_LT(left, batch.mask_sum);
+    const at::Tensor term = wanted.ahead[k - 1] * (0.6 / 2 * (per_token ? 1 : batch.mask_sum / left));
+    EXPECT_EQ(terms[static_cast<size_t>(k - 1)].name, "mtp_" + std::to_string(k) + " loss");
+    const double got = terms[static_cast<size_t>(k - 1)].sum.item<double>();
+    EXPECT_NEAR(got, term.item<double>(), 1e-12 * got);
+    all = all + term;
+  }
+  (all * kFactor).backward();
+  for (const nn::Param* param : params) {
+    EXPECT_LT(relative_difference(param->main_grad, plain.leaves.at(param->name).grad()), 1e-12) << param->name;
+    EXPECT_GT(largest(param->main_grad), 0) << param->name;
+  }
+}
+
+TEST(MultiToken, LossesAndGradientsAreThoseOfTheFormula) {
+  for (const bool per_token : {false, true}) check(per_token);
+}
+
+TEST(MultiToken, NothingOfItRunsInEvaluation) {
+  models::ModelContext context(small_model());
+  context.vocab_size = kVocab;
+  nn::set_tensor_parallel(context, {}, false);
+  nn::Microbatch batch = small_batch(kSamples, kTokens, kVocab);
+  batch.training = false;
+  const at::Tensor with = evaluate(models::build_stage(context, {0, 1, true, true}), batch);
+  context.model.mtp_num_layers = 0;
+  EXPECT_TRUE(at::equal(with, evaluate(models::build_stage(context, {0, 1, true, true}), batch)));
+}
+
+}  // namespace
+}  // namespace metroplex::test::multi_token_test
