@@ -102,9 +102,10 @@ int main(int argc, char** argv) {
     const Command* const command = command_of(program, words, code);
     if (command != nullptr && command->run == kNeedsTorch) become_torch_program(words);
     if (command != nullptr) code = command->run({words.begin() + 2, words.end()});
+    // What went wrong earlier has left no errno.
     const bool written = std::cout.flush() && std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
-    MPX_CHECK(written || code != kExitOk, "files", "the output could not be written (", std::strerror(errno),
-              "); is the disk full?");
+    MPX_CHECK(written || code != kExitOk, "files",
+              "the output could not be written; is the disk full, or its reader gone?");
     return code;
   } catch (const std::exception& error) {
     std::cout.flush();

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <vector>
 
 #include "comm/report.h"
 
@@ -26,7 +27,7 @@ struct StopState {
   int launcher_fd = -1;
   pid_t launcher = -1;
   bool speaks = true;
-  Line first_term, first_int, again_term, again_int;
+  std::array<Line, 32> first, again;  // by signal
 };
 StopState stop_state;
 
@@ -63,8 +64,7 @@ void on_signal(int signal, siginfo_t* info, void*) {
     if (action != comm::StopAction::none) {
       s.requested = true;
       comm::write_note(s.launcher_fd, {again ? NoteKind::again : NoteKind::signal, signal});
-      const bool term = signal == SIGTERM;
-      if (s.speaks) say_line(again ? (term ? s.again_term : s.again_int) : (term ? s.first_term : s.first_int));
+      if (s.speaks) say_line((again ? s.again : s.first)[static_cast<size_t>(signal)]);
     }
     if (again) end_at_once(signal);
   }
@@ -81,7 +81,7 @@ Line line_of(int signal, SignalStage stage, bool saves) {
 }  // namespace
 
 std::string stop_line(int signal, SignalStage stage, bool saves) {
-  const std::string name = signal == SIGINT ? "SIGINT" : "SIGTERM";
+  const std::string name = comm::stop_signal_name(signal);
   if (stage == SignalStage::too_early) return "metroplex: " + name + ": ending at once; there is nothing to save";
   if (stage == SignalStage::again)
     return "metroplex: a second " + name + ": ending at once; what was done since the last save is lost";
@@ -96,16 +96,18 @@ void take_stop_signals(const StopOptions& options) {
   s.launcher_fd = options.launcher_fd;
   s.launcher = ::getppid();
   s.speaks = options.speaks;
-  s.first_term = line_of(SIGTERM, SignalStage::first, options.saves);
-  s.first_int = line_of(SIGINT, SignalStage::first, options.saves);
-  s.again_term = line_of(SIGTERM, SignalStage::again, options.saves);
-  s.again_int = line_of(SIGINT, SignalStage::again, options.saves);
+  const std::vector<int> signals = comm::stop_signals();
+  for (const int signal : signals) {
+    s.first.at(static_cast<size_t>(signal)) = line_of(signal, SignalStage::first, options.saves);
+    s.again.at(static_cast<size_t>(signal)) = line_of(signal, SignalStage::again, options.saves);
+  }
   struct sigaction action {};
   action.sa_sigaction = on_signal;
   sigemptyset(&action.sa_mask);
-  for (const int signal : {SIGTERM, SIGINT}) sigaddset(&action.sa_mask, signal);
+  for (const int signal : signals) sigaddset(&action.sa_mask, signal);
   action.sa_flags = SA_RESTART | SA_SIGINFO;
-  for (const int signal : {SIGTERM, SIGINT}) ::sigaction(signal, &action, nullptr);
+  for (const int signal : signals) ::sigaction(signal, &action, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);  // whoever read the console may end before the run
   comm::write_note(s.launcher_fd, {NoteKind::ready, 0});
 }
 

@@ -146,7 +146,7 @@ int run_train(const std::vector<std::string>& arguments) {
   });
   start->throw_refusal();
   if (code != kExitOk) return code;
-  if (summary.last_save_failed) return kExitUnsaved;
+  if (summary.last_save_failed || summary.export_failed) return kExitUnsaved;
   return summary.ending == train::Ending::stopped ? kExitStopped : kExitOk;
 }
 

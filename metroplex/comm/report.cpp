@@ -1,5 +1,6 @@
 #include "comm/report.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <sstream>
@@ -9,7 +10,31 @@ namespace {
 
 constexpr const char* kNoteWords[] = {"ready", "signal", "again"};  // by NoteKind
 
+struct StopSignal {
+  int number;
+  const char* name;
+};
+constexpr StopSignal kStopSignals[] = {
+    {SIGTERM, "SIGTERM"}, {SIGINT, "SIGINT"}, {SIGHUP, "SIGHUP"}, {SIGUSR1, "SIGUSR1"}};
+
 }  // namespace
+
+std::vector<int> stop_signals() {
+  std::vector<int> signals;
+  for (const StopSignal& signal : kStopSignals) {
+    struct sigaction now {};
+    const bool ignored = ::sigaction(signal.number, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
+    if (!ignored) signals.push_back(signal.number);
+  }
+  return signals;
+}
+
+const char* stop_signal_name(int signal) {
+  for (const StopSignal& one : kStopSignals) {
+    if (one.number == signal) return one.name;
+  }
+  return "a signal";
+}
 
 std::string encode(const Report& report) {
   const std::string cause = report.cause.substr(0, 3000);

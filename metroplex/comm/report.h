@@ -35,6 +35,11 @@ void write_note(int fd, Note note);
 // Takes the whole notes off the front of `text`.
 std::vector<Note> take_notes(std::string& text);
 
+// What asks a run to stop: supervisors, a terminal, its hang-up, and Slurm's --signal=USR1. Those that are ignored
+// when the process begins (nohup) stay so.
+std::vector<int> stop_signals();
+const char* stop_signal_name(int signal);  // "SIGTERM"
+
 // Supervisors send to all processes of a group or a cgroup, timeout(1) even twice to its child; a person who means it
 // sends again later.
 

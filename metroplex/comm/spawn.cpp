@@ -23,7 +23,8 @@ class WatchedSignals {
  public:
   WatchedSignals() {
     sigemptyset(&watched_);
-    for (const int signal : {SIGCHLD, SIGTERM, SIGINT}) sigaddset(&watched_, signal);
+    sigaddset(&watched_, SIGCHLD);
+    for (const int signal : stop_signals()) sigaddset(&watched_, signal);
     pthread_sigmask(SIG_BLOCK, &watched_, &before_);
     struct sigaction standard {};
     standard.sa_handler = SIG_DFL;
@@ -95,7 +96,7 @@ class Orders {
  public:
   Orders(const SpawnOptions& options, std::vector<Child>& children) : options_(options), children_(children) {}
   void heard(int signal) {
-    if (signal == SIGTERM || signal == SIGINT) act(signal, requests_.signal(milliseconds()));
+    if (signal > 0 && signal != SIGCHLD) act(signal, requests_.signal(milliseconds()));
   }
   void told(const std::vector<Note>& notes) {
     for (const Note& note : notes) act(note.signal, requests_.told(note.kind == NoteKind::again));

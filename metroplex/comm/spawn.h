@@ -27,7 +27,7 @@ struct SpawnOptions {
   std::chrono::milliseconds grace{800};
   int stopped_code = -1;  // an exit code that is no failure but a stop on request: the others get all their time
   DescribeRank describe = describe_plainly;
-  // SIGTERM or SIGINT reached the launcher or a rank; called before the ranks get their orders, once a stage.
+  // One of stop_signals() reached the launcher or a rank; called before the ranks get their orders, once a stage.
   std::function<void(int signal, SignalStage stage)> on_signal = nullptr;
 };
 
@@ -38,9 +38,9 @@ struct SpawnResult {
   std::string message;  // "rank 3 (tp 1 pp 0 dp 1) failed: ...", with its cause where the rank could tell
 };
 
-// Blocks until all processes have ended. SIGTERM and SIGINT are handed on as orders (see above), so that a signal to
-// the group, to this process alone or to one rank is one request. Output goes where this process' output goes. Throws
-// when the port is in use.
+// Blocks until all processes have ended. What stop_signals() names is handed on as orders (see above), so that a
+// signal to the group, to this process alone or to one rank is one request. Output goes where this process' output
+// goes. Throws when the port is in use.
 SpawnResult spawn_processes(const SpawnOptions& options);
 
 }  // namespace metroplex::comm

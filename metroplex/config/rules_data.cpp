@@ -128,9 +128,10 @@ void check_checkpoint(Rules& rules) {
   rules.require(c.save_retain_interval == 0 || (c.save_interval > 0 && c.save_retain_interval % c.save_interval == 0),
                 "checkpoint.save_retain_interval", c.save_retain_interval,
                 concat("must be a multiple of checkpoint.save_interval = ", c.save_interval), "choose a multiple");
-  rules.require(!c.async_save || !c.save.empty(), "checkpoint.async_save", "given", "needs checkpoint.save",
+  const bool saves = !c.save.empty() || rules.use != Use::training;  // what only evaluates takes a run's keys
+  rules.require(!c.async_save || saves, "checkpoint.async_save", "given", "needs checkpoint.save",
                 "say where to save, or leave it out");
-  rules.require(c.export_hf.empty() || !c.save.empty(), "checkpoint.export_hf", c.export_hf,
+  rules.require(c.export_hf.empty() || saves, "checkpoint.export_hf", c.export_hf,
                 "needs checkpoint.save: it is made of the last checkpoint", "say where to save, or leave it out");
   const std::pair<const char*, bool> need_load[] = {
       {"checkpoint.finetune", c.finetune},

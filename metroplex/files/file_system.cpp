@@ -161,13 +161,34 @@ void FileSystem::remove_tree(const std::string& path) {
 
 std::string FileSystem::read(const std::string& path) { return std::string(map(path).text()); }
 
+std::string FileSystem::make_problem(const std::string& path) {
+  std::string there = canonical(path);
+  while (!exists(there) && there != parent_directory(there)) there = parent_directory(there);
+  if (!is_directory(there)) return there + " is no folder";
+  const std::string problem = write_problem(there);
+  return problem.empty() ? "" : "cannot write in " + there + " (" + problem + ")";
+}
+
+void FileSystem::remove_quietly(const std::string& path) {
+  try {
+    if (exists(path)) remove_tree(path);
+  } catch (const base::Error&) {  // the error that is under way says more
+  }
+}
+
 void FileSystem::replace_file(const std::string& path, std::string_view text) {
   const std::string part = part_path(path);
   auto file = create(part);
-  file->write(text.data(), text.size());
-  file->sync();
-  file->close();
-  rename(part, path);
+  try {
+    file->write(text.data(), text.size());
+    file->sync();
+    file->close();
+    rename(part, path);
+  } catch (const base::Error&) {  // a full disk must not keep what is of no use
+    file.reset();
+    remove_quietly(part);
+    throw;
+  }
   sync_directory(parent_directory(path));
 }
 

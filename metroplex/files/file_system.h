@@ -76,14 +76,19 @@ class FileSystem {
   // nullptr when someone else holds the lock of this file, which is made if missing.
   virtual std::unique_ptr<FileLock> try_lock(const std::string& path) = 0;
 
+  // Why nothing can be made at `path`, of which the end need not exist, with the folder that is in the way; "" where
+  // it can.
+  std::string make_problem(const std::string& path);
   // All levels of `path`, each made durable in its parent.
   void make_directories(const std::string& path);
   // A file, or a directory with all that is in it. A symbolic link is removed, as `path` and anywhere in it, and
   // never what it points to.
   virtual void remove_tree(const std::string& path);
+  // The same where an error is already under way: another one is not told.
+  void remove_quietly(const std::string& path);
   std::string read(const std::string& path);
   // `path` holds either its old content or all of `text`, at every moment and after any crash: written beside it as
-  // part_path(path), which a crash may leave, synced, renamed, parent synced.
+  // part_path(path), which a crash may leave and an error does not, synced, renamed, parent synced.
   void replace_file(const std::string& path, std::string_view text);
 };
 

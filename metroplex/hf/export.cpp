@@ -163,28 +163,15 @@ const char* torch_name(files::Dtype dtype) {
   return dtype == files::Dtype::kF16 ? "float16" : dtype == files::Dtype::kF64 ? "float64" : "float32";
 }
 
-}  // namespace
-
-void check_writable(files::FileSystem& disk, const config::Model& model, const std::string& directory) {
-  MPX_CHECK(!disk.exists(directory), "files", "'", directory, "' is there already; choose another directory");
-  family_for(model);
-}
-
-void write_directory(files::FileSystem& disk, checkpoint::Reader& run, const std::string& directory,
-                     const ExportOptions& options) {
-  config::Model model = config::parse_saved(run.manifest().config_yaml).model;
-  check_writable(disk, model, directory);
-  const files::TensorForm& words = form_of(run, kWords, "weight");
-  model.vocab_size = words.shape.at(0);
+void write_files(files::FileSystem& disk, checkpoint::Reader& run, const config::Model& model,
+                 const std::string& part, const ExportOptions& options) {
   const Family& family = family_for(model);
-  const std::string part = directory + ".part";
-  if (disk.exists(part)) disk.remove_tree(part);
   disk.make_directories(part);
   write_weights(disk, run, family.tensors(model), part, options);
   Json config = family.config(model);
   config["architectures"] = {family.architecture};
   config["model_type"] = family.model_type;
-  config["dtype"] = torch_name(options.dtype.value_or(words.dtype));
+  config["dtype"] = torch_name(options.dtype.value_or(form_of(run, kWords, "weight").dtype));
   disk.replace_file(files::join_path(part, "config.json"), config.dump(2) + "\n");
   const Json generation{{"_from_model_config", true}};
   disk.replace_file(files::join_path(part, "generation_config.json"), generation.dump(2) + "\n");
@@ -193,7 +180,32 @@ void write_directory(files::FileSystem& disk, checkpoint::Reader& run, const std
     for (const std::string& name : tokenizer.value("files", std::vector<std::string>{}))
       disk.replace_file(files::join_path(part, name), disk.read(files::join_path(run.directory(), name)));
   }
-  disk.rename(part, directory);
+}
+
+}  // namespace
+
+void check_writable(files::FileSystem& disk, const config::Model& model, const std::string& directory) {
+  MPX_CHECK(!directory.empty(), "files", "the directory to write has no name; give one");
+  MPX_CHECK(!disk.exists(directory), "files", "'", directory, "' is there already; choose another directory");
+  const std::string problem = disk.make_problem(directory);
+  MPX_CHECK(problem.empty(), "files", "'", directory, "' cannot be made: ", problem, "; choose another directory");
+  family_for(model);
+}
+
+void write_directory(files::FileSystem& disk, checkpoint::Reader& run, const std::string& directory,
+                     const ExportOptions& options) {
+  config::Model model = config::parse_saved(run.manifest().config_yaml).model;
+  check_writable(disk, model, directory);
+  model.vocab_size = form_of(run, kWords, "weight").shape.at(0);
+  const std::string part = directory + ".part";
+  if (disk.exists(part)) disk.remove_tree(part);
+  try {
+    write_files(disk, run, model, part, options);
+    disk.rename(part, directory);
+  } catch (const base::Error&) {
+    disk.remove_quietly(part);
+    throw;
+  }
   disk.sync_directory(files::parent_directory(directory));
 }
 

@@ -72,13 +72,8 @@ void check_save_folder(const config::Config& config, files::FileSystem& disk) {
 }
 
 void check_writable(const std::string& save, files::FileSystem& disk) {
-  std::string there = disk.canonical(save);
-  while (!disk.exists(there) && there != files::parent_directory(there)) there = files::parent_directory(there);
-  MPX_CHECK(disk.is_directory(there), "files", "checkpoint.save = ", save, ": ", there,
-            " is no folder; choose another checkpoint.save");
-  const std::string problem = disk.write_problem(there);
-  MPX_CHECK(problem.empty(), "files", "checkpoint.save = ", save, ": cannot write in ", there, " (", problem,
-            "); choose another checkpoint.save");
+  const std::string problem = disk.make_problem(save);
+  MPX_CHECK(problem.empty(), "files", "checkpoint.save = ", save, ": ", problem, "; choose another checkpoint.save");
 }
 
 void check_fresh_start(const config::Config& config, const std::vector<std::string>& others,

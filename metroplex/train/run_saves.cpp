@@ -15,8 +15,9 @@ namespace {
 std::string on_disk(files::FileSystem& disk, const std::string& folder) {
   try {
     const auto latest = checkpoint::read_latest(disk, folder).name;
-    if (!latest) return folder + " holds no checkpoint";
-    return folder + " holds " + checkpoint::to_string(*latest) + " as the newest one";
+    const std::vector<checkpoint::CheckpointName> all = checkpoint::list_checkpoints(disk, folder);
+    if (!latest && all.empty()) return folder + " holds no checkpoint";
+    return folder + " holds " + checkpoint::to_string(latest ? *latest : all.back()) + " as the newest one";
   } catch (const base::Error& error) { return error.what(); }
 }
 
@@ -68,9 +69,10 @@ void RunSaves::look() {
   if (const auto outcome = background_->take_finished()) report(iteration_, *outcome);
 }
 
-void RunSaves::export_last() const {
+void RunSaves::export_last() {
   const std::string& directory = a_.config.checkpoint.export_hf;
   if (directory.empty() || a_.world->rank() != 0) return;
+  summary_.export_failed = true;
   if (!has_current() || summary_.last_save_failed) {
     environment_.log->warn("checkpoint.export_hf = " + directory + " is not written: the last checkpoint is missing");
     return;
@@ -78,6 +80,7 @@ void RunSaves::export_last() const {
   try {
     checkpoint::Reader reader(*environment_.disk, position_.checkpoint);
     hf::write_directory(*environment_.disk, reader, directory);
+    summary_.export_failed = false;
     environment_.log->info(" wrote " + directory + " for Hugging Face");
   } catch (const base::Error& error) {
     environment_.log->warn(base::concat("checkpoint.export_hf: ", error.what(), "; `metroplex convert ",

@@ -27,7 +27,7 @@ class RunSaves {
   void finish();
   // checkpoint.export_hf: rank 0 writes the last checkpoint as a Hugging Face directory, if that is the position.
   // What goes wrong is a warning, since the checkpoint is there.
-  void export_last() const;
+  void export_last();
   // The position has been saved, or is on its way; or it was loaded from where the run saves.
   bool has_current() const { return iteration_ == position_.iteration; }
   void loaded_from_here() { iteration_ = position_.iteration; }

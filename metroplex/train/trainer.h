@@ -35,6 +35,7 @@ struct RunSummary {
   double test_loss = -1, validation_loss = -1;  // -1: not evaluated
   std::string last_checkpoint;                  // empty: none was saved
   bool last_save_failed = false;                // on every rank: what was done since is lost
+  bool export_failed = false;                   // rank 0: checkpoint.export_hf was not written
   std::string on_disk;                          // rank 0, when it failed: why, and what there is to go on from
 };
 

@@ -221,7 +221,7 @@ def one_run(args, number, scratch, references):
     rng = random.Random(args.seed * 1000003 + number)
     turn, inside = number // 3, number % 3 == 0
     layout, background = turn % len(LAYOUTS), (number + turn // len(LAYOUTS)) % 2 == 0
-    for attempt in range(20):
+    for attempt in range(100):
         folder = scratch / f"run_{number}_{attempt}"
         job = Job(args, folder, layout, background)
         job.start()
@@ -230,7 +230,7 @@ def one_run(args, number, scratch, references):
             break
         job.process.wait()
         shutil.rmtree(folder)
-    check(killed, "no kill struck in 20 attempts")
+    check(killed, "no kill struck in 100 attempts")
     found, left, complete = job.latest(), job.temporary(), job.complete()
     job.start()
     code, text = job.finish()
