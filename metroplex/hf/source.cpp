@@ -69,13 +69,16 @@ std::vector<std::string> settings_of(files::FileSystem& disk, const std::string&
   return settings;
 }
 
-Source::Source(files::FileSystem& disk, const std::string& directory, const config::Model& model)
+Source::Source(files::FileSystem& disk, const std::string& directory, const config::Model& model,
+               const Wanted& is_wanted)
     : TensorSource(directory), disk_(disk) {
   list_tensors();
   const Json json = read_json(disk, files::join_path(directory, "config.json"));
   check_numbers(model);
-  mapped_ = family_of(ConfigReader(json).text("model_type", "")).tensors(model);
-  check(mapped_);
+  std::vector<MappedTensor> unwanted;
+  for (MappedTensor& tensor : family_of(ConfigReader(json).text("model_type", "")).tensors(model))
+    (!is_wanted || is_wanted(tensor.name) ? mapped_ : unwanted).push_back(std::move(tensor));
+  check(unwanted);
   for (const MappedTensor& tensor : mapped_)
     add({tensor.name, tensor.kind, stored_.at(tensor.parts.front().name).info.dtype, tensor.shape});
 }
@@ -115,10 +118,10 @@ void Source::list_tensors() {
   }
 }
 
-void Source::check(const std::vector<MappedTensor>& mapped) const {
+void Source::check(const std::vector<MappedTensor>& unwanted) const {
   std::vector<std::string> problems;
   std::set<std::string> wanted;
-  for (const MappedTensor& tensor : mapped) {
+  for (const MappedTensor& tensor : mapped_) {
     const auto first = stored_.find(tensor.parts.front().name);
     for (const TensorPart& part : tensor.parts) {
       if (!wanted.insert(part.name).second) continue;
@@ -135,6 +138,9 @@ void Source::check(const std::vector<MappedTensor>& mapped) const {
         problems.push_back(base::concat(part.name, " is ", files::dtype_name(info.dtype), " and ", first->first, " ",
                                         files::dtype_name(first->second.info.dtype)));
     }
+  }
+  for (const MappedTensor& tensor : unwanted) {
+    for (const TensorPart& part : tensor.parts) wanted.insert(part.name);
   }
   for (const auto& [name, stored] : stored_) {
     // Tied weights, positions of rotations and masks that older files hold follow from the rest.

@@ -52,7 +52,7 @@ Island make_island(std::vector<Segment*> segments) {
     segment->collect_params(told);
     for (auto param_at = told.begin(); param_at != told.end(); ++param_at) {
       Param* const param = *param_at;
-      if (std::find(told.begin(), param_at, param) != param_at) continue;
+      if (param->frozen || std::find(told.begin(), param_at, param) != param_at) continue;
       const auto known = std::find_if(island.params.begin(), island.params.end(),
                                       [&](const Island::Uses& uses) { return uses.param == param; });
       if (known == island.params.end()) {

@@ -154,7 +154,7 @@ EnqueuedStep enqueue_step(Assembly& a, const StepInput& input) {
     a.loss_terms.agree(output.terms, a.groups().world);
     StepVector vector = summed_losses(a, output, count);
     const at::Tensor numbers =
-        timers.measure("optimizer-clip-main-grad", [&] { return optim::gradient_numbers(a.norm_parts()); });
+        timers.measure("optimizer-clip-main-grad", [&] { return optim::gradient_numbers(a.gradient_parts()); });
     if (input.on_gradients) tell_gradients(a, input, vector);
     judge(a, vector, numbers);
     update(a, timers);
