@@ -150,15 +150,14 @@ void check_moments(Assembly& a, checkpoint::TensorSource& source, LoadOutcome& o
   if (left > 0)
     add_line(outcome.notes,
              base::concat("left in the checkpoint: optimizer state of frozen parameters, ", left, " tensors"));
-  std::string first;
-  size_t missing = 0;
+  std::set<std::string> missing;
   for (const optim::State& state : a.optimizer->state()) {
     if (state.kind == "main" || source.find(state.param->name, state.kind) != nullptr) continue;
     if (source.find(state.param->name, "weight") == nullptr) continue;  // load_weights says that
-    if (++missing == 1) first = state.param->name;
+    missing.insert(state.param->name);
   }
-  MPX_CHECK(missing == 0, "checkpoint", "'", source.directory(), "' has no optimizer state of ", first,
-            missing > 1 ? base::concat(" and ", missing - 1, " more") : "",
+  MPX_CHECK(missing.empty(), "checkpoint", "'", source.directory(), "' has no optimizer state of ", *missing.begin(),
+            missing.size() > 1 ? base::concat(" and ", missing.size() - 1, " more") : "",
             ", which this run trains and the one that saved it did not; freeze what was frozen (train.freeze, "
             "train.trainable), or begin with new optimizer state: checkpoint.no_load_optim");
 }

@@ -148,7 +148,7 @@ std::map<std::string, at::Tensor> after(const config::Config& config, int64_t ra
                       for (int64_t step = 0; step < steps; ++step) test::step_at(*a, step);
                       for (const nn::Param* param : a->params) {
                         EXPECT_EQ(param->frozen, !config::trains(config, param->name)) << param->name;
-                        if (param->frozen) EXPECT_FALSE(param->main_grad.defined()) << param->name;
+                        if (param->frozen) { EXPECT_FALSE(param->main_grad.defined()) << param->name; }
                       }
                       auto mine = test::whole_state(*a);
                       if (world.rank() == 0) state = std::move(mine);
