@@ -128,4 +128,16 @@ assert adapted == 21 and len(adapters) == 42, (adapted, len(adapters))
 PYTHON
 held
 holds "merged weights are W + s B A, rounded once; what has no adapter is the base"
-run 0 generate --load lora --prompt abc --max-new-tokens 3
+# test_loss ARGUMENTS...: of `metroplex eval`.
+test_loss() {
+  run 0 eval "$@" "${small[@]}" --train.eval_iters=2 --data.split=80,20
+  sed -nE 's/.*lm loss value: ([^ ]+).*/\1/p' out | tail -n 1
+}
+# fp32 rounds a loss near 7 by 5e-7, a sum of 50 products along the model by a few of these; training moved it by more.
+python3 - "$(test_loss --load lora)" "$(test_loss --model.from merged)" "$(test_loss --model.from "$base")" << 'PYTHON'
+import sys
+adapted, merged, base = map(float, sys.argv[1:])
+assert abs(adapted - merged) < 1e-5 and abs(adapted - base) > 0.01, sys.argv
+PYTHON
+held
+holds "the run with adapters and the merged directory have one loss, the directory that it began with another"

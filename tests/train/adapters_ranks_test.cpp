@@ -139,6 +139,16 @@ TEST(Freezing, OfExpertsRoutersAndSharedOnes) {
   expect_all_as_on_one_rank(kExperts, {"train.trainable=*.router.*"}, expert_cases());
 }
 
+TEST(Freezing, WhateverTheOptimizer) {
+  for (const char* optimizer : {"muon", "sgd", "lion"}) {
+    for (const Settings& what : {kAdapters, kFrozen}) {
+      Settings trained = what;
+      trained.push_back(std::string("optim.optimizer=") + optimizer);
+      expect_all_as_on_one_rank(kLlama, trained, {{optimizer, 4, layout(2, 1, {kSequence, zero("optim_grads")})}});
+    }
+  }
+}
+
 // Values and optimizer state after three steps on the layout, whole.
 std::map<std::string, at::Tensor> after(const config::Config& config, int64_t ranks, int64_t steps) {
   std::map<std::string, at::Tensor> state;
@@ -182,7 +192,7 @@ TEST(Freezing, FrozenParametersKeepTheirBitsAndHaveNoState) {
         }
       }
       EXPECT_GT(frozen_ones, 10u);
-      EXPECT_GT(moved, 10u);
+      EXPECT_GE(moved, 10u);
     }
   }
 }
@@ -243,7 +253,7 @@ void expect_the_formula(const std::string& yaml, const Settings& peft, double sc
         rows_of(want.gradients.at(place.linear + ".weight"), place.box).reshape({place.box.rows(), -1});
     const at::Tensor &a = got.values.at(module + config::kLoraA), &b = got.values.at(module + config::kLoraB);
     const at::Tensor da = b.t().mm(g).mul_(scale), db = g.mm(a.t()).mul_(scale);
-    EXPECT_GT(da.abs().max().item<double>(), 1e-4) << module;
+    EXPECT_GT(da.abs().max().item<double>(), 1e6 * kRounding) << module;
     EXPECT_LE((got.gradients.at(module + config::kLoraA) - da).abs().max().item<double>(), kRounding) << module;
     EXPECT_LE((got.gradients.at(module + config::kLoraB) - db).abs().max().item<double>(), kRounding) << module;
   }
