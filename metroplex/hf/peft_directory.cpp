@@ -54,6 +54,17 @@ std::vector<ExportedAdapter> exported_adapters(const checkpoint::Reader& run,
   return all;
 }
 
+// PEFT takes the words of an MLP, however they are given, for the routed experts of a model that has such.
+void check_words(const checkpoint::Reader& run, const config::Model& model, const std::vector<ExportedAdapter>& all) {
+  if (!model.has_experts()) return;
+  for (const ExportedAdapter& tensor : all) {
+    MPX_CHECK(tensor.ours.find(".mlp.") == std::string::npos, "hf", "'", run.directory(), "': PEFT would take ",
+              tensor.ours,
+              " for an adapter of routed experts; --to hf writes a model with the adapters merged into "
+              "it, and with peft.lora_target_modules of attention alone they can be written");
+  }
+}
+
 Json adapter_config(const config::Peft& peft, const std::vector<ExportedAdapter>& all, const std::string& base) {
   std::set<std::string> words;
   for (const ExportedAdapter& tensor : all)
@@ -82,6 +93,7 @@ void write_adapters(files::FileSystem& disk, checkpoint::Reader& run, const std:
   if (const files::TensorForm* words = run.find("embedding.word_embeddings.weight", "weight"); words != nullptr)
     config.model.vocab_size = words->shape.at(0);
   const std::vector<ExportedAdapter> all = exported_adapters(run, family_for(config.model).tensors(config.model));
+  check_words(run, config.model, all);
   const std::string part = directory + ".part";
   if (disk.exists(part)) disk.remove_tree(part);
   disk.make_directories(part);

@@ -128,6 +128,13 @@ assert adapted == 21 and len(adapters) == 42, (adapted, len(adapters))
 PYTHON
 held
 holds "merged weights are W + s B A, rounded once; what has no adapter is the base"
+for refused in 'gpt2:no module of its own' 'deepseek_v3:for an adapter of routed experts'; do
+  run 0 train --model.from "$repository/tests/vectors/hf/${refused%%:*}" "${small[@]}" --train.train_iters=1 --peft.lora_rank=2 \
+    --checkpoint.save="${refused%%:*}"
+  run 2 convert "${refused%%:*}" --to peft none
+  warns "${refused#*:}"
+done
+
 # test_loss ARGUMENTS...: of `metroplex eval`.
 test_loss() {
   run 0 eval "$@" "${small[@]}" --train.eval_iters=2 --data.split=80,20

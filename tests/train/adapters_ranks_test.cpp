@@ -197,6 +197,19 @@ TEST(Freezing, FrozenParametersKeepTheirBitsAndHaveNoState) {
   }
 }
 
+// What a rank loads of a frozen parameter is its share; the others get it before they use it.
+TEST(Freezing, LoadedValuesReachAllRanks) {
+  const config::Config config =
+      trained(kLlama, {zero("optim"), "parallel.overlap_param_gather=false", kFrozen[0]}, 2);
+  comm::run_threads(2, topology::RankGrid(2, config.parallel), {}, [&](const comm::World& world) {
+    const auto a = assemble(config, world, kVocab);
+    for (const distributed::Slice& slice : a->slices) slice.values.fill_(2);
+    a->families.loaded();
+    a->families.settle();
+    for (const nn::Param* param : a->params) EXPECT_TRUE(param->data.eq(2).all().item<bool>()) << param->name;
+  });
+}
+
 // One rank's gradients and loss of one step, of the weights that `write` sets.
 struct Gradients {
   double loss = 0;

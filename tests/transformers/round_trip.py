@@ -141,15 +141,16 @@ def with_tokenizer(name, options, work):
     print(f"{name} tokenizer: {len(cases)} texts have the recorded ids", flush=True)
 
 
-ADAPTED = ["llama_biases", "qwen3", "gemma3", "gpt_oss", "deepseek_v3"]
+LATENT = "--peft.lora_target_modules=q_a_proj,q_b_proj,kv_a_proj_with_mqa,kv_b_proj,o_proj"
+ADAPTED = {"llama_biases": [], "qwen3": ["--peft.use_rslora=true"], "gemma3": [], "gpt_oss": [], "deepseek_v3": [LATENT]}
 
 
-def adapted_directory(case, work):
+def adapted_directory(case, options, work):
     """The checkpoint's logits, those of the merged directory, and those of the first one with the adapters in PEFT."""
     config = json.loads((case / "config.json").read_text())
     layout, forward = layout_of(config)
     run(programs / "metroplex", "train", "--model.from", case, *STEPS, *layout, "--peft.lora_rank=4", "--peft.lora_alpha=8",
-        "--peft.lora_dropout=0.1", "--checkpoint.save", work / "run")
+        "--peft.lora_dropout=0.1", *options, "--checkpoint.save", work / "run")
     run(programs / "metroplex", "convert", work / "run", "--to", "hf", work / "out", "--dtype", "fp32")
     compare(f"{case.name}, adapters merged", work / "out", work / "run", forward, case, work)
     run(programs / "metroplex", "convert", work / "run", "--to", "peft", work / "adapters", "--base", case)
@@ -178,8 +179,8 @@ for name, options in TOKENIZERS.items():
     with tempfile.TemporaryDirectory() as work:
         with_tokenizer(name, options, pathlib.Path(work))
     done += 1
-for name in ADAPTED:
+for name, options in ADAPTED.items():
     with tempfile.TemporaryDirectory() as work:
-        adapted_directory(vectors / "hf" / name, pathlib.Path(work))
+        adapted_directory(vectors / "hf" / name, options, pathlib.Path(work))
     done += 1
 print(f"transformers {transformers.__version__}, peft {peft.__version__}: {done} models of metroplex load there and say the same")
