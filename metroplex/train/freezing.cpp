@@ -29,6 +29,7 @@ bool knows_all_stages(const Assembly& a) { return !a.world->target().meta || a.g
 std::vector<std::string> names_of_all_stages(const Assembly& a) {
   std::string mine;
   for (const nn::Param* param : a.params) mine += param->name + "\n";
+  for (const nn::Buffer* buffer : a.buffers) mine += buffer->name + "\n";
   std::vector<std::string> names;
   for (const std::string& stage : comm::all_gather_strings(mine, a.groups().stages)) {
     std::istringstream lines(stage);
@@ -59,6 +60,7 @@ void freeze(Assembly& a) {
     param->frozen = !config::trains(a.config, param->name);
     any = any || !param->frozen;
   }
+  for (nn::Buffer* buffer : a.buffers) buffer->frozen = !config::trains(a.config, buffer->name);
   if (!knows_all_stages(a)) return;
   const std::vector<std::string> stages = comm::all_gather_strings(any ? "x" : "", a.groups().stages);
   MPX_CHECK(std::any_of(stages.begin(), stages.end(), [](const std::string& stage) { return !stage.empty(); }),

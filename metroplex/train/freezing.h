@@ -20,11 +20,11 @@ struct NamePattern {
 };
 // Throws base::Error("config") for one that fits none of `names`.
 void check_patterns(const std::vector<NamePattern>& patterns, const std::vector<std::string>& names);
-// Of the parameters of all stages. Collective over the pipeline.
+// Of the parameters and buffers of all stages. Collective over the pipeline.
 std::vector<std::string> names_of_all_stages(const Assembly& assembly);
 
-// Sets Param::frozen, of a shared parameter on all holders alike. Throws where nothing is left to train. Collective
-// over the pipeline.
+// Sets Param::frozen, of a shared parameter on all holders alike, and Buffer::frozen. Throws where nothing is left to
+// train. Collective over the pipeline.
 void freeze(Assembly& assembly);
 
 }  // namespace metroplex::train

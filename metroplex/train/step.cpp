@@ -73,6 +73,7 @@ void judge(Assembly& a, const StepVector& vector, const at::Tensor& gradient_num
 void update(Assembly& a, const PartTimers& timers) {
   timers.measure("optimizer-inner-step", [&] { a.optimizer->step(a.step); });
   for (nn::Buffer* buffer : a.buffers) {
+    if (buffer->frozen) continue;
     const at::Tensor before = buffer->data.clone();
     buffer->apply(*buffer);
     a.step.put_back(buffer->data, before);

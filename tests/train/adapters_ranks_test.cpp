@@ -197,6 +197,21 @@ TEST(Freezing, FrozenParametersKeepTheirBitsAndHaveNoState) {
   }
 }
 
+TEST(Freezing, OfTheBiasByWhichARouterBalances) {
+  const std::string yaml =
+      "model: {family: gpt, add_bias_linear: false, normalization: RMSNorm, num_moe_experts: 4, ffn_hidden_size: 16,"
+      " moe_router_score_function: sigmoid, moe_router_enable_expert_bias: true, moe_router_load_balancing_type: "
+      "none," +
+      kSizes + "}\n" + kTrain;
+  const std::string name = "decoder.layers.0.mlp.router.expert_bias";
+  for (const auto& [settings, moves] : {std::pair{Settings{}, true},
+                                        {Settings{"train.freeze=*.router.*"}, false},
+                                        {Settings{"peft.lora_rank=2"}, false}}) {
+    const auto state = after(trained(yaml, settings, 1), 1, 2);
+    EXPECT_EQ(state.at(name).count_nonzero().item<int64_t>() > 0, moves) << settings.size();
+  }
+}
+
 // What a rank loads of a frozen parameter is its share; the others get it before they use it.
 TEST(Freezing, LoadedValuesReachAllRanks) {
   const config::Config config =
