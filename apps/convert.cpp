@@ -22,7 +22,7 @@ const std::map<std::string, files::Dtype> kTypes{
     {"fp32", files::Dtype::kF32}, {"bf16", files::Dtype::kBF16}, {"fp16", files::Dtype::kF16}};
 
 struct ConvertOptions {
-  std::string from, to, directory, dtype;
+  std::string from, to, directory, dtype, base;
   int64_t step = 0;
   uint64_t shard = uint64_t{5} << 30;
   int ranks = 1;
@@ -44,6 +44,13 @@ std::string to_hf(files::FileSystem& disk, const ConvertOptions& options) {
   hf::ExportOptions how{static_cast<int64_t>(options.shard)};
   if (!options.dtype.empty()) how.dtype = kTypes.at(options.dtype);
   hf::write_directory(disk, *reader, options.directory, how);
+  return reader->directory();
+}
+
+std::string to_peft(files::FileSystem& disk, const ConvertOptions& options) {
+  MPX_CHECK(options.dtype.empty(), "config", "--dtype: adapters keep their type; leave it out");
+  const auto reader = open_checkpoint(disk, options);
+  hf::write_adapters(disk, *reader, options.directory, options.base);
   return reader->directory();
 }
 
@@ -85,7 +92,8 @@ std::string to_checkpoint(files::FileSystem& disk, const ConvertOptions& options
 int run_convert(const std::vector<std::string>& arguments) {
   CLI::App app(
       "--to hf writes the weights of a checkpoint, whatever layout saved it, as a directory that Hugging Face's\n"
-      "transformers load: config.json, safetensors, and the tokenizer that the checkpoint carries.\n"
+      "transformers load: config.json, safetensors, and the tokenizer that the checkpoint carries. Adapters\n"
+      "(peft.lora_rank) are merged into the weights; --to peft writes them alone, as PEFT loads them.\n"
       "--to checkpoint writes a checkpoint: of a Hugging Face directory one with its weights and tokenizer (train, "
       "eval\n"
       "and generate read such a directory without, too: --model.from DIR), of a checkpoint one in other files.",
@@ -96,7 +104,9 @@ int run_convert(const std::vector<std::string>& arguments) {
          "a checkpoint, or a folder of them (the newest is taken, or that of --ckpt-step); with --to checkpoint\n"
          "a Hugging Face directory too")
       ->required();
-  app.add_option("--to", options.to, "hf or checkpoint")->required()->check(CLI::IsMember({"hf", "checkpoint"}));
+  app.add_option("--to", options.to, "hf, peft or checkpoint")
+      ->required()
+      ->check(CLI::IsMember({"hf", "peft", "checkpoint"}));
   app.add_option("DIR", options.directory, "the directory to write; must not be there")->required();
   app.add_option("--ckpt-step", options.step, "iteration of the checkpoint; 0: the newest")
       ->check(CLI::NonNegativeNumber);
@@ -109,17 +119,21 @@ int run_convert(const std::vector<std::string>& arguments) {
          "hf: fp32, bf16 or fp16; left out: as the checkpoint holds the weights. Other types are rounded from\n"
          "the main parameters (fp32), where the checkpoint has them")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+  app.add_option("--base", options.base, "peft: the model that the adapters belong to, for adapter_config.json");
   app.add_option("--ranks", options.ranks, "checkpoint: as many files, of about the same size; 1 left out")
       ->check(CLI::Range(1, kMostRanks));
   app.add_flag("--weights-only", options.weights_only, "checkpoint: without the state of the optimizer");
   app.footer(
       "Examples:\n  metroplex convert checkpoints/llama_tiny --to hf llama_tiny_hf\n"
+      "  metroplex convert checkpoints/adapted --to peft adapters --base llama_tiny_hf\n"
       "  metroplex convert checkpoints/llama_tiny --to checkpoint eight_files --ranks 8\n"
       "  metroplex convert llama_tiny_hf --to checkpoint again");
   int exit_code = 0;
   if (!parse(app, arguments, exit_code)) return exit_code;
   files::PosixFileSystem disk;
-  const std::string from = options.to == "hf" ? to_hf(disk, options) : to_checkpoint(disk, options);
+  const std::string from = options.to == "hf"     ? to_hf(disk, options)
+                           : options.to == "peft" ? to_peft(disk, options)
+                                                  : to_checkpoint(disk, options);
   std::cout << "wrote " << options.directory << " from " << from << "\n";
   return kExitOk;
 }

@@ -13,6 +13,7 @@
 #include "config/model.h"
 #include "config/optim.h"
 #include "config/parallel.h"
+#include "config/peft.h"
 
 namespace metroplex::config {
 
@@ -108,6 +109,7 @@ struct Data {
 struct Config {
   Run run;
   Model model;
+  Peft peft;
   Parallel parallel;
   Optim optim;
   Precision precision;

@@ -59,6 +59,7 @@ const std::vector<SectionHelp>& sections() {
   static const std::vector<SectionHelp> kSections = {
       {"run", "The process side: how many ranks, over what they talk, and the seed."},
       {"model", "The shape of the network. Names are Megatron's. 0 means \"derived from the others\"."},
+      {"peft", "Parameter-efficient fine-tuning: adapters that are trained instead of the model."},
       {"parallel", "How the ranks are cut. Data parallelism is what remains: world / (tp * pp * cp)."},
       {"optim", "The optimizer and its schedules. Lengths are in iterations or in samples, never both."},
       {"precision", "Number formats, the loss scale, and what is checked of losses and gradients."},
@@ -87,6 +88,7 @@ std::vector<Field> fields(Config& config) {
   std::vector<Field> list;
   append("run", config.run, list);
   append("model", config.model, list);
+  append("peft", config.peft, list);
   append("parallel", config.parallel, list);
   append("optim", config.optim, list);
   append("precision", config.precision, list);

@@ -5,29 +5,11 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "config/name_patterns.h"
 
 namespace metroplex::config {
 
-bool ParamGroupRule::match(const std::string& name) const {
-  // Where the last * stood, and how much of the name it covers so far: a mismatch lets it cover one letter more.
-  size_t star = std::string::npos, covered = 0, p = 0, n = 0;
-  while (n < name.size()) {
-    if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      covered = n;
-    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == name[n])) {
-      ++p;
-      ++n;
-    } else if (star != std::string::npos) {
-      p = star + 1;
-      n = ++covered;
-    } else {
-      return false;
-    }
-  }
-  while (p < pattern.size() && pattern[p] == '*') ++p;
-  return p == pattern.size();
-}
+bool ParamGroupRule::match(const std::string& name) const { return matches(pattern, name); }
 
 static std::optional<double> factor(const std::string& text) {
   double value = 0;

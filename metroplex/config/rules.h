@@ -50,6 +50,7 @@ void check_device(Rules& rules);
 void check_context_parallel(Rules& rules);
 void check_model(Rules& rules);
 void check_attention(Rules& rules);
+void check_peft(Rules& rules);  // and of what is frozen
 void check_experts(Rules& rules);
 void check_echo(Rules& rules);  // of a model with experts
 void check_pipeline(Rules& rules);

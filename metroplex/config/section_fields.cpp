@@ -14,6 +14,10 @@ void visit(Model& section, FieldList& field) {
 #include "config/moe_keys.inc"
 }
 
+void visit(Peft& section, FieldList& field) {
+#include "config/peft_keys.inc"
+}
+
 void visit(Precision& section, FieldList& field) {
 #include "config/precision_keys.inc"
 }

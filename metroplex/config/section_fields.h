@@ -38,6 +38,7 @@ class FieldList {
 
 void visit(Run& run, FieldList& field);
 void visit(Model& model, FieldList& field);
+void visit(Peft& peft, FieldList& field);
 void visit(Parallel& parallel, FieldList& field);
 void visit(Optim& optim, FieldList& field);
 void visit(Precision& precision, FieldList& field);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <sstream>
+#include <tuple>
 #include <utility>
 
 #include "base/error.h"
@@ -55,18 +56,19 @@ std::vector<FamilyKey> find_keys(const comm::Group& stages, const std::vector<nn
     const FamilyKey key = family_of(*param);
     if (std::find(keys.begin(), keys.end(), key) != keys.end()) continue;
     keys.push_back(key);
-    mine << static_cast<int>(key.grid) << ' ' << static_cast<int>(key.dtype) << '\n';
+    mine << static_cast<int>(key.grid) << ' ' << static_cast<int>(key.dtype) << ' ' << key.frozen << '\n';
   }
   for (const std::string& text : comm::all_gather_strings(mine.str(), stages)) {
     std::istringstream lines(text);
     int grid = 0, dtype = 0;
-    while (lines >> grid >> dtype) {
-      const FamilyKey key{static_cast<Grid>(grid), static_cast<at::ScalarType>(dtype)};
+    bool frozen = false;
+    while (lines >> grid >> dtype >> frozen) {
+      const FamilyKey key{static_cast<Grid>(grid), static_cast<at::ScalarType>(dtype), frozen};
       if (std::find(keys.begin(), keys.end(), key) == keys.end()) keys.push_back(key);
     }
   }
   std::sort(keys.begin(), keys.end(), [](const FamilyKey& a, const FamilyKey& b) {
-    return std::pair(a.grid, a.dtype) < std::pair(b.grid, b.dtype);
+    return std::tuple(a.grid, a.dtype, a.frozen) < std::tuple(b.grid, b.dtype, b.frozen);
   });
   return keys;
 }
@@ -112,6 +114,10 @@ void make_buffers(ParamFamily& family, const FamilyOptions& options, std::vector
   values.align = p.align_param_gather;
   values.tensor = at::TensorOptions().dtype(family.key.dtype).device(options.device);
   family.values = std::make_unique<ParamBuffer>(layout, family.data_parallel.shard, values);
+  if (family.key.frozen) {
+    family.slices = own_slices(*family.values);
+    return;
+  }
   GradBufferOptions gradients;
   const bool as_params = family.key.dtype == at::kDouble || options.gradients_as_params;
   gradients.dtype = as_params ? family.key.dtype : at::kFloat;
@@ -130,7 +136,7 @@ int64_t sum_over(const std::vector<ParamFamily>& families, const Add& add) {
 
 }  // namespace
 
-FamilyKey family_of(const nn::Param& param) { return {param.placement.grid, param.scalar_type()}; }
+FamilyKey family_of(const nn::Param& param) { return {param.placement.grid, param.scalar_type(), param.frozen}; }
 
 ParamFamilies::ParamFamilies(const comm::World& world, const std::vector<nn::Param*>& params,
                              const FamilyOptions& options)
@@ -170,14 +176,24 @@ std::vector<Slice> ParamFamilies::slices() const {
 }
 
 void ParamFamilies::begin_step(int64_t num_microbatches) {
-  for (const ParamFamily& family : families_) family.gradients->begin_step(num_microbatches);
+  for (const ParamFamily& family : families_) {
+    if (family.gradients) family.gradients->begin_step(num_microbatches);
+  }
 }
 
 void ParamFamilies::finish_gradients() {
-  for (const ParamFamily& family : families_) family.gradients->finish();
+  for (const ParamFamily& family : families_) {
+    if (family.gradients) family.gradients->finish();
+  }
 }
 
 void ParamFamilies::updated() {
+  for (const ParamFamily& family : families_) {
+    if (family.gradients) family.values->updated();
+  }
+}
+
+void ParamFamilies::loaded() {
   for (const ParamFamily& family : families_) {
     if (family.values) family.values->updated();
   }
@@ -218,7 +234,9 @@ int64_t ParamFamilies::values_bytes() const {
 }
 
 int64_t ParamFamilies::gradients_bytes() const {
-  return sum_over(families_, [](const ParamFamily& f) { return static_cast<int64_t>(f.gradients->kept().nbytes()); });
+  return sum_over(families_, [](const ParamFamily& f) {
+    return f.gradients ? static_cast<int64_t>(f.gradients->kept().nbytes()) : 0;
+  });
 }
 
 int64_t ParamFamilies::gathered_bytes() const {
@@ -226,7 +244,7 @@ int64_t ParamFamilies::gathered_bytes() const {
 }
 
 int64_t ParamFamilies::transient_bytes() const {
-  return sum_over(families_, [](const ParamFamily& family) { return family.gradients->transient_bytes(); });
+  return sum_over(families_, [](const ParamFamily& f) { return f.gradients ? f.gradients->transient_bytes() : 0; });
 }
 
 }  // namespace metroplex::distributed

@@ -1,6 +1,6 @@
-// A parameter family: the parameters of one grid (dense or expert) and one dtype, which are reduced, sharded and
-// counted alike. Dense parameters, routed experts, and parameters that stay in fp32 in a half-precision model are
-// three families. Each family has its own data-parallel ranks, layout and buffers.
+// A parameter family: the parameters of one grid (dense or expert) and one dtype, frozen or not, which are reduced,
+// sharded and counted alike. Dense parameters, routed experts, and parameters that stay in fp32 in a half-precision
+// model are three families. Each family has its own data-parallel ranks, layout and buffers.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,6 +21,7 @@ namespace metroplex::distributed {
 struct FamilyKey {
   topology::Grid grid = topology::Grid::dense;
   at::ScalarType dtype = at::kFloat;
+  bool frozen = false;  // values, sharded like others, and no gradients
   bool operator==(const FamilyKey&) const = default;
 };
 FamilyKey family_of(const nn::Param& param);
@@ -32,8 +33,8 @@ struct ParamFamily {
   comm::Group model_parallel;      // ranks with other parameters of the family and the same data-parallel index
   // In a training run only.
   std::unique_ptr<ParamBuffer> values;
-  std::unique_ptr<GradBuffer> gradients;
-  // What this rank updates; without training, all of its parameters.
+  std::unique_ptr<GradBuffer> gradients;  // null of a frozen family
+  // This rank's share: what it updates, or would if the family were not frozen; without training, all parameters.
   std::vector<Slice> slices;
 };
 
@@ -67,6 +68,8 @@ class ParamFamilies {
   void begin_step(int64_t num_microbatches);
   void finish_gradients();
   void updated();
+  // The same after all own values have been written, those of frozen families too.
+  void loaded();
   void settle();
   // Gathers the parameters of each block of a stage around its computation; null where nothing is gathered.
   std::unique_ptr<nn::StageObserver> make_gather(const std::vector<std::vector<nn::Param*>>& blocks) const;

@@ -13,15 +13,19 @@ int64_t Slice::padding() const {
   return size() - valid;
 }
 
-std::vector<Slice> own_slices(const ParamBuffer& params, const GradBuffer& gradients) {
+std::vector<Slice> own_slices(const ParamBuffer& params) {
   const auto& pieces = params.layout().own_pieces();
+  std::vector<Slice> slices;
+  for (size_t i = 0; i < pieces.size(); ++i)
+    slices.push_back({pieces[i].param, pieces[i].begin, pieces[i].end, params.own_values()[i], {}});
+  return slices;
+}
+
+std::vector<Slice> own_slices(const ParamBuffer& params, const GradBuffer& gradients) {
   MPX_ASSERT(&params.layout() == &gradients.layout(),
              "own_slices needs parameter and gradient buffers of the same layout");
-  std::vector<Slice> slices;
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    slices.push_back(
-        {pieces[i].param, pieces[i].begin, pieces[i].end, params.own_values()[i], gradients.own_gradients()[i]});
-  }
+  std::vector<Slice> slices = own_slices(params);
+  for (size_t i = 0; i < slices.size(); ++i) slices[i].gradient = gradients.own_gradients()[i];
   return slices;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -25,8 +26,11 @@ std::vector<std::string> settings_of(files::FileSystem& disk, const std::string&
 // is read. Throws base::Error("hf") that lists all tensors that are missing, of another shape, or unknown.
 class Source final : public checkpoint::TensorSource {
  public:
-  // Of a resolved config.
-  Source(files::FileSystem& disk, const std::string& directory, const config::Model& model);
+  // Of a resolved config. Tensors of ours that `wanted` refuses are not offered, and what of theirs only these are
+  // made of need not be there.
+  using Wanted = std::function<bool(const std::string& name)>;
+  Source(files::FileSystem& disk, const std::string& directory, const config::Model& model,
+         const Wanted& wanted = {});
 
  private:
   struct Stored {
@@ -37,8 +41,9 @@ class Source final : public checkpoint::TensorSource {
   const files::SafetensorsFile& open(const std::string& file);
   void list_tensors();
   void check_numbers(const config::Model& model) const;
-  // `unread`: what the names of tensors begin with that may be there.
-  void check(const std::vector<MappedTensor>& mapped, const std::vector<std::string>& unread) const;
+  // `unwanted`: what may be missing. `unread`: what the names of tensors begin with that may be there.
+  void check(const std::vector<MappedTensor>& unwanted, const std::vector<std::string>& unread) const;
+  void check_tied();
 
   files::FileSystem& disk_;
   std::map<std::string, std::unique_ptr<files::SafetensorsFile>> files_;
@@ -55,8 +60,14 @@ struct ExportOptions {
 // Throws base::Error where write_directory would: no family has this model, or `directory` is there already.
 void check_writable(files::FileSystem& disk, const config::Model& model, const std::string& directory);
 // Writes a new directory, whole or not at all: beside it as <directory>.part, then renamed. Takes one tensor of
-// theirs at a time, whatever layout wrote the checkpoint. Throws base::Error where `directory` is there already.
+// theirs at a time, whatever layout wrote the checkpoint, with its adapters merged into the weights. Throws
+// base::Error where `directory` is there already.
 void write_directory(files::FileSystem& disk, checkpoint::Reader& run, const std::string& directory,
                      const ExportOptions& options = {});
+// The adapters of a run that has them, as PEFT's save_pretrained writes them: adapter_config.json and
+// adapter_model.safetensors, in float32 where the checkpoint has main parameters. `base`: base_model_name_or_path,
+// may be empty. Throws base::Error where the checkpoint has none, or transformers no module for one of them.
+void write_adapters(files::FileSystem& disk, checkpoint::Reader& run, const std::string& directory,
+                    const std::string& base);
 
 }  // namespace metroplex::hf

@@ -6,6 +6,7 @@
 #include "config/load.h"
 #include "files/convert_dtype.h"
 #include "hf/directory.h"
+#include "hf/merged.h"
 
 namespace metroplex::hf {
 namespace {
@@ -25,7 +26,8 @@ struct Theirs {
 
 constexpr const char* kWords = "embedding.word_embeddings.weight";
 
-const files::TensorForm& form_of(const checkpoint::Reader& run, const std::string& name, const std::string& kind) {
+const files::TensorForm& form_of(const checkpoint::TensorSource& run, const std::string& name,
+                                 const std::string& kind) {
   const files::TensorForm* form = run.find(name, kind);
   MPX_CHECK(form != nullptr, "checkpoint", "'", run.directory(), "' has no ", kind, " ", name);
   return *form;
@@ -33,7 +35,7 @@ const files::TensorForm& form_of(const checkpoint::Reader& run, const std::strin
 
 // A tensor in another type than that of the parameters (a float32 bias of a bf16 model) keeps it. What is converted
 // is rounded once, from the main parameters where the run has them.
-Theirs empty_of(const checkpoint::Reader& run, const MappedTensor& ours, const TensorPart& part,
+Theirs empty_of(const checkpoint::TensorSource& run, const MappedTensor& ours, const TensorPart& part,
                 std::optional<files::Dtype> wanted) {
   const files::TensorForm& form = form_of(run, ours.name, ours.kind);
   Theirs theirs{{part.name, form.dtype, {part.shape.begin(), part.shape.end()}}, form.dtype, ours.kind, {}};
@@ -45,7 +47,7 @@ Theirs empty_of(const checkpoint::Reader& run, const MappedTensor& ours, const T
 }
 
 // In the order of the model.
-std::vector<Theirs> theirs_of(const std::vector<MappedTensor>& mapped, const checkpoint::Reader& run,
+std::vector<Theirs> theirs_of(const std::vector<MappedTensor>& mapped, const checkpoint::TensorSource& run,
                               std::optional<files::Dtype> wanted) {
   std::vector<Theirs> all;
   std::map<std::string, size_t> index;
@@ -84,7 +86,7 @@ bool in_order(const Theirs& theirs) {
 }
 
 std::vector<std::byte> bytes_of(const Theirs& theirs, const std::vector<MappedTensor>& mapped,
-                                checkpoint::Reader& run) {
+                                checkpoint::TensorSource& run) {
   std::vector<std::byte> whole(files::tensor_bytes(theirs.stored, theirs.info.shape, theirs.info.name)), box;
   const auto width = static_cast<int64_t>(files::dtype_bits(theirs.stored) / 8);
   const bool direct = in_order(theirs);
@@ -131,7 +133,7 @@ std::string shard_name(size_t index, size_t count) {
   return name;
 }
 
-void write_weights(files::FileSystem& disk, checkpoint::Reader& run, const std::vector<MappedTensor>& mapped,
+void write_weights(files::FileSystem& disk, checkpoint::TensorSource& run, const std::vector<MappedTensor>& mapped,
                    const std::string& directory, const ExportOptions& options) {
   const std::vector<Theirs> all = theirs_of(mapped, run, options.dtype);
   std::map<std::string, const Theirs*> by_name;
@@ -163,15 +165,15 @@ const char* torch_name(files::Dtype dtype) {
   return dtype == files::Dtype::kF16 ? "float16" : dtype == files::Dtype::kF64 ? "float64" : "float32";
 }
 
-void write_files(files::FileSystem& disk, checkpoint::Reader& run, const config::Model& model,
-                 const std::string& part, const ExportOptions& options) {
+void write_files(files::FileSystem& disk, checkpoint::TensorSource& weights, checkpoint::Reader& run,
+                 const config::Model& model, const std::string& part, const ExportOptions& options) {
   const Family& family = family_for(model);
   disk.make_directories(part);
-  write_weights(disk, run, family.tensors(model), part, options);
+  write_weights(disk, weights, family.tensors(model), part, options);
   Json config = family.config(model);
   config["architectures"] = {family.architecture};
   config["model_type"] = family.model_type;
-  config["dtype"] = torch_name(options.dtype.value_or(form_of(run, kWords, "weight").dtype));
+  config["dtype"] = torch_name(options.dtype.value_or(form_of(weights, kWords, "weight").dtype));
   disk.replace_file(files::join_path(part, "config.json"), config.dump(2) + "\n");
   const Json generation{{"_from_model_config", true}};
   disk.replace_file(files::join_path(part, "generation_config.json"), generation.dump(2) + "\n");
@@ -194,13 +196,15 @@ void check_writable(files::FileSystem& disk, const config::Model& model, const s
 
 void write_directory(files::FileSystem& disk, checkpoint::Reader& run, const std::string& directory,
                      const ExportOptions& options) {
-  config::Model model = config::parse_saved(run.manifest().config_yaml).model;
+  const config::Config saved = config::parse_saved(run.manifest().config_yaml);
+  config::Model model = saved.model;
   check_writable(disk, model, directory);
-  model.vocab_size = form_of(run, kWords, "weight").shape.at(0);
+  Merged weights(run, saved);
+  model.vocab_size = form_of(weights, kWords, "weight").shape.at(0);
   const std::string part = directory + ".part";
   if (disk.exists(part)) disk.remove_tree(part);
   try {
-    write_files(disk, run, model, part, options);
+    write_files(disk, weights, run, model, part, options);
     disk.rename(part, directory);
   } catch (const base::Error&) {
     disk.remove_quietly(part);

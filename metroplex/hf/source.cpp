@@ -92,17 +92,21 @@ std::vector<std::string> settings_of(files::FileSystem& disk, const std::string&
   return settings;
 }
 
-Source::Source(files::FileSystem& disk, const std::string& directory, const config::Model& model)
+Source::Source(files::FileSystem& disk, const std::string& directory, const config::Model& model,
+               const Wanted& is_wanted)
     : TensorSource(directory), disk_(disk) {
   list_tensors();
   const Json json = read_json(disk, files::join_path(directory, "config.json"));
   check_numbers(model);
   const Family& family = family_of(ConfigReader(json).text("model_type", ""));
-  mapped_ = family.tensors(model);
+  std::vector<MappedTensor> unwanted;
+  for (MappedTensor& tensor : family.tensors(model))
+    (!is_wanted || is_wanted(tensor.name) ? mapped_ : unwanted).push_back(std::move(tensor));
   std::vector<std::string> unread;  // layers of multi-token prediction that the model leaves out
   for (int64_t i = model.mtp_num_layers; family.multi_token && i < kMostMultiToken; ++i)
     unread.push_back(multi_token_prefix(model.num_layers + i));
-  check(mapped_, unread);
+  check(unwanted, unread);
+  check_tied();
   for (const MappedTensor& tensor : mapped_)
     add({tensor.name, tensor.kind, stored_.at(tensor.parts.front().name).info.dtype, tensor.shape});
 }
@@ -142,10 +146,10 @@ void Source::list_tensors() {
   }
 }
 
-void Source::check(const std::vector<MappedTensor>& mapped, const std::vector<std::string>& unread) const {
+void Source::check(const std::vector<MappedTensor>& unwanted, const std::vector<std::string>& unread) const {
   std::vector<std::string> problems;
   std::set<std::string> wanted;
-  for (const MappedTensor& tensor : mapped) {
+  for (const MappedTensor& tensor : mapped_) {
     const auto first = stored_.find(tensor.parts.front().name);
     for (const TensorPart& part : tensor.parts) {
       if (!wanted.insert(part.name).second) continue;
@@ -164,6 +168,9 @@ void Source::check(const std::vector<MappedTensor>& mapped, const std::vector<st
                                         files::dtype_name(first->second.info.dtype)));
     }
   }
+  for (const MappedTensor& tensor : unwanted) {
+    for (const TensorPart& part : tensor.parts) wanted.insert(part.name);
+  }
   for (const auto& [name, stored] : stored_) {
     // Tied weights, positions of rotations and masks that older files hold follow from the rest.
     const auto begins = [&name](const std::string& prefix) { return name.starts_with(prefix); };
@@ -174,6 +181,26 @@ void Source::check(const std::vector<MappedTensor>& mapped, const std::vector<st
   }
   MPX_CHECK(problems.empty(), "checkpoint", "'", directory(),
             "' does not hold the weights of the model that its config.json means:", some(problems));
+}
+
+// Writers of tied weights store them once or twice; transformers unties them where the two differ.
+void Source::check_tied() {
+  const auto output = stored_.find("lm_head.weight");
+  const auto words = std::find_if(mapped_.begin(), mapped_.end(), [](const MappedTensor& tensor) {
+    return tensor.name == "embedding.word_embeddings.weight";
+  });
+  const auto is_output = [](const TensorPart& part) { return part.name == "lm_head.weight"; };
+  const bool tied = std::none_of(mapped_.begin(), mapped_.end(), [&](const MappedTensor& tensor) {
+    return std::any_of(tensor.parts.begin(), tensor.parts.end(), is_output);
+  });
+  if (output == stored_.end() || words == mapped_.end() || !tied) return;
+  const Stored& one = output->second;
+  const Stored& other = stored_.at(words->parts.front().name);
+  const uint64_t bytes = one.info.end - one.info.begin;
+  const bool same = one.info.dtype == other.info.dtype && bytes == other.info.end - other.info.begin &&
+                    std::memcmp(open(one.file).data(one.info), open(other.file).data(other.info), bytes) == 0;
+  MPX_CHECK(same, "checkpoint", "'", directory(), "' ties lm_head.weight to the embedding, and holds another one; ",
+            "set model.untie_embeddings_and_output_weights = true to use it, or remove it from the file");
 }
 
 const files::SafetensorsFile& Source::open(const std::string& file) {

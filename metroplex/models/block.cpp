@@ -94,7 +94,7 @@ FeedForwardSegment::FeedForwardSegment(const LayerSpec& spec, const config::Mode
 
 nn::Values FeedForwardSegment::forward(const nn::Values& in, nn::SegmentContext& context) {
   const nn::ResidualAndNorm x = nn::residual_and_norm(in.at(nn::kHiddenStates), norm_, saving_, context.batch);
-  at::Tensor out = mlp_.forward(x.normed);
+  at::Tensor out = mlp_.forward(x.normed, context.batch);
   if (post_norm_) out = nn::normalize(*post_norm_, out, saving_).x;
   const nn::SequencePlace place = nn::sequence_place(x.h, sp_);
   return {nn::kHiddenStates, nn::PendingSum{out, x.h, {dropout_, mlp_.output_bias(), place}}};

@@ -236,8 +236,9 @@ void Experts::keep_rows(Kept& kept, const at::Tensor& x, const at::Tensor& inner
     kept.x = paged[0], kept.inner = paged[1];
     if (!recomputes) kept.activated = paged[2];
   } else {
-    kept.x = saving_.keep(x), kept.inner = saving_.keep(inner);
-    if (!recomputes) kept.activated = saving_.keep(activated);
+    kept.inner = saving_.keep(inner);
+    if (!fc1_.frozen || scales_input_) kept.x = saving_.keep(x);
+    if (!recomputes && !fc2_.frozen) kept.activated = saving_.keep(activated);
   }
   if (!recomputes) return;
   kept.activated = nn::Saved::recomputed(
@@ -251,11 +252,11 @@ nn::Gradients Experts::backward(const at::Tensor& dy, const Kept& kept) {
   const Factors& p = kept.factors;
   const KeptClones& clones = kept.clones;
   const auto bring_home = [&](nn::Param& home, const at::Tensor& of_clones) {
-    if (slots_ > 0) kept.bring_home(home, of_clones);
+    if (slots_ > 0 && !home.frozen) kept.bring_home(home, of_clones);
   };
   const at::Tensor dprobs = at::empty_like(scales_input_ ? p.input : p.probs);
   at::Tensor gradient = product(GroupedOp::input_gradient, dy, {fc2_.data, clones.fc2.get()}, counts);
-  bring_home(fc2_, weight_gradient(fc2_, dy, kept.activated.get(), counts));
+  if (!fc2_.frozen) bring_home(fc2_, weight_gradient(fc2_, dy, kept.activated.get(), counts));
   if (bias2_) bring_home(*bias2_, bias_gradient(*bias2_, dy, p.probs, counts));
   gradient = rows_.activation_backward(gradient, kept.inner.get(), biases(bias1_, clones.bias1.get()), p.probs,
                                        counts.device, scales_input_ ? at::Tensor() : dprobs);
@@ -263,7 +264,7 @@ nn::Gradients Experts::backward(const at::Tensor& dy, const Kept& kept) {
     rows_.add_bias_probs(dprobs, dy, biases(bias2_, clones.bias2.get()), counts.device);
   if (bias1_) bring_home(*bias1_, bias_gradient(*bias1_, gradient, {}, counts));
   const at::Tensor x = kept.x.get();
-  bring_home(fc1_, weight_gradient(fc1_, gradient, input(x, p, counts), counts));
+  if (!fc1_.frozen) bring_home(fc1_, weight_gradient(fc1_, gradient, input(x, p, counts), counts));
   gradient = product(GroupedOp::input_gradient, gradient, {fc1_.data, clones.fc1.get()}, counts);
   if (scales_input_) gradient = rows_.scale_backward(gradient, x, p.input, counts.device, dprobs);
   return {gradient, dprobs};

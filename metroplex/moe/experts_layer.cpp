@@ -116,13 +116,13 @@ class DispatchSegment final : public nn::Segment {
     const at::Tensor owners = in.has(kCloneOwners) ? in.tensor(kCloneOwners) : at::Tensor();
     nn::Values out = without_dispatch_plan(without(in, {kInput, kTopProbs}));
     at::Tensor shared;
-    if (layer_->shared && !overlaps_) shared = layer_->shared->forward(in.at(kInput).input());
+    if (layer_->shared && !overlaps_) shared = layer_->shared->forward(in.at(kInput).input(), context.batch);
     DispatchUnderWay under_way;
     timed(layer_->target, ms, [&] {
       under_way = layer_->dispatcher->start_dispatch(x_sbh.reshape({-1, x_sbh.size(-1)}), in.tensor(kTopProbs),
                                                      dispatch_plan_in(in, layer_->topk));
     });
-    if (layer_->shared && overlaps_) shared = layer_->shared->forward(in.at(kInput).input());
+    if (layer_->shared && overlaps_) shared = layer_->shared->forward(in.at(kInput).input(), context.batch);
     Dispatched dispatched;
     timed(layer_->target, ms, [&] { dispatched = layer_->dispatcher->finish_dispatch(std::move(under_way)); });
     if (dispatched.clones.defined()) {

@@ -50,9 +50,10 @@ at::Tensor Gating::forward(const nn::Input& in, const nn::Microbatch& batch) {
     if (bias_) logits.add_(bias_->data.to(type_));
   }
   if (!at::GradMode::is_enabled()) return logits;
-  return nn::attach(logits, {x_sbh}, [this, rows, saved = saving_.keep(in)](const at::Tensor& dy) -> nn::Gradients {
-    return {backward(dy, saved.get(), rows)};
-  });
+  const nn::Saved saved = weight_.frozen ? nn::Saved() : saving_.keep(in);
+  return nn::attach(logits, {x_sbh},
+                    [this, rows, saved, like = x_sbh.options(), sizes = x_sbh.sizes().vec()](const at::Tensor& dy)
+                        -> nn::Gradients { return {backward(dy, saved.get(), rows).view(sizes).to(like.dtype())}; });
 }
 
 at::Tensor Gating::backward(const at::Tensor& dy, const at::Tensor& x, const nn::DropoutMask& rows) {
@@ -60,9 +61,9 @@ at::Tensor Gating::backward(const at::Tensor& dy, const at::Tensor& x, const nn:
   const at::Tensor factors = jitter(rows);
   at::Tensor dx = nn::linear_product(target_, dy, weight_.data.to(type_));
   if (factors.defined()) dx.mul_(factors);
-  nn::accumulate_weight_gradient(target_, weight_, dy, input(x, factors));
+  if (!weight_.frozen) nn::accumulate_weight_gradient(target_, weight_, dy, input(x, factors));
   if (bias_) nn::accumulate_bias_gradient(target_, *bias_, dy);
-  return dx.view(x.sizes()).to(x.scalar_type());
+  return dx;
 }
 
 void Gating::collect_params(std::vector<nn::Param*>& params) {

@@ -36,9 +36,9 @@ SharedExperts::SharedExperts(const std::string& name, const config::Model& model
   gate_.emplace(nn::make_param({name + ".gate_weight", {1, model.hidden_size}, placement}, context));
 }
 
-at::Tensor SharedExperts::forward(const nn::Input& in) {
+at::Tensor SharedExperts::forward(const nn::Input& in, const nn::Microbatch& batch) {
   const at::Tensor& x = in.x;
-  const at::Tensor out = mlp_.forward(in);
+  const at::Tensor out = mlp_.forward(in, batch);
   if (!gate_) return out;
   at::Tensor score, gated;
   {

@@ -21,7 +21,7 @@ class SharedExperts {
   SharedExperts(const std::string& name, const config::Model& model, const nn::LayerContext& context);
 
   // mlp(x), or mlp(x) sigmoid(x gate^T); x [s (/tp), b, h].
-  at::Tensor forward(const nn::Input& in);
+  at::Tensor forward(const nn::Input& in, const nn::Microbatch& batch);
   void collect_params(std::vector<nn::Param*>& params);
 
  private:

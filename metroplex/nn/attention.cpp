@@ -30,6 +30,7 @@ LinearSpec fused_spec(const AttentionSpec& spec, const config::Model& model) {
     out.parts.push_back({name + ".k", 0, begin + q, d, false});
     out.parts.push_back({name + ".v", 0, begin + q + d, d, false});
   }
+  out.adapters = config::qkv_boxes(model, !spec.query_from_outside);
   return out;
 }
 
@@ -41,6 +42,7 @@ LinearSpec output_projection(const AttentionSpec& spec, const config::Model& mod
       linear_spec(spec.name + ".linear_proj", whole.heads * whole.v_head_dim, model.hidden_size, model.output_bias());
   out.skip_bias_add = !model.sandwich_norm;  // which needs the whole sum
   out.init = Init::scaled_normal;
+  out.adapters = {config::whole_layer("o_proj", model.hidden_size)};
   return out;
 }
 
@@ -215,8 +217,9 @@ std::vector<at::Tensor> SelfAttention::attended_backward(const at::Tensor& dout,
 
 at::Tensor SelfAttention::forward(const Input& in, const Microbatch& batch, const at::Tensor& query_sbh) {
   MPX_ASSERT(query_sbh.defined() == spec_.query_from_outside, spec_.name, ": where the queries come from");
-  const at::Tensor fused = fused_.forward(in);
-  return proj_.forward(attended(fused, q_ ? q_->forward(query_sbh) : at::Tensor(), batch));
+  const at::Tensor fused = fused_.forward(in, fused_.adapter_rows(in, batch));
+  const Input out = attended(fused, q_ ? q_->forward(query_sbh) : at::Tensor(), batch);
+  return proj_.forward(out, proj_.adapter_rows(out, batch));
 }
 
 void SelfAttention::collect_params(std::vector<Param*>& params) {

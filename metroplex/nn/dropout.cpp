@@ -99,6 +99,31 @@ DropoutMask probability_mask(const std::array<int64_t, 4>& sizes_bnqk, const Dro
   return mask;
 }
 
+// Rows of a part count as rows of `width` elements: row r of the sample is row r * parts + part of these.
+DropoutMask columns_mask(at::IntArrayRef sizes, const DropoutKey& key, const ColumnsPlace& place,
+                         const Microbatch& batch) {
+  DropoutMask mask = make_mask(sizes[0] * sizes[1], sizes[2], sizes[1], key, batch);
+  if (!mask.counters.defined()) return mask;
+  const Positions rows = sequence_positions(batch);
+  mask.shape.rows.first_row = place.part;
+  if (rows.rows.defined()) {
+    const at::Tensor own = rows.rows.narrow(0, place.first_row, sizes[0]);
+    choose_rows(mask, place.parts == 1 ? own : own.mul(place.parts), rows.whole * place.parts);
+  } else if (place.parts == 1) {
+    mask.shape.rows.first_row = place.first_row;
+  } else {
+    const at::Tensor first = at::full({1}, place.first_row * place.parts, mask.counters.options());
+    choose_rows(mask, first, place.parts);
+  }
+  return mask;
+}
+
+at::Tensor with_mask(const cuda::Target& target, const at::Tensor& x, const DropoutMask& mask) {
+  const at::Tensor whole = x.contiguous(), out = at::empty(whole.sizes(), whole.options());
+  run(target, {whole, {}, {}, out}, mask);
+  return out;
+}
+
 BiasDropoutAddOperands sum_operands(const at::Tensor& x_sbh, const at::Tensor& residual, const Param* bias) {
   const at::NoGradGuard no_grad;
   MPX_ASSERT(x_sbh.is_contiguous(),

@@ -76,6 +76,17 @@ struct ProbabilityPlace {
 DropoutMask probability_mask(const std::array<int64_t, 4>& sizes_bnqk, const DropoutKey& key,
                              const ProbabilityPlace& place, const Microbatch& batch);
 
+// Of `sizes` [s, b, width]: the columns of part `part` of `parts` equal ones of the unsharded [rows, parts * width]
+// of a sample, and the rows from `first_row`.
+struct ColumnsPlace {
+  int64_t first_row = 0;
+  int parts = 1, part = 0;
+};
+DropoutMask columns_mask(at::IntArrayRef sizes_sbw, const DropoutKey& key, const ColumnsPlace& place,
+                         const Microbatch& batch);
+// x with a mask that drops something, as a new tensor: mask(x) / (1 - p).
+at::Tensor with_mask(const cuda::Target& target, const at::Tensor& x, const DropoutMask& mask);
+
 // What backward needs: no activation.
 struct BiasDropoutAddSaved {
   Param* bias = nullptr;

@@ -51,6 +51,7 @@ Island make_island(std::vector<Segment*> segments) {
     std::vector<Param*> told;
     segment->collect_params(told);
     for (Param* const param : told) {
+      if (param->frozen) continue;
       const auto known = std::find_if(island.params.begin(), island.params.end(),
                                       [&](const Island::Uses& uses) { return uses.param == param; });
       if (known == island.params.end()) {

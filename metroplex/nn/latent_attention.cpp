@@ -11,10 +11,22 @@
 namespace metroplex::nn {
 namespace {
 
+// All of whose output may have one adapter, which Hugging Face's name of the layer is for.
+LinearSpec latent_linear(const std::string& name, const char* word, int64_t in, int64_t out, bool bias) {
+  LinearSpec spec = linear_spec(name, in, out, bias);
+  spec.adapters = {config::whole_layer(word, out)};
+  return spec;
+}
+
 LinearSpec query_spec(const AttentionSpec& spec, const config::Model& m) {
   const int64_t out = m.num_attention_heads * (m.qk_head_dim + m.qk_pos_emb_head_dim);
-  if (m.q_lora_rank > 0) return linear_spec(spec.name + ".linear_q_up_proj", m.q_lora_rank, out, false);
-  return linear_spec(spec.name + ".linear_q_proj", m.hidden_size, out, false);
+  if (m.q_lora_rank > 0) return latent_linear(spec.name + ".linear_q_up_proj", "q_b_proj", m.q_lora_rank, out, false);
+  return latent_linear(spec.name + ".linear_q_proj", "q_proj", m.hidden_size, out, false);
+}
+
+template <class Linear>
+at::Tensor adapted(Linear& linear, const Input& in, const Microbatch& batch) {
+  return linear.forward(in, linear.adapter_rows(in, batch));
 }
 
 CoreSpec latent_core(const AttentionSpec& spec, const config::Model& model, const LayerContext& context) {
@@ -47,11 +59,11 @@ LatentAttention::LatentAttention(const AttentionSpec& spec, const config::Model&
       saving_(context.saving),
       rope_(std::move(rope)),
       q_(query_spec(spec, model), context),
-      kv_down_(linear_spec(spec.name + ".linear_kv_down_proj", model.hidden_size, latent_dim_ + rotated_dim_,
-                           model.add_qkv_bias),
+      kv_down_(latent_linear(spec.name + ".linear_kv_down_proj", "kv_a_proj_with_mqa", model.hidden_size,
+                             latent_dim_ + rotated_dim_, model.add_qkv_bias),
                context),
-      kv_up_(linear_spec(spec.name + ".linear_kv_up_proj", latent_dim_,
-                         model.num_attention_heads * (plain_dim_ + v_dim_), false),
+      kv_up_(latent_linear(spec.name + ".linear_kv_up_proj", "kv_b_proj", latent_dim_,
+                           model.num_attention_heads * (plain_dim_ + v_dim_), false),
              context),
       sinks_(make_sinks(spec, model, context)),
       core_(latent_core(spec, model, context), context.saving, sinks_),
@@ -68,9 +80,9 @@ LatentAttention::LatentAttention(const AttentionSpec& spec, const config::Model&
                     model.apply_layernorm_1p};
   };
   if (model.q_lora_rank > 0) {
-    q_down_.emplace(
-        linear_spec(spec.name + ".linear_q_down_proj", model.hidden_size, model.q_lora_rank, model.add_qkv_bias),
-        context);
+    q_down_.emplace(latent_linear(spec.name + ".linear_q_down_proj", "q_a_proj", model.hidden_size, model.q_lora_rank,
+                                  model.add_qkv_bias),
+                    context);
   }
   if (!model.qk_layernorm) return;
   if (q_down_) q_norm_.emplace(norm(".q_layernorm", model.q_lora_rank), context);
@@ -137,11 +149,11 @@ at::Tensor LatentAttention::forward(const Input& in, const Microbatch& batch, co
     return norm ? normalize(*norm, x, saving_) : Input(x);
   };
   Parts parts;
-  parts.q = q_.forward(q_down_ ? normed(q_norm_, q_down_->forward(in)) : in);
-  const at::Tensor down = kv_down_.forward(in);
-  parts.kv = kv_up_.forward(normed(kv_norm_, down.narrow(2, 0, latent_dim_)));
+  parts.q = adapted(q_, q_down_ ? normed(q_norm_, adapted(*q_down_, in, batch)) : in, batch);
+  const at::Tensor down = adapted(kv_down_, in, batch);
+  parts.kv = adapted(kv_up_, normed(kv_norm_, down.narrow(2, 0, latent_dim_)), batch);
   parts.k_rotated = for_heads(down.narrow(2, latent_dim_, rotated_dim_));
-  return proj_.forward(attended(parts, batch));
+  return adapted(proj_, attended(parts, batch), batch);
 }
 
 void LatentAttention::collect_params(std::vector<Param*>& params) {

@@ -11,6 +11,7 @@
 
 #include "comm/group.h"
 #include "config/parallel.h"
+#include "config/peft.h"
 #include "cuda/launch_point.h"
 #include "nn/saved.h"
 #include "topology/axis.h"
@@ -34,6 +35,7 @@ struct LayerContext {
   int64_t num_layers = 1;                // of the whole model, for Init::scaled_normal
   std::shared_ptr<InitStreams> streams;  // null: equal weights in every layout
   bool deferred = false;                 // make_param leaves `data` undefined and sets Param::initialize
+  config::Peft peft;                     // adapters of linear layers
   SavePolicy saving;                     // between forward and backward
 };
 

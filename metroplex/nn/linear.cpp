@@ -42,6 +42,19 @@ PendingTensor start_reduce(const at::Tensor& x, const comm::Group& sp, const com
   return pending;
 }
 
+// The input, where gradients of the layer's own need it.
+Saved kept_for(bool needed, const SavePolicy& saving, const Input& in) { return needed ? saving.keep(in) : Saved(); }
+
+// What an adapted layer's backward needs beside its input.
+struct AdaptersSaved {
+  AdapterRows rows;
+  std::vector<Saved> hidden;
+};
+
+AdapterSpec adapter_spec(const LinearSpec& spec, LinearSplit split) {
+  return {spec.name, spec.in_features, spec.adapters, split};
+}
+
 std::shared_ptr<Param> share(ParamSpec spec, const LayerContext& context) {
   return std::make_shared<Param>(make_param(std::move(spec), context));
 }
@@ -93,6 +106,7 @@ ColumnParallelLinear::ColumnParallelLinear(const LinearSpec& spec, const LayerCo
     bias_ = share({spec.name + ".bias", {spec.out_features}, output_placement(spec, tp_, Role::bias), Init::zeros},
                   context);
   }
+  adapters_ = Adapters(adapter_spec(spec, LinearSplit::output), context);
 }
 
 ColumnParallelLinear::ColumnParallelLinear(std::shared_ptr<Param> weight, const LayerContext& context)
@@ -103,25 +117,37 @@ ColumnParallelLinear::ColumnParallelLinear(std::shared_ptr<Param> weight, const 
       saving_(context.saving),
       weight_(std::move(weight)) {}
 
-at::Tensor ColumnParallelLinear::forward(const Input& in) {
+AdapterRows ColumnParallelLinear::adapter_rows(const Input& in, const Microbatch& batch) const {
+  std::vector<int64_t> whole = in.x.sizes().vec();
+  whole[0] *= sp_.size();
+  return adapters_.rows(whole, 0, batch);
+}
+
+at::Tensor ColumnParallelLinear::forward(const Input& in, const AdapterRows& rows) {
   at::Tensor out;
+  std::vector<at::Tensor> hidden;
   const bool adds_bias = bias_ && !skip_bias_add_;
   {
     const at::NoGradGuard no_grad;
     const at::Tensor whole = comm::all_gather(in.x, 0, sp_);
     out = linear_product(target_, whole, weight_->data.t());
     if (adds_bias) out.add_(bias_->data);
+    hidden = adapters_.add_outputs(out, whole, rows);
   }
   if (!at::GradMode::is_enabled()) return out;
-  return attach(out, {in.x}, [this, adds_bias, saved = saving_.keep(in)](const at::Tensor& dy) -> Gradients {
+  const AdaptersSaved adapted{rows, adapters_.keep(hidden)};
+  const Saved saved = kept_for(keeps_input(), saving_, in);
+  return attach(out, {in.x}, [this, adds_bias, saved, adapted](const at::Tensor& dy) -> Gradients {
     const at::NoGradGuard no_grad;
     const at::Tensor x = saved.get();
-    PendingTensor input = start_gather(x, sp_);
+    PendingTensor input = x.defined() ? start_gather(x, sp_) : PendingTensor();
     at::Tensor dx = linear_product(target_, dy, weight_->data);
+    const auto dhidden = adapters_.add_input_gradients(dx, dy, adapted.rows);
     const at::Tensor whole = input.wait();
     PendingTensor reduced = start_reduce(dx, sp_, tp_reduce_);
-    accumulate_weight_gradient(target_, *weight_, dy, whole);
+    if (!weight_->frozen) accumulate_weight_gradient(target_, *weight_, dy, whole);
     if (adds_bias) accumulate_bias_gradient(target_, *bias_, dy);
+    adapters_.accumulate({dy, whole, adapted.hidden, dhidden}, adapted.rows);
     return {reduced.wait()};
   });
 }
@@ -129,6 +155,7 @@ at::Tensor ColumnParallelLinear::forward(const Input& in) {
 void ColumnParallelLinear::collect_params(std::vector<Param*>& params) {
   params.push_back(weight_.get());
   if (bias_) params.push_back(bias_.get());
+  adapters_.collect_params(params);
 }
 
 RowParallelLinear::RowParallelLinear(const LinearSpec& spec, const LayerContext& context)
@@ -147,26 +174,36 @@ RowParallelLinear::RowParallelLinear(const LinearSpec& spec, const LayerContext&
         {spec.name + ".bias", {spec.out_features}, {.partial = context.sp_axes, .role = Role::bias}, Init::zeros},
         context);
   }
+  adapters_ = Adapters(adapter_spec(spec, LinearSplit::input), context);
 }
 
-at::Tensor RowParallelLinear::forward(const Input& in) {
+AdapterRows RowParallelLinear::adapter_rows(const Input& in, const Microbatch& batch) const {
+  return adapters_.rows(in.x.sizes(), 0, batch);
+}
+
+at::Tensor RowParallelLinear::forward(const Input& in, const AdapterRows& rows) {
   at::Tensor out;
+  std::vector<at::Tensor> hidden;
   const bool adds_bias = bias_ && !skip_bias_add_;
   {
     const at::NoGradGuard no_grad;
     out = linear_product(target_, in.x, weight_->data.t());
+    hidden = adapters_.add_outputs(out, in.x, rows);
     out = comm::reduce_scatter(out, 0, sp_);
     comm::all_reduce(out, tp_reduce_);
     if (adds_bias) out.add_(bias_->data);
   }
   if (!at::GradMode::is_enabled()) return out;
-  const Saved saved = saving_.keep(in);
-  return attach(out, {in.x}, [this, adds_bias, saved](const at::Tensor& dy_local) -> Gradients {
+  const AdaptersSaved adapted{rows, adapters_.keep(hidden)};
+  const Saved saved = kept_for(!weight_->frozen || adapters_.need_input(), saving_, in);
+  return attach(out, {in.x}, [this, adds_bias, saved, adapted](const at::Tensor& dy_local) -> Gradients {
     const at::NoGradGuard no_grad;
-    const at::Tensor dy = comm::all_gather(dy_local, 0, sp_);
+    const at::Tensor dy = comm::all_gather(dy_local, 0, sp_), x = saved.get();
     at::Tensor dx = linear_product(target_, dy, weight_->data);
-    accumulate_weight_gradient(target_, *weight_, dy, saved.get());
+    const auto dhidden = adapters_.add_input_gradients(dx, dy, adapted.rows);
+    if (!weight_->frozen) accumulate_weight_gradient(target_, *weight_, dy, x);
     if (adds_bias) accumulate_bias_gradient(target_, *bias_, dy_local);
+    adapters_.accumulate({dy, x, adapted.hidden, dhidden}, adapted.rows);
     return {dx};
   });
 }
@@ -174,10 +211,14 @@ at::Tensor RowParallelLinear::forward(const Input& in) {
 void RowParallelLinear::collect_params(std::vector<Param*>& params) {
   params.push_back(weight_.get());
   if (bias_) params.push_back(bias_.get());
+  adapters_.collect_params(params);
 }
 
 ReplicatedLinear::ReplicatedLinear(const LinearSpec& spec, const LayerContext& context)
-    : target_(context.target), saving_(context.saving) {
+    : sp_(context.sp),
+      target_(context.target),
+      saving_(context.saving),
+      adapters_(adapter_spec(spec, LinearSplit::none), context) {
   using topology::Role;
   const std::vector<int64_t> sizes{spec.out_features, spec.in_features};
   weight_ = share({spec.name + ".weight", sizes, {.partial = context.sp_axes}, spec.init}, context);
@@ -187,19 +228,30 @@ ReplicatedLinear::ReplicatedLinear(const LinearSpec& spec, const LayerContext& c
             context);
 }
 
-at::Tensor ReplicatedLinear::forward(const Input& in) {
+AdapterRows ReplicatedLinear::adapter_rows(const Input& in, const Microbatch& batch) const {
+  return adapters_.rows(in.x.sizes(), in.x.size(0) * sp_.index(), batch);
+}
+
+at::Tensor ReplicatedLinear::forward(const Input& in, const AdapterRows& rows) {
   at::Tensor out;
+  std::vector<at::Tensor> hidden;
   {
     const at::NoGradGuard no_grad;
     out = linear_product(target_, in.x, weight_->data.t());
     if (bias_) out.add_(bias_->data);
+    hidden = adapters_.add_outputs(out, in.x, rows);
   }
   if (!at::GradMode::is_enabled()) return out;
-  return attach(out, {in.x}, [this, saved = saving_.keep(in)](const at::Tensor& dy) -> Gradients {
+  const AdaptersSaved adapted{rows, adapters_.keep(hidden)};
+  const Saved saved = kept_for(!weight_->frozen || adapters_.need_input(), saving_, in);
+  return attach(out, {in.x}, [this, saved, adapted](const at::Tensor& dy) -> Gradients {
     const at::NoGradGuard no_grad;
+    const at::Tensor x = saved.get();
     at::Tensor dx = linear_product(target_, dy, weight_->data);
-    accumulate_weight_gradient(target_, *weight_, dy, saved.get());
+    const auto dhidden = adapters_.add_input_gradients(dx, dy, adapted.rows);
+    if (!weight_->frozen) accumulate_weight_gradient(target_, *weight_, dy, x);
     if (bias_) accumulate_bias_gradient(target_, *bias_, dy);
+    adapters_.accumulate({dy, x, adapted.hidden, dhidden}, adapted.rows);
     return {dx};
   });
 }
@@ -207,6 +259,7 @@ at::Tensor ReplicatedLinear::forward(const Input& in) {
 void ReplicatedLinear::collect_params(std::vector<Param*>& params) {
   params.push_back(weight_.get());
   if (bias_) params.push_back(bias_.get());
+  adapters_.collect_params(params);
 }
 
 }  // namespace metroplex::nn

@@ -1,6 +1,6 @@
 // Linear layers split over the tensor-parallel group: by output features (column) or by input features (row), or held
-// whole by every rank (replicated). The
-// weight gradient goes straight into main_grad, overlapped with the collective of the input gradient.
+// whole by every rank (replicated). The weight gradient goes straight into main_grad, overlapped with the collective
+// of the input gradient. Where the layer has adapters (lora.h) their part is added before each sum over the ranks.
 // Shapes: s sequence, b microbatch; activations are [s, b, features], with sequence parallelism [s/tp, b, features]
 // before a column-parallel and after a row-parallel layer.
 #pragma once
@@ -15,6 +15,7 @@
 #include "comm/group.h"
 #include "cuda/launch_point.h"
 #include "nn/layer_context.h"
+#include "nn/lora.h"
 #include "nn/param.h"
 #include "nn/saved.h"
 
@@ -26,8 +27,9 @@ struct LinearSpec {
   bool bias = true;
   bool skip_bias_add = false;  // the caller adds bias() and its gradient
   Init init = Init::normal;
-  bool gated = false;                      // column: the output is two halves [gate; up], each split over tp
-  std::vector<topology::Part> parts = {};  // of the output features, named within weight and bias
+  bool gated = false;                             // column: the output is two halves [gate; up], each split over tp
+  std::vector<topology::Part> parts = {};         // of the output features, named within weight and bias
+  std::vector<config::AdapterBox> adapters = {};  // that peft.lora_target_modules may name
 };
 
 inline LinearSpec linear_spec(const std::string& name, int64_t in, int64_t out, bool bias) {
@@ -39,6 +41,9 @@ inline LinearSpec linear_spec(const std::string& name, int64_t in, int64_t out, 
   return spec;
 }
 
+// What a layer's adapters drop of an input of a microbatch (adapter_rows) is passed to its forward; without their
+// dropout, or in evaluation, it is nothing.
+
 class ColumnParallelLinear {
  public:
   ColumnParallelLinear(const LinearSpec& spec, const LayerContext& context);
@@ -46,7 +51,10 @@ class ColumnParallelLinear {
   ColumnParallelLinear(std::shared_ptr<Param> weight, const LayerContext& context);
 
   // in.x [s (/tp with sequence parallelism), b, in] -> [s, b, out/tp].
-  at::Tensor forward(const Input& in);
+  at::Tensor forward(const Input& in, const AdapterRows& rows = {});
+  AdapterRows adapter_rows(const Input& in, const Microbatch& batch) const;
+  // Whether backward needs the input.
+  bool keeps_input() const { return !weight_->frozen || adapters_.need_input(); }
   Param& weight() { return *weight_; }
   Param* bias() { return bias_ ? bias_.get() : nullptr; }
   void collect_params(std::vector<Param*>& params);
@@ -57,6 +65,7 @@ class ColumnParallelLinear {
   SavePolicy saving_;
   bool skip_bias_add_ = false;
   std::shared_ptr<Param> weight_, bias_;
+  Adapters adapters_;
 };
 
 class RowParallelLinear {
@@ -65,7 +74,8 @@ class RowParallelLinear {
 
   // in.x [s, b, in/tp] -> [s (/tp with sequence parallelism), b, out], summed
   // over the group; the bias is added once, after the sum.
-  at::Tensor forward(const Input& in);
+  at::Tensor forward(const Input& in, const AdapterRows& rows = {});
+  AdapterRows adapter_rows(const Input& in, const Microbatch& batch) const;
   Param& weight() { return *weight_; }
   Param* bias() { return bias_ ? bias_.get() : nullptr; }
   Param* skipped_bias() { return skip_bias_add_ ? bias() : nullptr; }
@@ -77,6 +87,7 @@ class RowParallelLinear {
   SavePolicy saving_;
   bool skip_bias_add_ = false;
   std::shared_ptr<Param> weight_, bias_;
+  Adapters adapters_;
 };
 
 // For outputs narrower than the collectives of a split would be worth: every rank computes all of them, of the rows
@@ -86,13 +97,16 @@ class ReplicatedLinear {
   ReplicatedLinear(const LinearSpec& spec, const LayerContext& context);
 
   // in.x [s (/tp with sequence parallelism), b, in] -> the same rows, [..., out].
-  at::Tensor forward(const Input& in);
+  at::Tensor forward(const Input& in, const AdapterRows& rows = {});
+  AdapterRows adapter_rows(const Input& in, const Microbatch& batch) const;
   void collect_params(std::vector<Param*>& params);
 
  private:
+  comm::Group sp_;
   cuda::Target target_;
   SavePolicy saving_;
   std::shared_ptr<Param> weight_, bias_;
+  Adapters adapters_;
 };
 
 // main_grad += dy^T x over all leading dimensions, in main_grad's precision where the device can.

@@ -20,7 +20,7 @@ class Mlp {
 
   // [s (/tp), b, h] -> the same without the bias of fc2: the caller adds output_bias(). With the save point of the
   // activation recomputed, fc2 recomputes its input; with that of fc1 its product too, and only `in` is saved.
-  at::Tensor forward(const Input& in);
+  at::Tensor forward(const Input& in, const Microbatch& batch);
   Param* output_bias() { return fc2_.skipped_bias(); }
   void collect_params(std::vector<Param*>& params);
 

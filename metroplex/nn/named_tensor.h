@@ -32,7 +32,8 @@ struct NamedTensor {
 // State of the model without gradient (expert bias, counters, scales), equal on all data-parallel ranks. It is saved
 // with the weights and, like them, changes only in steps that update, not in skipped ones.
 struct Buffer : NamedTensor {
-  at::Tensor pending;  // accumulated by the forwards of this step; zeroed when a step begins
+  bool frozen = false;  // never applied
+  at::Tensor pending;   // accumulated by the forwards of this step; zeroed when a step begins
   // Writes `data` from `pending` when the step updates; all ranks that hold the buffer call it, in the same order.
   std::function<void(Buffer& buffer)> apply;
 };

@@ -63,6 +63,7 @@ void Param::accumulate(const std::function<void(at::Tensor& main_grad)>& add) {
 }
 
 void Param::accumulate_or_write(const std::function<void(at::Tensor& main_grad, bool adds)>& put) {
+  if (frozen) return;
   if (deferred != nullptr) {
     deferred->push_back([this, put] { accumulate_or_write(put); });
     return;
@@ -77,6 +78,7 @@ void Param::accumulate_or_write(const std::function<void(at::Tensor& main_grad, 
 }
 
 void Param::accumulate_later(const std::function<comm::Handle(const at::Tensor& sums)>& start, at::Tensor held) {
+  if (frozen) return;
   MPX_ASSERT(deferred == nullptr, "what arrives for ", name, " is held back");
   MPX_ASSERT(settled(), "what arrived for ", name, " has not been settled");
   if (tells) tell_before_use();

@@ -17,23 +17,24 @@
 
 namespace metroplex::nn {
 
-enum class Init { normal, scaled_normal /* std / sqrt(2 L) */, zeros, ones };
+enum class Init { normal, scaled_normal /* std / sqrt(2 L) */, zeros, ones, uniform_of_inputs /* +- 1 / sqrt(in) */ };
 
 struct Param : NamedTensor {
   Init init = Init::normal;
   at::ScalarType dtype = at::kFloat;       // that `data` will have, while it is away
   std::function<void(Param&)> initialize;  // set instead of values when these are wanted later: fills `data`
   at::Tensor main_grad;                    // same shape; a view of the gradient buffer (distributed/grad_buffer)
-  bool fresh = false;                      // main_grad holds nothing of this step yet, whatever lies there
+  bool frozen = false;  // no gradient: what is accumulated is not computed, and main_grad stays undefined
+  bool fresh = false;   // main_grad holds nothing of this step yet, whatever lies there
 
   int calls_per_use = 1;        // calls of accumulate() that complete one use
   int uses_per_microbatch = 1;  // how often segments read it, see count_uses() (2: tied head on one stage)
 
-  // Called by layers: adds to main_grad through `add`, which owns what it reads and may be called later (deferred);
-  // the last call of a use counts it. The first before_use listener may allocate main_grad; on_use listeners are
-  // called in reverse order of registration. An fp16 parameter's gradient of one microbatch is rounded to fp16, use
-  // by use and as their sum, before it is added: what fp16 cannot hold is an overflow, as in Megatron-LM, where
-  // autograd makes it.
+  // Called by layers, a frozen parameter ignores it: adds to main_grad through `add`, which owns what it reads and
+  // may be called later (deferred); the last call of a use counts it. The first before_use listener may allocate
+  // main_grad; on_use listeners are called in reverse order of registration. An fp16 parameter's gradient of one
+  // microbatch is rounded to fp16, use by use and as their sum, before it is added: what fp16 cannot hold is an
+  // overflow, as in Megatron-LM, where autograd makes it.
   void accumulate(const std::function<void(at::Tensor& main_grad)>& add);
   // The same for what can also write: with `adds` false `put` fills all of main_grad, which needs no zeros then.
   void accumulate_or_write(const std::function<void(at::Tensor& main_grad, bool adds)>& put);

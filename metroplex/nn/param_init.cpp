@@ -37,15 +37,26 @@ void fill_normal(Param& param, uint64_t seed, double std) {
   });
 }
 
+void fill_uniform(Param& param, uint64_t seed, double bound) {
+  const uint64_t name = base::hash_name(param.name.c_str());
+  fill_runs(param, [&](double* out, int64_t global, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      const auto block = base::philox4x32(seed, static_cast<uint64_t>(global + i), name);
+      out[i] = bound * ((static_cast<double>(block[0]) + 0.5) * 0x1p-31 - 1.0);
+    }
+  });
+}
+
 // Megatron's expert tensors have a generator of their own, which no two expert-parallel ranks share.
 const at::Generator& stream_of(const InitStreams& streams, const topology::Placement& placement) {
   if (placement.grid == topology::Grid::expert) return streams.expert_parallel;
   return placement.cuts.empty() ? streams.replicated : streams.model_parallel;
 }
 
-void draw_normal(Param& param, const InitStreams& streams, double std) {
+template <class Draw>  // draw(tensor, generator)
+void draw_from(Param& param, const InitStreams& streams, const Draw& draw) {
   at::Tensor drawn = at::empty(param.data.sizes(), param.data.options().device(at::kCPU));
-  drawn.normal_(0.0, std, stream_of(streams, param.placement));
+  draw(drawn, stream_of(streams, param.placement));
   for (const topology::Cut& cut : param.placement.cuts) {  // padding is 0
     int64_t end = 0;
     for (const topology::RowRange& range : cut.ranges) {
@@ -63,12 +74,18 @@ void give_first_values(Param& param, Init init, const LayerContext& context) {
     param.data.fill_(init == Init::ones ? 1 : 0);
     return;
   }
+  if (init == Init::uniform_of_inputs) {  // small, and drawn whoever loads a model: it may have none
+    const double bound = 1 / std::sqrt(static_cast<double>(param.global_shape.back()));
+    if (!context.streams) return fill_uniform(param, context.seed, bound);
+    return draw_from(param, *context.streams,
+                     [&](at::Tensor& x, const at::Generator& from) { x.uniform_(-bound, bound, from); });
+  }
   const double depth = 2.0 * static_cast<double>(context.num_layers);
   const double std = init == Init::scaled_normal ? context.init_std / std::sqrt(depth) : context.init_std;
   if (std == 0) {  // nothing is drawn: whoever loads a model asks for that
     param.data.zero_();
   } else if (context.streams) {
-    draw_normal(param, *context.streams, std);
+    draw_from(param, *context.streams, [&](at::Tensor& x, const at::Generator& from) { x.normal_(0.0, std, from); });
   } else {
     fill_normal(param, context.seed, std);
   }

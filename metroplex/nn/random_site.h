@@ -14,7 +14,8 @@ enum class RandomSite : uint64_t {
   attention_output,
   mlp_output,
   router_input,
-  router_logits
+  router_logits,
+  adapter_input
 };
 
 // The finaliser of splitmix64, a bijection: spreads small numbers over 64 bits.

@@ -77,7 +77,7 @@ Muon::Muon(const config::OptimizerTraits& traits, const config::Optim& config, s
   for (const nn::Param* param : context.groups->params()) {
     MPX_ASSERT(param->local_shape.size() <= 2 || param->has_matrices(), param->name, " of ",
                param->local_shape.size(), " dims names no matrices");
-    if (!param->has_matrices()) continue;
+    if (param->frozen || !param->has_matrices()) continue;
     Matrix matrix;
     matrix.param = param;
     matrix.group = context.groups->of(*param);

@@ -18,6 +18,7 @@
 #include "plan/layout.h"
 #include "plan/verify.h"
 #include "train/expert_loads.h"
+#include "train/freezing.h"
 #include "train/partial_graphs.h"
 #include "train/run_length.h"
 #include "train/step_graphs.h"
@@ -74,14 +75,18 @@ pipeline::PipelineInput Assembly::pipeline_input(const std::vector<nn::Microbatc
   return run;
 }
 
-std::vector<optim::NormPart> Assembly::norm_parts() const {
+static std::vector<optim::NormPart> parts_of(const Assembly& a, bool frozen_too) {
   std::vector<optim::NormPart> parts;
-  for (const distributed::ParamFamily& family : families.all()) {
-    parts.push_back(
-        {family.slices, {world->coordinates(), family.model_parallel, family.data_parallel.shard, world->target()}});
+  for (const distributed::ParamFamily& family : a.families.all()) {
+    if (family.key.frozen && !frozen_too) continue;
+    parts.push_back({family.slices,
+                     {a.world->coordinates(), family.model_parallel, family.data_parallel.shard, a.world->target()}});
   }
   return parts;
 }
+
+std::vector<optim::NormPart> Assembly::norm_parts() const { return parts_of(*this, true); }
+std::vector<optim::NormPart> Assembly::gradient_parts() const { return parts_of(*this, false); }
 
 namespace {
 
@@ -97,6 +102,7 @@ models::ModelContext model_context(const Assembly& a) {
   context.cp_a2a = a.groups().cp_a2a, context.cp_p2p = a.groups().cp_p2p;
   context.cp_comm_types = config::cp_comm_types(config.parallel);
   if (a.experts) context.experts = *a.experts;
+  context.peft = config.peft;
   context.dtype = a.dtype;
   context.target = a.world->target();
   context.fp32_residual_connection = config.precision.fp32_residual_connection;
@@ -214,6 +220,10 @@ void make_families(Assembly& a, std::vector<size_t> units, bool forward_only) {
   options.units = std::move(units);
   a.families = distributed::ParamFamilies(*a.world, a.params, options);
   a.slices = a.families.slices();
+  if (!forward_only) {
+    std::copy_if(a.slices.begin(), a.slices.end(), std::back_inserter(a.trained),
+                 [](const distributed::Slice& slice) { return !slice.param->frozen; });
+  }
   for (const auto& stage : a.stages) {
     std::vector<std::vector<nn::Param*>> blocks;
     for (const nn::Block& block : stage->blocks()) blocks.push_back(nn::params_of(block));
@@ -222,30 +232,7 @@ void make_families(Assembly& a, std::vector<size_t> units, bool forward_only) {
   }
 }
 
-// A pattern that matches no parameter of any stage is taken for a misspelling.
-void check_param_groups(const Assembly& a) {
-  const std::vector<config::ParamGroupRule> rules = config::param_group_rules(a.config.optim);
-  if (rules.empty() || (a.world->target().meta && a.groups().pp.size() > 1)) return;
-  std::string fits(rules.size(), ' ');
-  for (size_t i = 0; i < rules.size(); ++i) {
-    for (const nn::Param* param : a.params) {
-      if (rules[i].match(param->name)) fits[i] = 'x';
-    }
-  }
-  const std::vector<std::string> stages = comm::all_gather_strings(fits, a.groups().stages);
-  for (size_t i = 0; i < rules.size(); ++i) {
-    const bool any =
-        std::any_of(stages.begin(), stages.end(), [i](const std::string& stage) { return stage[i] == 'x'; });
-    MPX_CHECK(
-        any, "config", "optim.param_groups: '", a.config.optim.param_groups[i], "': no parameter has a name that '",
-        rules[i].pattern,
-        "' fits as a whole; names are like decoder.layers.0.mlp.linear_fc1.weight (metroplex inspect shows those "
-        "of a checkpoint). Correct it, or leave it out");
-  }
-}
-
 void make_optimizer(Assembly& a) {
-  check_param_groups(a);
   a.param_groups = std::make_unique<optim::ParamGroups>(a.config.optim, a.params);
   optim::OptimizerContext context;
   context.groups = a.param_groups.get();
@@ -253,7 +240,7 @@ void make_optimizer(Assembly& a) {
   context.target = a.world->target();
   context.shard_of = [&](const nn::Param& param) { return a.families.of(param).data_parallel.shard; };
   context.seed = static_cast<uint64_t>(a.config.run.seed);
-  a.optimizer = optim::make_optimizer(a.config.optim, a.slices, context);
+  a.optimizer = optim::make_optimizer(a.config.optim, a.trained, context);
 }
 
 }  // namespace
@@ -309,13 +296,15 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
   context.deferred = a->sharding.gathers_units();
   if (values == FirstValues::loaded) context.init_std = 0;
   std::vector<size_t> units = build_stages(*a, context, build);
+  check_name_patterns(*a);
+  if (!forward_only) freeze(*a);
   std::vector<pipeline::Stage*> stages;
   for (const auto& stage : a->stages) stages.push_back(stage.get());
   a->executor = std::make_unique<pipeline::Executor>(stages, a->groups().pp);
   make_families(*a, std::move(units), forward_only);
   if (context.streams && !a->shared.empty()) {
     share_values(a->shared, a->slices);
-    a->families.updated();
+    a->families.loaded();
     a->families.settle();  // whoever loads other values next writes where a gather would read
   }
   make_graphs(*a, forward_only);

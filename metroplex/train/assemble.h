@@ -60,7 +60,8 @@ struct Assembly {
   config::Sharding sharding;                                // nothing in a forward-only assembly
   distributed::ParamFamilies families;                      // with values and gradients
   std::vector<std::unique_ptr<nn::StageObserver>> gathers;  // one a stage; null where nothing is gathered
-  std::vector<distributed::Slice> slices;                   // what this rank updates; forward-only: all it has
+  std::vector<distributed::Slice> slices;   // this rank's share of the weights; forward-only: all it has
+  std::vector<distributed::Slice> trained;  // those of parameters that are not frozen, with gradients
   // Null or empty in a forward-only assembly.
   std::unique_ptr<optim::ParamGroups> param_groups;
   std::unique_ptr<optim::Optimizer> optimizer;
@@ -94,7 +95,8 @@ struct Assembly {
   int last_stage_rank() const { return placement.place_of(placement.stages() - 1).rank; }
   bool last_stage() const { return groups().pp.index() == last_stage_rank(); }
 
-  std::vector<optim::NormPart> norm_parts() const;  // one a family
+  std::vector<optim::NormPart> norm_parts() const;      // one a family
+  std::vector<optim::NormPart> gradient_parts() const;  // of those that are trained
 
   // The schedule for this many microbatches: built and verified once, then kept.
   const plan::PipelineTable& table(int num_microbatches, bool forward_only);

@@ -80,6 +80,21 @@ void add_tokenizer(const text::TokenizerFiles* tokenizer, const files::Manifest&
   }
 }
 
+// Adapters of the same rank may have another scale, or lie elsewhere. A run may begin with a model that has none.
+void check_adapters(const Config& config, const Config& saved, const std::string& path) {
+  Config here = config, there = saved;
+  if (here.peft.lora() && !there.peft.lora() && here.checkpoint.finetune) return;
+  there.peft.lora_dropout = here.peft.lora_dropout;
+  const std::vector<Field> left = config::fields(here), right = config::fields(there);
+  for (size_t i = 0; i < left.size(); ++i) {
+    const bool same = left[i].section != "peft" || config::to_yaml(left[i]) == config::to_yaml(right[i]);
+    MPX_CHECK(same, "checkpoint", left[i].key(), " is ", config::to_text(left[i]), " here and was ",
+              config::to_text(right[i]), " in '", path, "'; set it as in the checkpoint",
+              there.peft.lora() ? ", or begin with the model that metroplex convert --to hf makes of it"
+                                : ", or begin with its weights: checkpoint.finetune");
+  }
+}
+
 }  // namespace
 
 std::vector<Difference> model_differences(const Config& config, const text::TokenizerFiles* tokenizer,
@@ -109,6 +124,7 @@ std::vector<Difference> check_compatible(const Config& config, const text::Token
     list += base::concat("\n  ", difference.key, " is ", difference.here, " here and was ", difference.there);
     keys += " " + difference.key;
   }
+  check_adapters(config, config::parse_saved(manifest.config_yaml), path);
   MPX_CHECK(list.empty(), "checkpoint", "'", path,
             "' was made by another model: its tensors have another shape or another meaning here.", list,
             "\nSet them as in the checkpoint (metroplex inspect ", path,

@@ -95,7 +95,7 @@ std::map<std::string, at::Tensor> gather_slices(const Assembly& a, const std::ve
 
 std::map<std::string, at::Tensor> gather_whole(const Assembly& a, Gathered what) {
   std::vector<SliceOfParam> slices;
-  for (const distributed::Slice& slice : a.slices)
+  for (const distributed::Slice& slice : what == Gathered::data ? a.slices : a.trained)
     slices.push_back({slice.param, slice.begin, slice.end, what == Gathered::data ? slice.values : slice.gradient});
   const bool narrow = what == Gathered::data || a.dtype == at::kDouble;
   return gather_slices(a, slices, narrow ? a.dtype : at::kFloat);

@@ -26,7 +26,7 @@ struct SliceOfParam {
 // whose copies come first, a shared tensor from its owner. All slices are of `dtype`.
 std::map<std::string, at::Tensor> gather_slices(const Assembly& assembly, const std::vector<SliceOfParam>& slices,
                                                 at::ScalarType dtype);
-// Parameters, or final gradients (a training assembly, after its step's reduction).
+// Parameters, or final gradients of those that are trained (a training assembly, after its step's reduction).
 std::map<std::string, at::Tensor> gather_whole(const Assembly& assembly, Gathered what);
 
 }  // namespace metroplex::train

@@ -39,7 +39,7 @@ std::vector<Summands> partial_gradients(const std::vector<distributed::Slice>& s
 // Sums the gradients of which several ranks hold a summand for the same slices: partial ones (norms under sequence
 // parallelism) and shared parameters. Those over the same ranks are packed into one all-reduce.
 void reduce_shared_gradients(Assembly& a) {
-  for (const Summands& of : partial_gradients(a.slices)) {
+  for (const Summands& of : partial_gradients(a.trained)) {
     const comm::Group& group = a.groups().gradients_over(of.axes);
     if (group.size() == 1) continue;
     const at::Tensor flat = at::cat(of.gradients);
@@ -50,7 +50,7 @@ void reduce_shared_gradients(Assembly& a) {
       at += gradient.numel();
     }
   }
-  sum_shared_gradients(a.shared, a.slices);
+  sum_shared_gradients(a.shared, a.trained);
 }
 
 }  // namespace

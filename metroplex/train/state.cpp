@@ -2,7 +2,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <exception>
+#include <set>
+#include <sstream>
 
 #include "base/error.h"
 #include "checkpoint/directory.h"
@@ -10,9 +13,11 @@
 #include "checkpoint/save.h"
 #include "comm/collectives.h"
 #include "config/load.h"
+#include "config/name_patterns.h"
 #include "files/file_system.h"
 #include "hf/directory.h"
 #include "train/compatible.h"
+#include "train/freezing.h"
 #include "train/state_tensors.h"
 #include "train/run_folders.h"
 #include "train/same_data.h"
@@ -56,26 +61,113 @@ optim::ScheduleArgs schedule_from(const Json& j) {
   return s;
 }
 
+// Names of the tensors of this rank that keep their first values.
+using Kept = std::set<std::string>;
+
+// Of a run that begins with weights. Throws for what should be loaded and is not there.
+Kept kept_by(const Assembly& a, const checkpoint::TensorSource& source) {
+  Kept kept;
+  std::vector<std::string> missing;
+  for (const optim::State& state : weight_states(a)) {
+    const std::string& name = state.param->name;
+    const bool there = source.find(name, "weight") != nullptr;
+    if (!config::loads(a.config, name) || (!there && config::is_adapter(name))) kept.insert(name);
+    else if (!there) missing.push_back(name);
+  }
+  for (const optim::State& state : buffer_states(a)) {
+    if (!config::loads(a.config, state.param->name)) kept.insert(state.param->name);
+  }
+  constexpr size_t kMost = 12;
+  std::string list;
+  for (size_t i = 0; i < std::min(kMost, missing.size()); ++i) list += "\n  " + missing[i];
+  if (missing.size() > kMost) list += base::concat("\n  and ", missing.size() - kMost, " more");
+  MPX_CHECK(missing.empty(), "checkpoint", "'", source.directory(), "' has no weights for:", list,
+            "\nSet the section model as in the checkpoint, or begin without them: checkpoint.load_except");
+  return kept;
+}
+
+// Of a source with names that no pattern of the run's fits: on all ranks.
+void check_load_patterns(const Assembly& a, const checkpoint::TensorSource& source) {
+  std::vector<NamePattern> patterns;
+  for (const std::string& pattern : a.config.checkpoint.load_only)
+    patterns.push_back({"checkpoint.load_only", pattern});
+  for (const std::string& pattern : a.config.checkpoint.load_except)
+    patterns.push_back({"checkpoint.load_except", pattern});
+  if (patterns.empty()) return;
+  std::vector<std::string> names = names_of_all_stages(a);
+  for (const files::TensorForm& tensor : source.tensors()) names.push_back(tensor.name);
+  check_patterns(patterns, names);
+}
+
+// "3 tensors begin as in a new run: a, b, c"; adapters, which always do, are told apart.
+std::string left_out_text(const Kept& kept, checkpoint::Exchange& exchange) {
+  std::string mine;
+  for (const std::string& name : kept) mine += name + "\n";
+  std::set<std::string> all;
+  for (const std::string& text : exchange.gather(mine)) {
+    std::istringstream lines(text);
+    for (std::string name; lines >> name;) all.insert(name);
+  }
+  size_t adapters = 0, others = 0;
+  std::string list;
+  for (const std::string& name : all) {
+    if (config::is_adapter(name)) ++adapters;
+    else if (++others <= 3) list += (others == 1 ? "" : ", ") + name;
+  }
+  if (others > 3) list += base::concat(" and ", others - 3, " more");
+  std::string text = others > 0 ? base::concat(others, " tensors begin as in a new run: ", list) : "";
+  if (adapters > 0) text += base::concat(others > 0 ? "; and " : "", adapters, " tensors of new adapters");
+  return text;
+}
+
 // The parameter; in full precision where the checkpoint has its main parameter and the run has none.
-void load_weights(Assembly& a, checkpoint::TensorSource& source) {
+void load_weights(Assembly& a, checkpoint::TensorSource& source, const Kept& kept) {
   for (const optim::State& state : weight_states(a)) {
     const bool exact = !a.config.precision.half() && source.find(state.param->name, "main") != nullptr;
-    fill(source, state, state.values(), exact ? "main" : "weight");
+    if (!kept.contains(state.param->name)) fill(source, state, state.values(), exact ? "main" : "weight");
     for (const char* kind : {"weight", "main"})
       source.mark_read(state.param->name, kind);  // one stands for the other
   }
 }
 
-void load_buffers(Assembly& a, checkpoint::TensorSource& source) {
-  for (const optim::State& state : buffer_states(a)) { fill(source, state, state.values(), state.kind); }
+void load_buffers(Assembly& a, checkpoint::TensorSource& source, const Kept& kept) {
+  for (const optim::State& state : buffer_states(a)) {
+    if (!kept.contains(state.param->name)) fill(source, state, state.values(), state.kind);
+    else source.mark_read(state.param->name, state.kind);
+  }
+}
+
+// Of a run that froze other parameters: the state of those that are frozen here is left where it is, and told in
+// `outcome`; a parameter that is trained and has none is an error.
+void check_moments(Assembly& a, checkpoint::TensorSource& source, LoadOutcome& outcome) {
+  size_t left = 0;
+  for (const files::TensorForm& tensor : source.tensors()) {
+    if (tensor.kind == "weight" || tensor.kind == "main" || tensor.kind == "buffer") continue;
+    if (config::trains(a.config, tensor.name)) continue;
+    source.mark_read(tensor.name, tensor.kind);
+    ++left;
+  }
+  if (left > 0)
+    add_line(outcome.notes,
+             base::concat("left in the checkpoint: optimizer state of frozen parameters, ", left, " tensors"));
+  std::set<std::string> missing;
+  for (const optim::State& state : a.optimizer->state()) {
+    if (state.kind == "main" || source.find(state.param->name, state.kind) != nullptr) continue;
+    if (source.find(state.param->name, "weight") == nullptr) continue;  // load_weights says that
+    missing.insert(state.param->name);
+  }
+  MPX_CHECK(missing.empty(), "checkpoint", "'", source.directory(), "' has no optimizer state of ", *missing.begin(),
+            missing.size() > 1 ? base::concat(" and ", missing.size() - 1, " more") : "",
+            ", which this run trains and the one that saved it did not; freeze what was frozen (train.freeze, "
+            "train.trainable), or begin with new optimizer state: checkpoint.no_load_optim");
 }
 
 // Main parameters are weights, also of a run that only takes the weights over; a checkpoint without any has them as
 // its weights, which may be more exact than this run's.
-void load_optimizer(Assembly& a, checkpoint::TensorSource& source, bool moments) {
+void load_optimizer(Assembly& a, checkpoint::TensorSource& source, bool moments, const Kept& kept) {
   for (const optim::State& state : a.optimizer->state()) {
     const bool main = state.kind == "main";
-    if (!main && !moments) continue;
+    if ((!main && !moments) || kept.contains(state.param->name)) continue;
     const bool as_weight = main && source.find(state.param->name, "main") == nullptr;
     const at::Tensor values = state.values();
     fill(source, state, values, as_weight ? "weight" : state.kind);
@@ -85,9 +177,14 @@ void load_optimizer(Assembly& a, checkpoint::TensorSource& source, bool moments)
 
 // A tensor of the checkpoint that no rank has a place for is an error, unless a difference was allowed that explains
 // it.
-void check_all_read(checkpoint::TensorSource& source, checkpoint::Exchange& exchange, bool moments, bool allowed,
-                    LoadOutcome& outcome) {
+struct Asked {
+  bool begins = false, moments = false, allowed = false;
+};
+void check_all_read(const Assembly& a, checkpoint::TensorSource& source, checkpoint::Exchange& exchange,
+                    const Asked& asked, LoadOutcome& outcome) {
+  const auto [begins, moments, allowed] = asked;
   for (const files::TensorForm& tensor : source.tensors()) {
+    if (begins && !config::loads(a.config, tensor.name)) source.mark_read(tensor.name, tensor.kind);
     if (!moments && tensor.kind != "weight" && tensor.kind != "main" && tensor.kind != "buffer")
       source.mark_read(tensor.name, tensor.kind);
   }
@@ -171,22 +268,31 @@ std::string branch_left_here(files::FileSystem& disk, const config::Checkpoint& 
 
 }  // namespace
 
-void load_weights_of(Assembly& a, checkpoint::TensorSource& source) {
+std::string load_weights_of(Assembly& a, checkpoint::TensorSource& source) {
   GroupExchange exchange(a.groups().checkpoint);
   a.families.settle();
-  load_weights(a, source);
-  for (const optim::State& state : buffer_states(a)) {
-    if (source.find(state.param->name, state.kind) != nullptr) fill(source, state, state.values(), state.kind);
+  Kept kept;
+  if (a.optimizer) {
+    check_load_patterns(a, source);
+    kept = kept_by(a, source);
   }
-  if (a.optimizer) load_optimizer(a, source, false);
+  load_weights(a, source, kept);
+  for (const optim::State& state : buffer_states(a)) {
+    if (source.find(state.param->name, state.kind) != nullptr && !kept.contains(state.param->name))
+      fill(source, state, state.values(), state.kind);
+  }
+  if (a.optimizer) load_optimizer(a, source, false, kept);
   LoadOutcome outcome;
-  check_all_read(source, exchange, false, false, outcome);
-  a.families.updated();
+  check_all_read(a, source, exchange, {.begins = a.optimizer != nullptr}, outcome);
+  a.families.loaded();
+  return left_out_text(kept, exchange);
 }
 
-void load_weights_of_directory(Assembly& a, files::FileSystem& disk) {
-  hf::Source source(disk, a.config.model.from, a.config.model);
-  load_weights_of(a, source);
+std::string load_weights_of_directory(Assembly& a, files::FileSystem& disk) {
+  hf::Source::Wanted wanted;
+  if (a.optimizer) wanted = [&](const std::string& name) { return config::loads(a.config, name); };
+  hf::Source source(disk, a.config.model.from, a.config.model, wanted);
+  return load_weights_of(a, source);
 }
 
 checkpoint::RunState run_state(const Assembly& a, const Position& position, files::FileSystem& disk) {
@@ -254,17 +360,25 @@ LoadOutcome load_state(Assembly& a, const std::string& directory, files::FileSys
   check_data(a, reader, order, exchange, outcome);
   const bool with_optimizer = a.optimizer && !c.finetune && !c.no_load_optim;
   a.families.settle();  // own values are read while a gather is under way
-  load_weights(a, reader);
-  load_buffers(a, reader);
-  if (a.optimizer) load_optimizer(a, reader, with_optimizer);
-  check_all_read(reader, exchange, with_optimizer, !allowed.empty(), outcome);
+  const bool begins = a.optimizer && c.finetune;
+  Kept kept;
+  if (begins) {
+    check_load_patterns(a, reader);
+    kept = kept_by(a, reader);
+    outcome.left_out = left_out_text(kept, exchange);
+  }
+  load_weights(a, reader, kept);
+  load_buffers(a, reader, kept);
+  if (with_optimizer) check_moments(a, reader, outcome);
+  if (a.optimizer) load_optimizer(a, reader, with_optimizer, kept);
+  check_all_read(a, reader, exchange, {begins, with_optimizer, !allowed.empty()}, outcome);
   if (with_optimizer) {
     load_step(a, extra.at("optimizer_steps"), extra.value("grad_scaler", Json()));
     a.schedule = std::make_unique<optim::LrSchedule>(optim::merge_schedules(
         a.schedule->args(), schedule_from(extra.at("schedule")), schedule_source(a.config.optim)));
     a.rates.forget();
   }
-  a.families.updated();
+  a.families.loaded();
   outcome.loaded = true;
   const config::Train saved = config::parse_saved(reader.manifest().config_yaml).train;
   outcome.metrics_file = saved.metrics_file;

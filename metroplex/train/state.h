@@ -44,11 +44,12 @@ class GroupExchange final : public checkpoint::Exchange {
 checkpoint::RunState run_state(const Assembly& assembly, const Position& position, files::FileSystem& disk);
 
 // Collective. Fills the weights, and where there are main parameters those, from a source that holds nothing else, as
-// a Hugging Face directory (hf/directory.h): a run may begin with them. Throws base::Error for a weight that the
-// source lacks, and for one that no rank has a place for.
-void load_weights_of(Assembly& assembly, checkpoint::TensorSource& source);
+// a Hugging Face directory (hf/directory.h): a run may begin with them. A run that trains leaves out what
+// checkpoint.load_only and load_except say, and adapters that the source lacks. Throws base::Error for any other
+// weight that the source lacks, and for one that no rank has a place for. Returns, on rank 0, what was left out.
+std::string load_weights_of(Assembly& assembly, checkpoint::TensorSource& source);
 // From the directory of config.model.from, which must be given.
-void load_weights_of_directory(Assembly& assembly, files::FileSystem& disk);
+std::string load_weights_of_directory(Assembly& assembly, files::FileSystem& disk);
 
 // What load_state() finds out ahead of the tensors: throws where the checkpoint is of another model, or a run that
 // trains cannot go on from it; returns the differences that checkpoint.allow names.
@@ -65,6 +66,7 @@ struct LoadOutcome {
   std::string path;
   std::string notes;
   std::string metrics_file, expert_trace_file;  // of the run that saved it
+  std::string left_out;     // on rank 0: tensors that begin as in a new run (load_weights_of); with finetune only
   std::string branch_left;  // on rank 0: later checkpoints of the folder that is saved to, which are passed over
   Position position;
 };

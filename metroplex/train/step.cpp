@@ -73,6 +73,7 @@ void judge(Assembly& a, const StepVector& vector, const at::Tensor& gradient_num
 void update(Assembly& a, const PartTimers& timers) {
   timers.measure("optimizer-inner-step", [&] { a.optimizer->step(a.step); });
   for (nn::Buffer* buffer : a.buffers) {
+    if (buffer->frozen) continue;
     const at::Tensor before = buffer->data.clone();
     buffer->apply(*buffer);
     a.step.put_back(buffer->data, before);
@@ -154,7 +155,7 @@ EnqueuedStep enqueue_step(Assembly& a, const StepInput& input) {
     a.loss_terms.agree(output.terms, a.groups().world);
     StepVector vector = summed_losses(a, output, count);
     const at::Tensor numbers =
-        timers.measure("optimizer-clip-main-grad", [&] { return optim::gradient_numbers(a.norm_parts()); });
+        timers.measure("optimizer-clip-main-grad", [&] { return optim::gradient_numbers(a.gradient_parts()); });
     if (input.on_gradients) tell_gradients(a, input, vector);
     judge(a, vector, numbers);
     update(a, timers);

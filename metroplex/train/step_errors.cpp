@@ -35,7 +35,7 @@ int64_t culprit(Assembly& a, const StepInput& input, const at::Tensor& factors) 
     begin_gradients(a, static_cast<int64_t>(copies));
     a.executor->run(a.pipeline_input(batches, one.repeat({static_cast<int64_t>(copies)}), false));
     finish_gradients(a);
-    if (optim::gradient_stats(a.norm_parts()).num_nonfinite > 0) return static_cast<int64_t>(m);
+    if (optim::gradient_stats(a.gradient_parts()).num_nonfinite > 0) return static_cast<int64_t>(m);
   }
   return -1;
 }
@@ -44,7 +44,7 @@ int64_t culprit(Assembly& a, const StepInput& input, const at::Tensor& factors) 
 
 void refuse_gradients(Assembly& a, const StepInput& input, const at::Tensor& factors) {
   const int64_t m = culprit(a, input, factors);
-  const distributed::Slice* const found = optim::first_nonfinite(a.slices, a.world->target());
+  const distributed::Slice* const found = optim::first_nonfinite(a.trained, a.world->target());
   const std::string mine = found == nullptr ? std::string()
                                             : base::concat(found->param->name, " on rank ", a.world->rank(), " (",
                                                            a.world->grid().describe(a.world->rank()), ")");

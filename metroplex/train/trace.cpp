@@ -132,7 +132,9 @@ plan::PipelineTable own_actions(const Assembly& a, int num_microbatches) {
 class Tracer final : public nn::StageObserver {
  public:
   Tracer(Assembly& a, TraceRecorder& recorder) : a_(a), recorder_(recorder) {
-    for (const distributed::ParamFamily& family : a.families.all()) family.gradients->detach_params();
+    for (const distributed::ParamFamily& family : a.families.all()) {
+      if (family.gradients) family.gradients->detach_params();
+    }
     for (size_t i = 0; i < a.params.size(); ++i) {
       a.params[i]->before_use.add(kListener, [this, i] { recorder_.end_step(TraceStep::End::opens, i); });
       a.params[i]->on_use.add(kListener, [this, i] { recorder_.end_step(TraceStep::End::used, i); });
@@ -182,6 +184,7 @@ class Tracer final : public nn::StageObserver {
 std::vector<plan::TransientFamily> transient_families(const Assembly& a) {
   std::vector<plan::TransientFamily> all;
   for (const distributed::ParamFamily& family : a.families.all()) {
+    if (!family.gradients) continue;
     const distributed::GradBufferOptions& options = family.gradients->options();
     if (!options.transient_buckets) continue;
     plan::TransientFamily& transient = all.emplace_back();

@@ -121,13 +121,17 @@ cuda::MemoryMeter::Of meter_of(const comm::World& world) {
   return world.device().is_cpu() ? cuda::MemoryMeter::Of::host : cuda::MemoryMeter::Of::gpu;
 }
 
+bool loads_in_part(const config::Config& config) {
+  return !config.checkpoint.load_only.empty() || !config.checkpoint.load_except.empty();
+}
+
 Job::Job(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer,
          const TrainerEnvironment& environment, bool forward_only)
     : environment_(environment),
       meter_(!forward_only && config.memory.log_memory ? std::make_unique<cuda::MemoryMeter>(meter_of(world))
                                                        : nullptr),
       a_(assemble(config, world, tokenizer.vocab_size, forward_only, models::build_stage, environment.disk.get(),
-                  config.model.from.empty() ? FirstValues::drawn : FirstValues::loaded)),
+                  config.model.from.empty() || loads_in_part(config) ? FirstValues::drawn : FirstValues::loaded)),
       timers_(config.train.timing_log_level, world.device().is_cpu() ? nullptr : cuda::synchronize),
       microbatches_(microbatch_schedule(config, world.groups().dp.size())),
       length_(run_length(config, microbatches_)),
@@ -160,8 +164,10 @@ std::optional<double> Job::evaluate(Split split, int64_t consumed) {
 void Job::begin_from_weights() {
   const std::string& directory = a_->config.model.from;
   if (directory.empty()) return;
-  timers_.measure("load-checkpoint", 0, [&] { load_weights_of_directory(*a_, *environment_.disk); });
+  const std::string left_out =
+      timers_.measure("load-checkpoint", 0, [&] { return load_weights_of_directory(*a_, *environment_.disk); });
   say(" began with the weights of " + directory);
+  if (!left_out.empty()) say(" " + left_out);
 }
 
 void Job::load() {
@@ -183,6 +189,7 @@ void Job::load() {
   position_.checkpoint = outcome.path;
   if (saves_ && goes_on_in_place(a_->config.checkpoint, *environment_.disk) && !a_->config.checkpoint.finetune)
     saves_->loaded_from_here();
+  if (!outcome.left_out.empty()) say(" " + outcome.left_out);
   if (!outcome.branch_left.empty()) say(" " + outcome.branch_left);
   say(" loaded checkpoint " + outcome.path +
       (a_->config.checkpoint.finetune ? " (weights only)" : " at iteration " + std::to_string(position_.iteration)));

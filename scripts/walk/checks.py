@@ -14,7 +14,7 @@ from walk.case import Case
 from walk.said import said_twice
 
 CRASH = re.compile(r"terminate called|Segmentation fault|AddressSanitizer|ThreadSanitizer|LeakSanitizer|runtime error:|MPX_ASSERT|internal error")
-NAMES_KEY = re.compile(r"\b(model|parallel|train|optim|memory|precision|data|checkpoint|run)\.\w+")
+NAMES_KEY = re.compile(r"\b(model|peft|parallel|train|optim|memory|precision|data|checkpoint|run)\.\w+")
 VARYING = re.compile(r"time|second|throughput|tokens_per|per_s|tflop|elapsed|memory|mfu|\bms$")  # of a line of metrics
 EPSILON = {"fp32": 2.0**-23, "bf16": 2.0**-8, "fp16": 2.0**-11, "fp64": 2.0**-52}
 

@@ -11,7 +11,7 @@ NOT_DRAWN = {
         "data.vocab_file", "data.merge_file", "data.tokenizer_type", "train.metrics_file", "memory.offload_directory",
         "model.moe_router_force_trace", "model.moe_echo_dump_dir", "model.from", "checkpoint.export_hf"],
     "how a run is resumed, which the checks say": [
-        "checkpoint.finetune", "checkpoint.no_load_optim", "checkpoint.no_load_rng", "checkpoint.exit_on_missing_checkpoint",
+        "checkpoint.finetune", "checkpoint.load_only", "checkpoint.load_except", "checkpoint.no_load_optim", "checkpoint.no_load_rng", "checkpoint.exit_on_missing_checkpoint",
         "checkpoint.allow", "checkpoint.resume_with_other_data", "optim.override_opt_param_scheduler",
         "optim.use_checkpoint_opt_param_scheduler"],
     "a run without optimizer state cannot resume exactly": ["checkpoint.no_save_optim"],
@@ -511,6 +511,22 @@ class Drawing:
         self.maybe("optim.muon_scale_mode", "unit_rms_norm", "shape_scaling", odds=0.3)
         self.maybe("optim.muon_extra_scale_factor", 0.2)
 
+    def part(self):
+        """Parameters that are frozen, or adapters that are trained instead of all."""
+        way = self.one("", "", "", "freeze", "trainable", "adapters") if self.family != "codegeex" else ""
+        if way == "freeze":
+            self.put("train.freeze", self.one("embedding.*", "*.mlp.*", "decoder.layers.0.*", "*linear_proj*,*layernorm*"))
+        elif way == "trainable":
+            self.put("train.trainable", self.one("embedding.*", "*.self_attention.*", "decoder.layers.*", "*layernorm*"))
+        elif way == "adapters":
+            self.put("peft.lora_rank", self.one(1, 2, 3, 8))
+            self.maybe("peft.lora_alpha", 1, 16, odds=0.5)
+            self.maybe("peft.lora_dropout", 0.1, 0.5, odds=0.4)
+            self.maybe("peft.use_rslora", "true", odds=0.3)
+            self.maybe("peft.lora_target_modules", "o_proj", odds=0.2)
+            if "model.multi_latent_attention" not in self.keys:
+                self.maybe("peft.lora_target_modules", "q_proj,v_proj", "k_proj,o_proj", odds=0.3)
+
     def memory(self):
         self.maybe("memory.log_memory", "false", odds=0.08)
         way = self.one("none", "none", "full", "selective")
@@ -564,4 +580,5 @@ def draw(rng):
     d.optim()
     d.memory()
     d.pages()
+    d.part()
     return Case(d.ranks, d.keys), d.graphs()

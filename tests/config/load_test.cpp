@@ -273,10 +273,16 @@ TEST(Fields, ReachEveryByteOfEverySectionButPadding) {
         field.member);
     choices[field.section] += std::holds_alternative<ChoiceMember>(field.member) ? 1 : 0;
   }
-  const std::map<std::string, size_t> sizes = {
-      {"run", sizeof(config::Run)},       {"model", sizeof(Model)},         {"parallel", sizeof(Parallel)},
-      {"optim", sizeof(Optim)},           {"data", sizeof(Data)},           {"train", sizeof(Train)},
-      {"checkpoint", sizeof(Checkpoint)}, {"precision", sizeof(Precision)}, {"memory", sizeof(Memory)}};
+  const std::map<std::string, size_t> sizes = {{"run", sizeof(config::Run)},
+                                               {"model", sizeof(Model)},
+                                               {"parallel", sizeof(Parallel)},
+                                               {"optim", sizeof(Optim)},
+                                               {"data", sizeof(Data)},
+                                               {"train", sizeof(Train)},
+                                               {"checkpoint", sizeof(Checkpoint)},
+                                               {"precision", sizeof(Precision)},
+                                               {"memory", sizeof(Memory)},
+                                               {"peft", sizeof(Peft)}};
   ASSERT_EQ(bytes.size(), sizes.size());
   for (const auto& [section, size] : sizes) {
     EXPECT_LE(bytes[section], size) << section;

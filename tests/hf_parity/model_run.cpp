@@ -155,7 +155,7 @@ void plant(train::Assembly& a, Fault fault) {
       slice.values.zero_();
     if (fault == Fault::scaled_norm && name == "decoder.layers.1.pre_mlp_layernorm.weight") slice.values.mul_(1.001);
   }
-  a.families.updated();
+  a.families.loaded();
 }
 
 // Ours, whole -> theirs.

@@ -35,7 +35,7 @@ MUTANTS = [
     ("end_wd_into_start", "config/param_groups.cpp", 'key == "end_wd"   ? &rule.end_wd', 'key == "end_wd"   ? &rule.start_wd', "config_test"),
     ("wd_mult_into_start", "config/param_groups.cpp", 'key == "wd_mult"  ? &rule.wd_mult', 'key == "wd_mult"  ? &rule.start_wd', "config_test"),
     ("last_rule_counts", "config/param_groups.cpp", "if (rule.match(name)) return &rule;", "if (rules.back().match(name)) return &rules.back();", "config_test"),
-    ("pattern_tail", "config/param_groups.cpp", "return p == pattern.size();", "return p <= pattern.size();", "config_test"),
+    ("pattern_tail", "config/name_patterns.cpp", "return p == pattern.size();", "return p <= pattern.size();", "config_test"),
     ("group_may_be_said_twice", "config/param_groups.cpp", "if (member == nullptr || !value || *member) {", "if (member == nullptr || !value) {", "config_test"),
     ("shorter_added_token", "text/added_tokens.cpp", "        best_end = i + 1;\n", "        best_end = i + 1;\n        break;\n", "text_test"),
     ("added_token_word_behind", "text/added_tokens.cpp", "return end == text.size() || !is_word(next_code_point(text, end));", "return true;", "text_test"),
@@ -106,7 +106,7 @@ MUTANTS = [
     ("wsd_start", "optim/lr_schedule.cpp", "if (num_steps <= anneal_start) return max_lr;", "if (num_steps < anneal_start) return min_lr;", "optim_test"),
     ("verify_keeps_wsd", "train/verify.cpp", "  config.optim.lr_wsd_decay_iters = config.optim.lr_wsd_decay_samples = 0;\n", "", "metroplex"),
     # A run's state through resume and finetune.
-    ("main_left_by_finetune", "train/state.cpp", "if (!main && !moments) continue;", "if (!moments) continue;", WALK),
+    ("main_left_by_finetune", "train/state.cpp", "if ((!main && !moments) || kept", "if (!moments || kept", WALK),
     ("main_not_from_the_parameter", "optim/elementwise.cpp", "if (!item.in_place) set_main(item, item.slice.values);", "(void)item;", WALK),
     ("scheduled_are_consumed", "train/state.cpp", 'extra.value("scheduled_samples", consumed)', "consumed", WALK),
     ("skipped_steps_move_rates", "train/trainer.cpp", "  if (outcome.updated) {\n    position_.scheduled_samples += global_batch_size_;\n", "  position_.scheduled_samples += global_batch_size_;\n  if (outcome.updated) {\n", WALK),
@@ -269,4 +269,12 @@ MUTANTS = [
     # Rows over symmetric memory.
     ("rows_are_copied_too_early", "comm/backends/symmetric_rows.cpp", "    const at::Tensor told = calls_.all_gather(", "    b.in.narrow(0, 0, length).copy_(in.rows);\n    const at::Tensor told = calls_.all_gather(", "comm_test SymmetricRows*"),
     ("rows_without_room", "comm/backends/symmetric_rows.cpp", "steps_of(at::minimum(sums, room))", "steps_of(sums)", "comm_test SymmetricRows*"),
+    # What is frozen, and adapters.
+    ("frozen_gradient_counts", "nn/param.cpp", "  if (frozen) return;\n  if (deferred != nullptr) {", "  if (deferred != nullptr) {", "train_test Freezing*"),
+    ("frozen_values_not_gathered", "distributed/families.cpp", "    if (family.values) family.values->updated();", "    if (family.gradients) family.values->updated();", "train_test *"),
+    ("adapter_a_whole", "nn/lora.cpp", "    a.partial = Axis::tp;", "    a.partial = {};", "train_test Adapters*"),
+    ("adapter_b_whole", "nn/lora.cpp", "    b.partial = Axis::tp;", "    b.partial = context.sp_axes;", "train_test Adapters*"),
+    ("adapter_scale_once", "nn/lora.cpp", "    if (scale_ != 1) dh.mul_(scale_);", "", "train_test Adapters*"),
+    ("adapter_columns", "nn/dropout.cpp", "  mask.shape.rows.first_row = place.part;", "  mask.shape.rows.first_row = 0;", "train_test Adapters*"),
+    ("adapter_rows_of_groups", "config/peft.cpp", 'boxes.push_back({"v_proj", groups, width, queries + d, d});', 'boxes.push_back({"v_proj", groups, width, queries, d});', "train_test Adapters*"),
 ]

@@ -56,7 +56,7 @@ void set_recipe_weights(train::Assembly& a, at::ScalarType run_dtype) {
              [&](int64_t index) { return static_cast<double>(static_cast<float>(recipe_element(whole, index))); });
     slice.values.copy_(whole.data.view(-1).narrow(0, slice.begin, slice.size()).to(run_dtype));
   }
-  a.families.updated();
+  a.families.loaded();
   a.optimizer->params_changed();
 }
 
@@ -113,7 +113,7 @@ std::vector<at::Tensor> copies_of(const train::Assembly& a) {
 
 void write_back(train::Assembly& a, const std::vector<at::Tensor>& copies) {
   for (size_t i = 0; i < copies.size(); ++i) a.slices[i].values.copy_(copies[i]);
-  a.families.updated();
+  a.families.loaded();
   a.optimizer->params_changed();
 }
 

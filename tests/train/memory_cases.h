@@ -15,6 +15,7 @@ struct MemoryCase {
   TestLayout cut;
   std::string yaml = "";  // over the small model
   int64_t vocab = 50;
+  std::vector<std::string> settings = {};  // over all of it
 };
 
 inline const std::string kLatent =
@@ -36,8 +37,9 @@ inline config::Config kept_config(const MemoryCase& c) {
                 " make_vocab_size_divisible_by: 8";
   config::Config config =
       config::parse(family + (c.yaml.rfind(",", 0) == 0 ? c.yaml : "}\n" + c.yaml) +
-                    "\ntrain: {seq_length: 8, micro_batch_size: 2, global_batch_size: 16, train_iters: 20}\n"
-                    "data: {mock_data: true}\n");
+                        "\ntrain: {seq_length: 8, micro_batch_size: 2, global_batch_size: 16, train_iters: 20}\n"
+                        "data: {mock_data: true}\n",
+                    c.settings);
   if (c.name == "codegeex") config.model.family = c.name;
   return cut(config, c.cut);
 }
@@ -56,6 +58,20 @@ inline std::vector<MemoryCase> kept_cases() {
        false,
        {2, 1, 1, 1, true},
        kLatent + ", q_lora_rank: 12, qk_layernorm: true}\n" + kBf16},
+      {"frozen", true, {}, "", 50, {"train.freeze=*.mlp.*,embedding.*"}},
+      {"frozen bf16 tp 2 sp zero 2",
+       false,
+       {2, 1, 1, 2, true},
+       kBf16 + zero("optim_grads"),
+       50,
+       {"train.trainable=*.self_attention.*"}},
+      {"adapters", true, {}, "peft: {lora_rank: 4}\n"},
+      {"adapters bf16 tp 2 pp 2 sp", true, {2, 2, 1, 1, true}, "peft: {lora_rank: 4, lora_dropout: 0.1}\n" + kBf16},
+      {"adapters of latent attention, zero 3, fc1 recomputed",
+       false,
+       {1, 1, 1, 2, false},
+       kLatent + ", q_lora_rank: 12}\npeft: {lora_rank: 4}\n" + zero("optim_grads_params") +
+           selective_recompute("mlp")},
       {"windows", true, {}, kWindows + "}\n"},
       {"windows bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kWindows + "}\n" + kBf16},
       {"codegeex", false, {}, ""},
@@ -180,6 +196,20 @@ inline std::vector<MemoryCase> peak_cases() {
        false,
        {2, 1, 1, 1, true},
        kLatent + ", q_lora_rank: 12, qk_layernorm: true}\n" + kBf16},
+      {"frozen", true, {}, "", 50, {"train.freeze=*.mlp.*,embedding.*"}},
+      {"frozen bf16 tp 2 sp zero 2",
+       false,
+       {2, 1, 1, 2, true},
+       kBf16 + zero("optim_grads"),
+       50,
+       {"train.trainable=*.self_attention.*"}},
+      {"adapters", true, {}, "peft: {lora_rank: 4}\n"},
+      {"adapters bf16 tp 2 pp 2 sp", true, {2, 2, 1, 1, true}, "peft: {lora_rank: 4, lora_dropout: 0.1}\n" + kBf16},
+      {"adapters of latent attention, zero 3, fc1 recomputed",
+       false,
+       {1, 1, 1, 2, false},
+       kLatent + ", q_lora_rank: 12}\npeft: {lora_rank: 4}\n" + zero("optim_grads_params") +
+           selective_recompute("mlp")},
       {"windows", true, {}, kWindows + "}\n"},
       {"windows bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kWindows + "}\n" + kBf16},
       {"latent recomputed core and norms",

@@ -217,7 +217,7 @@ void take_over(train::Assembly& a, const State& whole) {
     a.optimizer->restore(state, whole.at(state.param->name + " main").view(-1).slice(0, state.begin, state.end));
   }
   for (nn::Buffer* buffer : a.buffers) buffer->data.copy_(whole.at(buffer->name).view_as(buffer->data));
-  a.families.updated();
+  a.families.loaded();
 }
 
 struct ByHand {

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Directories that metroplex writes, loaded by Hugging Face's transformers: round_trip.py BIN_FOLDER. Needs torch and
-transformers; scripts/transformers.sh has both.
+"""Directories that metroplex writes, loaded by Hugging Face's transformers: round_trip.py BIN_FOLDER. Needs torch,
+transformers and peft; scripts/transformers.sh has them.
 
 Every directory of tests/vectors/hf is trained for 20 steps on tp 2 x pp 2 x dp 2 threads, its last checkpoint written
 by `metroplex convert`, and that loaded by AutoModelForCausalLM: no key may be missing, none left over, and the logits
 of random tokens must be those that the checkpoint itself gives in metroplex on tp 2 x pp 2 ranks. Then models that
-began from nothing with a tokenizer: AutoTokenizer must load what is written and give the recorded ids."""
+began from nothing with a tokenizer: AutoTokenizer must load what is written and give the recorded ids. Then adapters
+trained on such a directory: merged into it, and loaded by PeftModel beside it, both must give the checkpoint's logits."""
 import json
 import math
 import os
@@ -15,6 +16,7 @@ import sys
 import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+import peft  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
@@ -139,6 +141,35 @@ def with_tokenizer(name, options, work):
     print(f"{name} tokenizer: {len(cases)} texts have the recorded ids", flush=True)
 
 
+LATENT = "--peft.lora_target_modules=q_a_proj,q_b_proj,kv_a_proj_with_mqa,kv_b_proj,o_proj"
+ADAPTED = {"llama_biases": [], "qwen3": ["--peft.use_rslora=true"], "gemma3": [], "gpt_oss": [], "deepseek_v3": [LATENT]}
+
+
+def adapted_directory(case, options, work):
+    """The checkpoint's logits, those of the merged directory, and those of the first one with the adapters in PEFT."""
+    config = json.loads((case / "config.json").read_text())
+    layout, forward = layout_of(config)
+    run(programs / "metroplex", "train", "--model.from", case, *STEPS, *layout, "--peft.lora_rank=4", "--peft.lora_alpha=8",
+        "--peft.lora_dropout=0.1", *options, "--checkpoint.save", work / "run")
+    run(programs / "metroplex", "convert", work / "run", "--to", "hf", work / "out", "--dtype", "fp32")
+    compare(f"{case.name}, adapters merged", work / "out", work / "run", forward, case, work)
+    run(programs / "metroplex", "convert", work / "run", "--to", "peft", work / "adapters", "--base", case)
+    torch.manual_seed(7)
+    tokens = torch.randint(config["vocab_size"], (2, 24))
+    model = peft.PeftModel.from_pretrained(loaded(case), work / "adapters").eval()
+    stored, held = load_file(work / "adapters" / "adapter_model.safetensors"), peft.get_peft_model_state_dict(model)
+    if stored.keys() != held.keys() or any(not torch.equal(stored[key], held[key].float()) for key in stored):
+        sys.exit(f"{case.name}: PEFT holds other adapters than were written: {sorted(stored.keys() ^ held.keys())[:4]}")
+    with torch.no_grad():
+        theirs = model(tokens).logits
+        exact = model.double()(tokens).logits
+    got, limit = ours(work / "run", tokens, forward, work), allowed(config, theirs, exact, tokens)
+    worst = (got - theirs).abs().max().item()
+    print(f"{case.name}, {len(stored) // 2} adapters in PEFT: at most {worst:.2e} apart, {limit:.2e} is allowed", flush=True)
+    if not worst <= limit:
+        sys.exit(f"{case.name}: FAILED")
+
+
 done = 0
 for case in sorted(path.parent for path in (vectors / "hf").glob("*/config.json")):
     with tempfile.TemporaryDirectory() as work:
@@ -148,4 +179,8 @@ for name, options in TOKENIZERS.items():
     with tempfile.TemporaryDirectory() as work:
         with_tokenizer(name, options, pathlib.Path(work))
     done += 1
-print(f"transformers {transformers.__version__}: {done} models of metroplex load there and say the same")
+for name, options in ADAPTED.items():
+    with tempfile.TemporaryDirectory() as work:
+        adapted_directory(vectors / "hf" / name, options, pathlib.Path(work))
+    done += 1
+print(f"transformers {transformers.__version__}, peft {peft.__version__}: {done} models of metroplex load there and say the same")

@@ -1,0 +1,45 @@
+#include "config/name_patterns.h"
+
+#include <algorithm>
+
+namespace metroplex::config {
+
+bool matches(const std::string& pattern, const std::string& name) {
+  // Where the last * stood, and how much of the name it covers so far: a mismatch lets it cover one letter more.
+  size_t star = std::string::npos, covered = 0, p = 0, n = 0;
+  while (n < name.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      covered = n;
+    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == name[n])) {
+      ++p;
+      ++n;
+    } else if (star != std::string::npos) {
+      p = star + 1;
+      n = ++covered;
+    } else {
+      return false;
+    }
+  }
+  while (p < pattern.size() && pattern[p] == '*') ++p;
+  return p == pattern.size();
+}
+
+bool matches_any(const std::vector<std::string>& patterns, const std::string& name) {
+  return std::any_of(patterns.begin(), patterns.end(),
+                     [&](const std::string& pattern) { return matches(pattern, name); });
+}
+
+bool trains(const Config& config, const std::string& name) {
+  const Train& train = config.train;
+  if (config.peft.lora() && !is_adapter(name)) return false;
+  if (!train.trainable.empty() && !matches_any(train.trainable, name)) return false;
+  return !matches_any(train.freeze, name);
+}
+
+bool loads(const Config& config, const std::string& name) {
+  const Checkpoint& c = config.checkpoint;
+  return (c.load_only.empty() || matches_any(c.load_only, name)) && !matches_any(c.load_except, name);
+}
+
+}  // namespace metroplex::config

@@ -1,0 +1,70 @@
+// Rules about what is frozen and about adapters.
+#include <algorithm>
+
+#include "config/family.h"
+#include "config/rules.h"
+
+namespace metroplex::config {
+
+using base::concat;
+
+static std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
+  return text;
+}
+
+static void check_patterns(Rules& rules, const char* key, const std::vector<std::string>& patterns) {
+  for (const std::string& pattern : patterns) {
+    const bool one_word = !pattern.empty() && pattern.find_first_of(" \t\n") == std::string::npos;
+    rules.require(one_word, key, "'" + pattern + "'", "is no pattern of parameter names",
+                  "write it like embedding.* or decoder.layers.0.*, several in a list");
+  }
+}
+
+static void check_targets(Rules& rules) {
+  const Peft& p = rules.config.peft;
+  const std::vector<std::string> has = adapter_words(rules.config.model);
+  for (const std::string& word : p.lora_target_modules) {
+    if (std::find(has.begin(), has.end(), word) != has.end()) continue;
+    const std::string near = base::nearest_name(word, has);
+    const bool of_mlp = word == "gate_proj" || word == "up_proj" || word == "down_proj";
+    const bool routed = rules.config.model.has_experts() && of_mlp;
+    rules.require(false, "peft.lora_target_modules", word,
+                  routed ? "is of routed experts only in this model, and these have no adapters"
+                         : "is no linear layer of this model, which has " + joined(has),
+                  near.empty() || routed ? "leave it out" : concat("did you mean ", near, "?"));
+  }
+}
+
+static void check_load_patterns(Rules& rules) {
+  const Checkpoint& c = rules.config.checkpoint;
+  const bool begins = c.finetune || !rules.config.model.from.empty();
+  for (const auto& [key, patterns] :
+       {std::pair{"checkpoint.load_only", &c.load_only}, std::pair{"checkpoint.load_except", &c.load_except}}) {
+    check_patterns(rules, key, *patterns);
+    rules.require(patterns->empty() || begins || rules.use != Use::training, key,
+                  concat(patterns->size(), " patterns"), "is for a run that begins with weights",
+                  "set checkpoint.finetune or model.from, or leave it out");
+  }
+}
+
+void check_peft(Rules& rules) {
+  const Peft& p = rules.config.peft;
+  check_patterns(rules, "train.freeze", rules.config.train.freeze);
+  check_patterns(rules, "train.trainable", rules.config.train.trainable);
+  check_load_patterns(rules);
+  if (!p.lora()) {
+    refuse_without(rules, "peft.lora_rank", [](std::string_view name) {
+      return name == "lora_alpha" || name == "use_rslora" || name == "lora_dropout" || name == "lora_target_modules";
+    });
+    return;
+  }
+  check_targets(rules);
+  if (family(rules.config.model.family).top_query) {
+    rules.require(false, "peft.lora_rank", p.lora_rank, "is not built for model.family = codegeex",
+                  "leave it at 0, or choose another family");
+  }
+}
+
+}  // namespace metroplex::config

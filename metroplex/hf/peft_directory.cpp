@@ -1,0 +1,120 @@
+// Adapters as PEFT's save_pretrained writes them: adapter_config.json and adapter_model.safetensors, with the names
+// of the modules in transformers' model.
+#include <algorithm>
+#include <set>
+
+#include "base/error.h"
+#include "config/load.h"
+#include "hf/directory.h"
+#include "hf/merged.h"
+
+namespace metroplex::hf {
+namespace {
+
+struct ExportedAdapter {
+  files::TensorInfo info;
+  std::string ours, kind;
+};
+
+// "model.layers.0.self_attn.q_proj.weight": the last module.
+std::string word_of(const std::string& theirs) {
+  const size_t end = theirs.rfind('.'), begin = theirs.rfind('.', end - 1);
+  return theirs.substr(begin + 1, end - begin - 1);
+}
+
+// Of all adapters of the run, by the parts of the weights that they belong to.
+std::vector<ExportedAdapter> exported_adapters(const checkpoint::Reader& run,
+                                               const std::vector<MappedTensor>& mapped) {
+  std::vector<ExportedAdapter> all;
+  std::set<std::string> seen, ours;
+  for (const MappedTensor& tensor : mapped) {
+    const std::string linear = tensor.name.substr(0, tensor.name.rfind('.'));
+    for (const TensorPart& part : tensor.parts) {
+      if (!tensor.name.ends_with(".weight") || !part.name.ends_with(".weight") || !seen.insert(part.name).second)
+        continue;
+      const std::string module = config::adapter_module(linear, word_of(part.name));
+      for (const char* which : {config::kLoraA, config::kLoraB}) {
+        const std::string name = module + which;
+        if (run.find(name, "weight") == nullptr) continue;
+        const std::string kind = run.find(name, "main") != nullptr ? "main" : "weight";
+        const files::TensorForm& form = *run.find(name, kind);
+        const std::string theirs = "base_model.model." + part.name.substr(0, part.name.rfind('.')) + which;
+        all.push_back({{theirs, form.dtype, {form.shape.begin(), form.shape.end()}}, name, kind});
+        ours.insert(name);
+      }
+    }
+  }
+  for (const files::TensorForm& form : run.tensors()) {
+    MPX_CHECK(form.kind != "weight" || !config::is_adapter(form.name) || ours.contains(form.name), "hf", "'",
+              run.directory(), "': transformers has no module of its own for the adapter ", form.name,
+              "; --to hf writes a model with the adapters merged into it");
+  }
+  MPX_CHECK(!all.empty(), "hf", "'", run.directory(),
+            "' has no adapters (it was trained without peft.lora_rank); --to hf writes its weights");
+  return all;
+}
+
+// PEFT takes the words of an MLP, however they are given, for the routed experts of a model that has such.
+void check_words(const checkpoint::Reader& run, const config::Model& model, const std::vector<ExportedAdapter>& all) {
+  if (!model.has_experts()) return;
+  for (const ExportedAdapter& tensor : all) {
+    MPX_CHECK(tensor.ours.find(".mlp.") == std::string::npos, "hf", "'", run.directory(), "': PEFT would take ",
+              tensor.ours,
+              " for an adapter of routed experts; --to hf writes a model with the adapters merged into "
+              "it, and with peft.lora_target_modules of attention alone they can be written");
+  }
+}
+
+Json adapter_config(const config::Peft& peft, const std::vector<ExportedAdapter>& all, const std::string& base) {
+  std::set<std::string> words;
+  for (const ExportedAdapter& tensor : all)
+    words.insert(word_of(config::adapted_module(tensor.info.name) + ".weight"));
+  return {{"peft_type", "LORA"},
+          {"task_type", "CAUSAL_LM"},
+          {"base_model_name_or_path", base.empty() ? Json() : Json(base)},
+          {"r", peft.lora_rank},
+          {"lora_alpha", peft.lora_alpha},
+          {"lora_dropout", peft.lora_dropout},
+          {"target_modules", words},
+          {"use_rslora", peft.use_rslora},
+          {"bias", "none"},
+          {"fan_in_fan_out", false},
+          {"init_lora_weights", true},
+          {"inference_mode", true},
+          {"modules_to_save", nullptr}};
+}
+
+}  // namespace
+
+void write_adapters(files::FileSystem& disk, checkpoint::Reader& run, const std::string& directory,
+                    const std::string& base) {
+  config::Config config = config::parse_saved(run.manifest().config_yaml);
+  check_writable(disk, config.model, directory);
+  if (const files::TensorForm* words = run.find("embedding.word_embeddings.weight", "weight"); words != nullptr)
+    config.model.vocab_size = words->shape.at(0);
+  const std::vector<ExportedAdapter> all = exported_adapters(run, family_for(config.model).tensors(config.model));
+  check_words(run, config.model, all);
+  const std::string part = directory + ".part";
+  if (disk.exists(part)) disk.remove_tree(part);
+  disk.make_directories(part);
+  std::vector<files::TensorInfo> infos;
+  std::map<std::string, const ExportedAdapter*> by_name;
+  for (const ExportedAdapter& tensor : all) infos.push_back(tensor.info), by_name[tensor.info.name] = &tensor;
+  files::order_tensors(infos);
+  files::SafetensorsWriter writer(disk, files::join_path(part, "adapter_model.safetensors"), infos,
+                                  {{"format", "pt"}});
+  for (const files::TensorInfo& info : infos) {
+    const ExportedAdapter& tensor = *by_name.at(info.name);
+    const std::vector<int64_t> shape(info.shape.begin(), info.shape.end()), start(shape.size(), 0);
+    std::vector<std::byte> bytes(files::tensor_bytes(info.dtype, info.shape, info.name));
+    run.fill({tensor.ours, tensor.kind, shape, start, shape, info.dtype, bytes.data()});
+    writer.write(bytes.data(), bytes.size());
+  }
+  writer.finish();
+  disk.replace_file(files::join_path(part, "adapter_config.json"),
+                    adapter_config(config.peft, all, base).dump(2) + "\n");
+  disk.rename(part, directory);
+  disk.sync_directory(files::parent_directory(directory));
+}
+
+}  // namespace metroplex::hf

@@ -1,0 +1,135 @@
+#include "nn/lora.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "base/philox.h"
+#include "nn/linear.h"
+#include "nn/matmul.h"
+#include "nn/param_init.h"
+
+namespace metroplex::nn {
+
+Adapters::Adapters(const AdapterSpec& spec, const LayerContext& context)
+    : target_(context.target),
+      saving_(context.saving),
+      scale_(context.peft.lora() ? context.peft.lora_scale() : 1),
+      dropout_(context.peft.lora_dropout),
+      parts_(spec.split == LinearSplit::input ? context.tp.size() : 1),
+      part_(spec.split == LinearSplit::input ? context.tp.index() : 0) {
+  for (const config::AdapterBox& box : spec.boxes) {
+    if (context.peft.adapts(box.word)) adapters_.push_back(make(spec, box, context));
+  }
+}
+
+Adapters::Adapter Adapters::make(const AdapterSpec& spec, const config::AdapterBox& box,
+                                 const LayerContext& context) const {
+  using topology::Axis;
+  using topology::even_cut;
+  const comm::Group& tp = context.tp;
+  const std::string module = config::adapter_module(spec.linear, box.word);
+  const int64_t rank = context.peft.lora_rank;
+  topology::Placement a, b;
+  if (spec.split == LinearSplit::output) {
+    a.partial = Axis::tp;
+    b.cuts = {even_cut(0, Axis::tp, box.rows(), tp.size(), tp.index())};
+  } else if (spec.split == LinearSplit::input) {
+    a.cuts = {even_cut(1, Axis::tp, spec.in_features, tp.size(), tp.index())};
+    b.partial = Axis::tp;
+  } else {
+    a.partial = b.partial = context.sp_axes;
+  }
+  const auto param = [&](const char* name, std::vector<int64_t> shape, topology::Placement placement, Init init) {
+    return std::make_shared<Param>(
+        make_param({module + name, std::move(shape), std::move(placement), init}, context));
+  };
+  Adapter made;
+  made.a = param(config::kLoraA, {rank, spec.in_features}, a, Init::uniform_of_inputs);
+  made.b = param(config::kLoraB, {box.rows(), rank}, b, Init::zeros);
+  made.key = random_key(context.seed ^ base::hash_name(module.c_str()), 0, RandomSite::adapter_input);
+  // Of several groups a rank has some; of one it has a part.
+  const int64_t ranks = spec.split == LinearSplit::output ? tp.size() : 1;
+  const bool by_groups = box.repeats % ranks == 0;
+  const int64_t cut = by_groups ? 1 : ranks;
+  made.groups = by_groups ? box.repeats / ranks : box.repeats;
+  made.width = box.width / cut, made.begin = box.begin / cut, made.size = box.size / cut;
+  return made;
+}
+
+bool Adapters::need_input() const {
+  return std::any_of(adapters_.begin(), adapters_.end(), [](const Adapter& adapter) { return !adapter.a->frozen; });
+}
+
+AdapterRows Adapters::rows(at::IntArrayRef sizes, int64_t first_row, const Microbatch& batch) const {
+  if (empty() || dropout_ == 0) return {};
+  const DropoutKey key{0, 0, RandomSite::adapter_input, dropout_, target_};
+  return columns_mask(sizes, key, {first_row, parts_, part_}, batch);
+}
+
+at::Tensor Adapters::dropped(const at::Tensor& x, const Adapter& adapter, const AdapterRows& rows) const {
+  if (!rows.counters.defined()) return x;
+  AdapterRows own = rows;
+  own.shape.key = adapter.key;
+  return with_mask(target_, x, own);
+}
+
+// [rows, groups, size] of `out` [s, b, groups * width].
+at::Tensor Adapters::box_of(const at::Tensor& out, const Adapter& adapter) const {
+  return out.view({-1, adapter.groups, adapter.width}).narrow(2, adapter.begin, adapter.size);
+}
+
+std::vector<at::Tensor> Adapters::add_outputs(const at::Tensor& out, const at::Tensor& x,
+                                              const AdapterRows& rows) const {
+  std::vector<at::Tensor> hidden;
+  for (const Adapter& adapter : adapters_) {
+    const at::Tensor h = linear_product(target_, dropped(x, adapter, rows), adapter.a->data.t());
+    if (scale_ != 1) h.mul_(scale_);
+    const at::Tensor delta = linear_product(target_, h, adapter.b->data.t());
+    box_of(out, adapter).add_(delta.view({-1, adapter.groups, adapter.size}));
+    hidden.push_back(h);
+  }
+  return hidden;
+}
+
+std::vector<Saved> Adapters::keep(const std::vector<at::Tensor>& hidden) const {
+  std::vector<Saved> kept;
+  for (size_t i = 0; i < hidden.size(); ++i)
+    kept.push_back(adapters_[i].b->frozen ? Saved() : saving_.keep(hidden[i]));
+  return kept;
+}
+
+std::vector<at::Tensor> Adapters::add_input_gradients(const at::Tensor& dx, const at::Tensor& dy,
+                                                      const AdapterRows& rows) const {
+  std::vector<at::Tensor> dhidden;
+  for (const Adapter& adapter : adapters_) {
+    const at::Tensor of_box = box_of(dy, adapter).reshape({dy.size(0), dy.size(1), -1});
+    const at::Tensor dh = linear_product(target_, of_box, adapter.b->data);
+    if (scale_ != 1) dh.mul_(scale_);
+    dx.add_(dropped(linear_product(target_, dh, adapter.a->data), adapter, rows));
+    dhidden.push_back(dh);
+  }
+  return dhidden;
+}
+
+void Adapters::accumulate(const Backward& of, const AdapterRows& rows) const {
+  for (size_t i = 0; i < adapters_.size(); ++i) {
+    const Adapter& adapter = adapters_[i];
+    if (!adapter.b->frozen) {
+      const at::Tensor of_box = box_of(of.dy, adapter).reshape({of.dy.size(0), of.dy.size(1), -1});
+      accumulate_weight_gradient(target_, *adapter.b, of_box, of.hidden[i].get());
+    }
+    if (!adapter.a->frozen)
+      accumulate_weight_gradient(target_, *adapter.a, of.dhidden[i], dropped(of.x, adapter, rows));
+  }
+}
+
+void Adapters::collect_params(std::vector<Param*>& params) {
+  for (Adapter& adapter : adapters_) {
+    params.push_back(adapter.a.get());
+    params.push_back(adapter.b.get());
+  }
+}
+
+}  // namespace metroplex::nn
