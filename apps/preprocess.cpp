@@ -238,9 +238,10 @@ int run_preprocess(const std::vector<std::string>& arguments) {
   if (done.long_chats > 0)
     std::cout << fmt::format(" ({} chats of more than {} tokens {})", done.long_chats, encoder.longest_chat,
                              encoder.drops_long_chats ? "left out" : "cut");
-  if (done.empty_documents > 0)
-    std::cout << fmt::format(a.chat ? " ({} chats with nothing to learn left out)" : " ({} empty documents left out)",
-                             done.empty_documents - (encoder.drops_long_chats ? done.long_chats : 0));
+  if (done.empty_documents > (encoder.drops_long_chats ? done.long_chats : 0))
+    std::cout << fmt::format(" ({} {} left out)",
+                             done.empty_documents - (encoder.drops_long_chats ? done.long_chats : 0),
+                             a.chat ? "chats with nothing to learn" : "empty documents");
   std::cout << fmt::format("; {:.1f} MB in {:.1f} s, {:.2f} MB/s\n", megabytes, line.seconds(),
                            megabytes / std::max(line.seconds(), 1e-9));
   return 0;

@@ -87,7 +87,7 @@ ChatTemplate::ChatTemplate(std::string_view source, std::string where, const Spe
     : source_(source),
       where_(std::move(where)),
       has_generation_(has_generation_block(source)),
-      template_(source, where_) {
+      template_(std::make_shared<const jinja::Template>(source, where_)) {
   for (const auto& [name, token] : {std::pair{"bos_token", names.bos},
                                     {"eos_token", names.eos},
                                     {"pad_token", names.pad},
@@ -97,7 +97,7 @@ ChatTemplate::ChatTemplate(std::string_view source, std::string where, const Spe
 }
 
 void ChatTemplate::set_tool_use(std::string_view source, std::string where) {
-  tool_use_.emplace(source, std::move(where));
+  tool_use_ = std::make_shared<const jinja::Template>(source, std::move(where));
 }
 
 void ChatTemplate::set_variable(const std::string& name, const Json& value) {
@@ -121,7 +121,7 @@ jinja::Rendered ChatTemplate::render(const Chat& chat, size_t messages, bool add
   variables.set("documents", jinja::None{});
   variables.set("add_generation_prompt", add_generation_prompt);
   for (const auto& [name, value] : variables_.items()) variables.set(name, value);
-  const jinja::Template& chosen = tool_use_ && !chat.tools.is_null() ? *tool_use_ : template_;
+  const jinja::Template& chosen = tool_use_ && !chat.tools.is_null() ? *tool_use_ : *template_;
   return chosen.render(variables, static_cast<int64_t>(std::time(nullptr)));
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -63,8 +64,8 @@ class ChatTemplate {
 
   std::string source_, where_;
   bool has_generation_ = false;
-  jinja::Template template_;
-  std::optional<jinja::Template> tool_use_;
+  std::shared_ptr<const jinja::Template> template_;  // copies share it
+  std::shared_ptr<const jinja::Template> tool_use_;
   jinja::Dict variables_;
 };
 
