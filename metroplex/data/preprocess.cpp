@@ -78,12 +78,12 @@ class Job {
                        {"encoder", encoder_.description},
                        {"vocab_size", encoder_.vocab_size},
                        {"eod", encoder_.eod},
-                       {"chats", {chats(), encoder_.longest_chat, encoder_.drops_long_chats}},
                        {"json_key", options_.json_key},
                        {"split_documents", options_.split_documents},
                        {"append_eod", options_.append_eod},
                        {"partition", {options_.partition, options_.num_partitions}},
                        {"part_bytes", part_bytes_}};
+    if (chats()) job["chats"] = {encoder_.longest_chat, encoder_.drops_long_chats};
     for (const DocumentFile& file : files_) {
       const size_t ends = std::min<size_t>(file.bytes.size, kSampledBytes);
       std::error_code no_such_file;  // as on a disk in memory: then the time stays out of it

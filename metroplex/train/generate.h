@@ -17,9 +17,9 @@ struct GenerateOptions {
   double top_p = 0.0;        // keep the most likely ones up to this probability; 0: all
   uint64_t seed = 1234;
   int64_t stop_token = -1;  // ends the text, and is not part of it; -1: none
-  std::vector<int64_t> more_stop_tokens;
+  std::vector<int64_t> more_stop_tokens = {};
   // Asked of rank 0 before each token: whether to end here. Every rank has one, or none.
-  std::function<bool()> stop;
+  std::function<bool()> stop = {};
   bool stops_at(int64_t token) const;
 };
 
