@@ -215,11 +215,12 @@ Value Interpreter::call_closure(const Statement& s, const ScopePtr& outer, Argum
   List more;
   Dict others;
   for (size_t i = s.parameters.size(); i < arguments.positional.size(); ++i) more.push_back(arguments.positional[i]);
-  for (auto& [name, value] : arguments.named) {
-    const bool known =
-        std::any_of(s.parameters.begin(), s.parameters.end(), [&](const auto& p) { return p.name == name; });
-    if (name == "caller" && !known) own->set(name, value);
-    else if (!known) others.set(name, value);
+  for (const auto& argument : arguments.named) {
+    const std::string& name = argument.first;
+    const bool known = std::any_of(s.parameters.begin(), s.parameters.end(),
+                                   [&name](const Parameter& parameter) { return parameter.name == name; });
+    if (name == "caller" && !known) own->set(name, argument.second);
+    else if (!known) others.set(name, argument.second);
   }
   own->set("varargs", Value::tuple(std::move(more)));
   own->set("kwargs", Value::dict(std::move(others)));
