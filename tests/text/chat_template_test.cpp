@@ -213,6 +213,10 @@ TEST(ChatTemplates, ATokenThatHoldsSomeOfATurnIsLearned) {
     }
     at = end;
   }
+  // One that begins before what is learned, and ends behind it.
+  const auto qwen2 = load_tokenizer("", "tests/vectors/tokenizers/qwen2/tokenizer.json");
+  const ChatTokens inside = chat_tokens(*qwen2, {"<|im_start|>a<|im_end|>", {{3, 5}, {15, 16}}});
+  EXPECT_EQ(inside.learned, (std::vector<uint8_t>{1, 0, 1}));
   const ChatTokens of_bytes = chat_tokens(*bytes, chat);
   ASSERT_EQ(of_bytes.learned.size(), chat.text.size());
   for (size_t i = 0; i < chat.text.size(); ++i)
