@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdio>
 #include <iostream>
+#include <optional>
 #include <thread>
 
 #include <unistd.h>
@@ -14,6 +15,7 @@
 #include "data/preprocess.h"
 #include "files/checksum.h"
 #include "files/file_system.h"
+#include "text/chat_template.h"
 #include "text/tokenizer.h"
 
 namespace metroplex::apps {
@@ -24,6 +26,10 @@ struct Arguments {
   data::PreprocessOptions options;
   std::vector<std::string> merge;
   std::string tokenizer_type, tokenizer_model, vocab_file, merge_file, partition, format = "auto";
+  bool chat = false;
+  std::string chat_template, learn = "all", long_chats = "cut";
+  int64_t seq_length = 0;
+  std::vector<std::string> variables;
 };
 
 void declare(CLI::App& app, Arguments& a) {
@@ -33,6 +39,7 @@ void declare(CLI::App& app, Arguments& a) {
       "goes on where it stopped when it is started again with the same arguments, and gives the same bytes.\n\n"
       "  metroplex preprocess --input books/*.txt --tokenizer-type sentencepiece --tokenizer-model spm.model \\\n"
       "      --append-eod --output-prefix data/books\n"
+      "  metroplex preprocess --chat --input chats.jsonl --tokenizer-model DIR --output-prefix data/chats\n"
       "  metroplex preprocess --input web.jsonl --partition 0/2 ... --output-prefix data/web0    (and 1/2 "
       "elsewhere)\n"
       "  metroplex preprocess --merge data/web0 data/web1 --output-prefix data/web");
@@ -54,6 +61,23 @@ void declare(CLI::App& app, Arguments& a) {
       ->type_name("PATH");
   app.add_option("--vocab-file", a.vocab_file, "GPT-2's vocab.json")->type_name("PATH");
   app.add_option("--merge-file", a.merge_file, "GPT-2's merges.txt")->type_name("PATH");
+  app.add_flag(
+      "--chat", a.chat,
+      "lines are chats, {\"messages\": [{\"role\": ..., \"content\": ...}, ...]}: written by the chat template "
+      "of the tokenizer's folder, with PREFIX_loss_mask beside, which says what the assistant says");
+  app.add_option("--chat-template", a.chat_template, "another template than that of the tokenizer's folder")
+      ->type_name("FILE");
+  app.add_option("--chat-variable", a.variables, "a variable that the template sees; VALUE is JSON, or a text")
+      ->type_name("NAME=VALUE");
+  app.add_option("--learn", a.learn, "all turns of the assistant, or only the last message")
+      ->check(CLI::IsMember({"all", "last"}))
+      ->capture_default_str();
+  app.add_option("--seq-length", a.seq_length,
+                 "train.seq_length of the run to come: a chat may have one token more; 0: any length")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--long", a.long_chats, "longer chats are cut, or dropped; they are counted")
+      ->check(CLI::IsMember({"cut", "drop"}))
+      ->capture_default_str();
   app.add_flag("--append-eod", a.options.append_eod, "put the end-of-document token behind every document");
   app.add_flag("--overwrite", a.options.overwrite, "replace a dataset of other input or options");
   app.add_option("--workers", a.options.workers, "threads; all cores where left out")->check(CLI::PositiveNumber);
@@ -130,6 +154,37 @@ data::Encoder encoder_of(files::FileSystem& disk, const text::Tokenizer& tokeniz
   return encoder;
 }
 
+// Of --chat. The template must outlive the encoder.
+text::ChatTemplate chat_template_of(files::FileSystem& disk, const Arguments& a) {
+  const std::string& model = a.tokenizer_model;
+  const std::string folder = model.empty() || disk.is_directory(model) ? model : files::parent_directory(model);
+  std::optional<text::ChatTemplate> found;
+  if (!a.chat_template.empty()) found.emplace(text::read_chat_template(a.chat_template, folder));
+  else if (!folder.empty()) found = text::find_chat_template(folder);
+  MPX_CHECK(
+      found, "config", "--chat: there is no chat template beside the tokenizer",
+      folder.empty() ? "" : " in '" + folder + "' (chat_template.jinja, or chat_template in tokenizer_config.json)",
+      "; give --chat-template FILE");
+  for (const std::string& variable : a.variables) found->set_variable(variable);
+  return std::move(*found);
+}
+
+void encode_chats(data::Encoder& encoder, const text::Tokenizer& tokenizer, const text::ChatTemplate& chat_template,
+                  const Arguments& a) {
+  const text::Learned learned = a.learn == "last" ? text::Learned::last : text::Learned::all;
+  encoder.encode_chat = [&tokenizer, &chat_template, learned](std::string_view line) {
+    const text::Chat chat = text::parse_chat(line);
+    text::ChatTokens tokens = text::chat_tokens(tokenizer, chat_template.learned_text(chat, learned));
+    return data::MarkedTokens{std::move(tokens.ids), std::move(tokens.learned)};
+  };
+  encoder.longest_chat = a.seq_length > 0 ? a.seq_length + 1 : 0;
+  encoder.drops_long_chats = a.long_chats == "drop";
+  encoder.description +=
+      fmt::format(" chats, learn {}, template {}", a.learn,
+                  files::to_hex(files::checksum(chat_template.source().data(), chat_template.source().size())));
+  for (const std::string& variable : a.variables) encoder.description += " " + variable;
+}
+
 }  // namespace
 
 int run_preprocess(const std::vector<std::string>& arguments) {
@@ -160,7 +215,18 @@ int run_preprocess(const std::vector<std::string>& arguments) {
   const auto tokenizer = text::load_tokenizer(a.tokenizer_type, a.tokenizer_model, a.vocab_file, a.merge_file);
   ProgressLine line;
   a.options.progress = [&line](const data::PreprocessProgress& now) { line.show(now); };
-  const auto done = data::preprocess(disk, a.options, encoder_of(disk, *tokenizer, a));
+  data::Encoder encoder = encoder_of(disk, *tokenizer, a);
+  std::optional<text::ChatTemplate> chat_template;
+  const bool chat_options = !a.chat_template.empty() || !a.variables.empty() || a.learn != "all" || a.seq_length > 0;
+  MPX_CHECK(a.chat || !chat_options, "config",
+            "--chat-template, --chat-variable, --learn and --seq-length are of chats; give --chat too");
+  if (a.chat) {
+    MPX_CHECK(a.format != "text", "config", "--format text: chats are JSON lines; leave it out");
+    a.options.format = data::TextFormat::jsonl;
+    chat_template.emplace(chat_template_of(disk, a));
+    encode_chats(encoder, *tokenizer, *chat_template, a);
+  }
+  const auto done = data::preprocess(disk, a.options, encoder);
   line.end();
   const double megabytes = static_cast<double>(done.bytes_done - done.bytes_resumed) / 1e6;
   if (done.bytes_resumed > 0)
@@ -168,7 +234,14 @@ int run_preprocess(const std::vector<std::string>& arguments) {
                              static_cast<double>(done.bytes_resumed) / 1e6);
   std::cout << fmt::format("{}.bin and .idx: {} documents, {} tokens", a.options.output_prefix, done.documents,
                            done.tokens);
-  if (done.empty_documents > 0) std::cout << fmt::format(" ({} empty documents left out)", done.empty_documents);
+  if (a.chat) std::cout << fmt::format(", {} of them learned", done.learned);
+  if (done.long_chats > 0)
+    std::cout << fmt::format(" ({} chats of more than {} tokens {})", done.long_chats, encoder.longest_chat,
+                             encoder.drops_long_chats ? "left out" : "cut");
+  if (done.empty_documents > (encoder.drops_long_chats ? done.long_chats : 0))
+    std::cout << fmt::format(" ({} {} left out)",
+                             done.empty_documents - (encoder.drops_long_chats ? done.long_chats : 0),
+                             a.chat ? "chats with nothing to learn" : "empty documents");
   std::cout << fmt::format("; {:.1f} MB in {:.1f} s, {:.2f} MB/s\n", megabytes, line.seconds(),
                            megabytes / std::max(line.seconds(), 1e-9));
   return 0;

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Directories that metroplex writes, loaded by Hugging Face's transformers (tests/transformers). Installs transformers and
+# Directories that metroplex writes, loaded by Hugging Face's transformers (tests/transformers), and the chat templates of
+# tests/vectors/chat, rendered by it again. Installs transformers and
 # the full torch wheel, whose Python part needs CPython 3.11; without that it is skipped and says so.
 #   scripts/transformers.sh [BUILD]      default build, which ./test.sh has built
 set -euo pipefail
@@ -16,4 +17,9 @@ fi
 mapfile -t folders < <("$root/scripts/setup.sh" --cuda --transformers)
 [ "${#folders[@]}" = 2 ] || { echo "transformers.sh: setup.sh failed" >&2; exit 1; }
 # -S: nothing of this machine's own packages.
-PYTHONPATH=$(dirname "${folders[1]}"):${folders[0]} "$python" -S "$root/tests/transformers/round_trip.py" "$build/bin"
+export PYTHONPATH=$(dirname "${folders[1]}"):${folders[0]} PYTHONDONTWRITEBYTECODE=1
+chats=$(mktemp -d)
+trap 'rm -rf "$chats"' EXIT
+"$python" -S "$root/tests/transformers/chat_vectors.py" "$chats"
+diff -r -x README.md "$chats" "$root/tests/vectors/chat" || { echo "transformers.sh: transformers renders chats otherwise than recorded" >&2; exit 1; }
+"$python" -S "$root/tests/transformers/round_trip.py" "$build/bin"

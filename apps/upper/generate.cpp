@@ -1,12 +1,16 @@
-// metroplex generate: a checkpoint continues a text. The model and its tokenizer come from the checkpoint's own
-// config.
+// metroplex generate: a model continues texts, or is talked to. The model and its tokenizer come from the
+// checkpoint's own config, or from a Hugging Face directory.
 #include "upper/commands.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <iostream>
 #include <iterator>
 #include <memory>
+#include <optional>
 
 #include "base/error.h"
 #include "files/file_system.h"
@@ -15,7 +19,9 @@
 #include "run_config.h"
 #include "train/generate.h"
 #include "train/state.h"
+#include "upper/chat.h"
 #include "upper/launch.h"
+#include "upper/prompt_lines.h"
 #include "upper/run_tokenizer.h"
 #include "upper/saved_run.h"
 
@@ -23,21 +29,28 @@ namespace metroplex::apps {
 namespace {
 
 constexpr const char* kGenerateUsage =
-    R"(Usage: metroplex generate --load DIR --prompt TEXT [options] [--section.key=value ...]
+    R"(Usage: metroplex generate DIR [options] [--section.key=value ...]
 
-  --model.from DIR      a Hugging Face directory, instead of --load
-  --load DIR            a checkpoint, or a folder of them (the newest is taken, or that of --ckpt-step N); its tokenizer
-                        comes with it
+  DIR                   a Hugging Face directory (--model.from DIR), or a checkpoint or a folder of them (--load DIR: the
+                        newest is taken, or that of --ckpt-step N); tokenizer and chat template come with it
   --prompt TEXT         what to continue; given again, each is continued by itself, in order
   --prompt-file FILE    reads a prompt from a file; may be given again too
-  --max-new-tokens 64   length of the continuation
+  --prompts FILE        a prompt a line: text, or JSON: "text", {"prompt": "text"} or {"messages": [...]}; prints a line of
+                        JSON for each, the same with "text", or with the answer among "messages"
+  --batch-size 8        how many lines of --prompts are continued at once
+  --chat                a dialog by the chat template; the default on a terminal where there is a template and no prompt.
+                        With --prompt each is a message, and its answer is printed
+  --system TEXT         the system message of chats
+  --chat-template FILE  another template than the model's
+  --max-new-tokens 64   length of the continuation; 1024 in a chat
   --temperature 1       0 is greedy
   --top-k 0             keep the k most likely tokens; 0: all
   --top-p 0             keep the most likely tokens up to this probability; 0: all
   --seed 1234           the same seed gives the same text, on any layout
 
-  metroplex generate --load checkpoints/llama_tiny --prompt "#include <" --temperature 0.8 --top-k 40
-  metroplex generate --load DIR --prompt "..." --nproc 4 --parallel.tensor_model_parallel_size=2 --parallel.pipeline_model_parallel_size=2
+  metroplex generate checkpoints/llama_tiny --prompt "#include <" --temperature 0.8 --top-k 40
+  metroplex generate DIR --prompt "..." --nproc 4 --parallel.tensor_model_parallel_size=2 --parallel.pipeline_model_parallel_size=2
+  metroplex generate DIR --chat --system "You are brief."
 )";
 
 std::string read_file(const std::string& file) {
@@ -68,11 +81,18 @@ config::Config generation_config(const RunArguments& parsed, const std::string& 
 
 // The values of the options.
 struct GenerateFlags {
-  std::string max_new = "64", temperature = "1", top_k = "0", top_p = "0", seed = "1234";
+  std::string max_new, temperature = "1", top_k = "0", top_p = "0", seed = "1234";
   std::vector<std::string> prompts, prompt_files;
+  std::string prompts_of_lines, batch_size = "8", system, chat_template;
+  bool chat = false;
   std::vector<OwnFlag> own_flags() {
     return {{"--prompt", nullptr, &prompts},
             {"--prompt-file", nullptr, &prompt_files},
+            {"--prompts", &prompts_of_lines},
+            {"--batch-size", &batch_size},
+            {"--chat", nullptr, nullptr, &chat},
+            {"--system", &system},
+            {"--chat-template", &chat_template},
             {"--max-new-tokens", &max_new},
             {"--temperature", &temperature},
             {"--top-k", &top_k},
@@ -85,23 +105,74 @@ struct GenerateCommand {
   RunArguments parsed;
   SavedRun saved;
   config::Config config;
-  std::unique_ptr<text::Tokenizer> tokenizer;
+  std::shared_ptr<const text::Tokenizer> tokenizer;
   std::shared_ptr<const text::TokenizerFiles> files;
+  std::optional<Chatting> chatting;
+  bool dialog = false;            // instead of texts
+  bool answers = false;           // texts are prompts of chats: the answer alone is printed
+  std::vector<PromptLine> lines;  // of --prompts; empty: none
   std::vector<std::vector<int64_t>> texts;
+  int64_t batch_size = 1;
   train::GenerateOptions options;
 };
 
-std::vector<std::vector<int64_t>> encoded(const GenerateFlags& flags, const text::Tokenizer& tokenizer) {
+std::vector<int64_t> encoded(const std::string& prompt, const text::Tokenizer& tokenizer) {
+  const std::vector<int32_t> ids = tokenizer.encode(prompt);
+  std::vector<int64_t> tokens(ids.begin(), ids.end());
+  if (tokens.empty() && tokenizer.eod()) tokens.push_back(*tokenizer.eod());  // an empty prompt starts a document
+  return tokens;
+}
+
+// What is continued, in the order of the output.
+void take_prompts(const GenerateFlags& flags, GenerateCommand& command) {
   std::vector<std::string> prompts = flags.prompts;
   for (const std::string& file : flags.prompt_files) prompts.push_back(read_file(file));
-  if (prompts.empty()) prompts.emplace_back();
-  std::vector<std::vector<int64_t>> texts;
-  for (const std::string& prompt : prompts) {
-    const std::vector<int32_t> ids = tokenizer.encode(prompt);
-    std::vector<int64_t>& tokens = texts.emplace_back(ids.begin(), ids.end());
-    if (tokens.empty() && tokenizer.eod()) tokens.push_back(*tokenizer.eod());  // an empty prompt starts a document
+  const bool by_line = !flags.prompts_of_lines.empty();
+  MPX_CHECK(!by_line || prompts.empty(), "config",
+            "--prompts has all the prompts; leave --prompt and --prompt-file out");
+  MPX_CHECK(!flags.chat || command.chatting, "config", "--chat: the tokenizer has no chat template beside it ",
+            "(chat_template.jinja, or chat_template in tokenizer_config.json); give --chat-template FILE");
+  if (by_line) command.lines = read_prompt_lines(flags.prompts_of_lines);
+  command.dialog = !by_line && prompts.empty() && (flags.chat || (command.chatting && ::isatty(STDIN_FILENO) == 1));
+  command.answers = flags.chat && !by_line;
+  for (const PromptLine& line : command.lines) {
+    MPX_CHECK(!line.chat || command.chatting, "config", "--prompts ", flags.prompts_of_lines,
+              " has chats, and there is no chat template; give --chat-template FILE");
+    if (line.chat) command.texts.push_back(command.chatting->prompt(*line.chat));
+    else command.texts.push_back(encoded(line.prompt, *command.tokenizer));
   }
-  return texts;
+  if (by_line || command.dialog) return;
+  if (prompts.empty()) prompts.emplace_back();
+  for (const std::string& prompt : prompts) {
+    if (!flags.chat) {
+      command.texts.push_back(encoded(prompt, *command.tokenizer));
+      continue;
+    }
+    text::Chat chat = command.chatting->begin();
+    command.chatting->add(chat, "user", prompt);
+    command.texts.push_back(command.chatting->prompt(chat));
+  }
+}
+
+void take_options(const GenerateFlags& flags, GenerateCommand& command) {
+  train::GenerateOptions& options = command.options;
+  options.max_new_tokens = flags.max_new.empty() ? 64 : whole_number("--max-new-tokens", flags.max_new);
+  if (flags.max_new.empty() && (command.dialog || command.answers)) {
+    size_t longest = 0;
+    for (const auto& text : command.texts) longest = std::max(longest, text.size());
+    const int64_t room = command.chatting->context - static_cast<int64_t>(longest);
+    options.max_new_tokens = std::clamp<int64_t>(room, 1, 1024);
+  }
+  options.temperature = real_number("--temperature", flags.temperature);
+  options.top_k = whole_number("--top-k", flags.top_k);
+  options.top_p = real_number("--top-p", flags.top_p);
+  options.seed = static_cast<uint64_t>(whole_number("--seed", flags.seed));
+  command.batch_size = whole_number("--batch-size", flags.batch_size);
+  MPX_CHECK(command.batch_size >= 1, "config", "--batch-size ", command.batch_size, " is below 1");
+  if (command.tokenizer->eod()) options.stop_token = *command.tokenizer->eod();
+  const bool of_chats = command.answers || std::any_of(command.lines.begin(), command.lines.end(),
+                                                       [](const auto& line) { return line.chat.has_value(); });
+  if (of_chats) options.more_stop_tokens = command.chatting->stop_tokens;
 }
 
 // `first`: parsed to find what to load; the checkpoint's config comes before the options.
@@ -113,6 +184,7 @@ GenerateCommand generate_command(const RunArguments& first) {
   command.parsed = parse_run_arguments(first.arguments, flags.own_flags(), command.saved.config_yaml);
   config::Config& config = command.config = generation_config(command.parsed, command.saved.directory);
   config.checkpoint.allow = asked.allow;
+  const std::string directory = command.saved.directory.empty() ? config.model.from : "";
   if (!command.saved.directory.empty()) config.model.from.clear();
   if (!names_tokenizer(first.config.data)) use_carried_tokenizer(command.saved, config.data);
 
@@ -120,19 +192,49 @@ GenerateCommand generate_command(const RunArguments& first) {
   MPX_CHECK(command.tokenizer != nullptr, "config",
             "the checkpoint names no tokenizer; give --data.tokenizer_type and --data.tokenizer_model");
   command.files = run_tokenizer_files(config.data);
-  command.texts = encoded(flags, *command.tokenizer);
-
-  train::GenerateOptions& options = command.options;
-  options.max_new_tokens = whole_number("--max-new-tokens", flags.max_new);
-  options.temperature = real_number("--temperature", flags.temperature);
-  options.top_k = whole_number("--top-k", flags.top_k);
-  options.top_p = real_number("--top-p", flags.top_p);
-  options.seed = static_cast<uint64_t>(whole_number("--seed", flags.seed));
-  if (command.tokenizer->eod()) options.stop_token = *command.tokenizer->eod();
+  command.chatting = find_chatting(config.data, command.tokenizer, flags.chat_template, directory);
+  if (command.chatting) command.chatting->system = flags.system;
   MPX_CHECK(config.parallel.cp() == 1, "config", "parallel.context_parallel_size = ", config.parallel.cp(),
             ": a rank that generates holds whole sequences; set it to 1");
   config = checked_config(config, planned_world_size(config.run), config::Use::evaluation);
+  if (command.chatting) command.chatting->context = config.model.max_position_embeddings;
+  take_prompts(flags, command);
+  take_options(flags, command);
   return command;
+}
+
+// DIR in front of the options.
+std::vector<std::string> with_named_directory(std::vector<std::string> arguments) {
+  files::PosixFileSystem disk;
+  if (arguments.empty() || arguments[0].starts_with("-") || !disk.is_directory(arguments[0])) return arguments;
+  const bool hugging_face = disk.exists(files::join_path(arguments[0], "config.json"));
+  arguments[0] = (hugging_face ? "--model.from=" : "--load=") + arguments[0];
+  return arguments;
+}
+
+void write_texts(train::Assembly& assembly, const GenerateCommand& command) {
+  const bool speaks = assembly.world->rank() == 0;
+  const auto whole = [&](size_t i, const std::vector<int64_t>& made) {
+    std::vector<int32_t> all;
+    if (!command.answers) all.assign(command.texts[i].begin(), command.texts[i].end());
+    all.insert(all.end(), made.begin(), made.end());
+    return command.answers ? command.tokenizer->decode_skip_special(all) : command.tokenizer->decode(all);
+  };
+  const size_t step = command.lines.empty() ? 1 : static_cast<size_t>(command.batch_size);
+  for (size_t begin = 0; begin < command.texts.size() && (!speaks || std::cout); begin += step) {
+    const size_t end = std::min(begin + step, command.texts.size());
+    const std::vector<std::vector<int64_t>> batch(command.texts.begin() + static_cast<std::ptrdiff_t>(begin),
+                                                  command.texts.begin() + static_cast<std::ptrdiff_t>(end));
+    const auto made = train::generate_batch(assembly, batch, command.options);
+    for (size_t i = begin; speaks && i < end; ++i) {
+      const std::vector<int64_t>& tokens = made[i - begin];
+      if (command.lines.empty()) std::cout << whole(i, tokens) << std::endl;  // it may hold a NUL
+      else
+        std::cout << answer_line(command.lines[i],
+                                 command.tokenizer->decode_skip_special({tokens.begin(), tokens.end()}))
+                  << std::endl;
+    }
+  }
 }
 
 }  // namespace
@@ -140,7 +242,7 @@ GenerateCommand generate_command(const RunArguments& first) {
 int run_generate(const std::vector<std::string>& arguments) {
   GenerateFlags flags;
   RunArguments first;
-  before_ranks([&] { first = parse_run_arguments(arguments, flags.own_flags()); });
+  before_ranks([&] { first = parse_run_arguments(with_named_directory(arguments), flags.own_flags()); });
   if (first.help) {
     std::cout << kGenerateUsage;
     return kExitOk;
@@ -165,13 +267,8 @@ int run_generate(const std::vector<std::string>& arguments) {
       for (const std::string& problem : saved.problems) std::cerr << "warning: " << problem << "\n";
       if (!outcome.notes.empty()) std::cerr << "warning: " << outcome.notes << "\n";
     }
-    for (const std::vector<int64_t>& tokens : command.texts) {
-      const std::vector<int64_t> made = train::generate(*assembly, tokens, command.options);
-      if (world.rank() != 0) continue;
-      std::vector<int32_t> all(tokens.begin(), tokens.end());
-      all.insert(all.end(), made.begin(), made.end());
-      std::cout << command.tokenizer->decode(all) << std::endl;  // it may hold a NUL
-    }
+    if (command.dialog) run_dialog(*assembly, *command.chatting, command.options);
+    else write_texts(*assembly, command);
   });
 }
 

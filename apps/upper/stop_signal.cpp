@@ -22,7 +22,7 @@ using Line = std::array<char, 256>;
 
 // What a signal handler needs; it can reach nothing but a global.
 struct StopState {
-  std::atomic<bool> requested{false};
+  std::atomic<bool> requested{false}, interrupted{false};
   comm::SignalCount count;  // of the signals that are no orders of the launcher
   int launcher_fd = -1;
   pid_t launcher = -1;
@@ -110,6 +110,15 @@ void take_stop_signals(const StopOptions& options) {
   ::signal(SIGPIPE, SIG_IGN);  // whoever read the console may end before the run
   comm::write_note(s.launcher_fd, {NoteKind::ready, 0});
 }
+
+void take_interrupts() {
+  struct sigaction action {};
+  action.sa_handler = [](int) { stop_state.interrupted = true; };
+  sigemptyset(&action.sa_mask);
+  ::sigaction(SIGINT, &action, nullptr);
+}
+
+bool take_interrupt() { return stop_state.interrupted.exchange(false); }
 
 bool stop_requested() { return stop_state.requested; }
 

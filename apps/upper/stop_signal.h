@@ -18,6 +18,10 @@ struct StopOptions {
 void take_stop_signals(const StopOptions& options);
 bool stop_requested();
 
+// For a dialog: SIGINT interrupts a read and is remembered until it is taken. Once a process.
+void take_interrupts();
+bool take_interrupt();
+
 // What is said of a signal, without a newline.
 std::string stop_line(int signal, comm::SignalStage stage, bool saves);
 

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "data/blend.h"
+#include "data/chat_dataset.h"
 #include "data/gpt_dataset.h"
 #include "files/checksum.h"
 
@@ -93,6 +94,8 @@ class Builder {
 
   // TrainOrder::epochs of one source.
   std::string epochs(const TokenSource& source, const std::pair<double, double>& bounds, int64_t size) const {
+    // Of chats the first samples are the same for any number of epochs.
+    if (source.holds_chats()) return "of chats";
     const auto [begin, end] = split_range(bounds, source.num_sequences());
     int64_t tokens = 0;
     for (int64_t document = begin; document < end; ++document) tokens += source.length(document);
@@ -104,6 +107,10 @@ class Builder {
  private:
   GptIndexOptions index_options(int64_t size) const {
     return {options_.sequence_length, size, static_cast<uint32_t>(options_.seed), true, true};
+  }
+
+  ChatOptions chat_options(const std::string& split, int64_t size) const {
+    return {options_.sequence_length, size, static_cast<uint32_t>(options_.seed), options_.vocab_size, split};
   }
 
   // Samples that are built of each dataset for each split.
@@ -120,7 +127,11 @@ class Builder {
   std::shared_ptr<const TokenSource> open(const std::string& prefix) const {
     const std::string way = way_from_text(disk_, prefix, config_);
     MPX_CHECK(way.empty(), "data", way);
-    return std::make_shared<IndexedSource>(disk_, prefix);
+    if (!holds_chats(disk_, prefix)) return std::make_shared<IndexedSource>(disk_, prefix);
+    MPX_CHECK(config_.reset_position_ids && config_.reset_attention_mask, "config", "'", prefix,
+              "' holds chats, several of which are in one sample: set data.reset_position_ids = true and "
+              "data.reset_attention_mask = true, so that none sees another");
+    return std::make_shared<ChatSource>(disk_, prefix);
   }
 
   static void check_weights(const Blend& blend, const SplitBounds& bounds, const std::array<int64_t, 3>& sizes) {
@@ -165,6 +176,8 @@ class Builder {
                                            int64_t size) const {
     const std::vector<int32_t> documents = documents_of(source, bounds, split, size);
     if (documents.empty()) return nullptr;
+    if (source->holds_chats())
+      return std::make_shared<ChatDataset>(source, documents, chat_options(kSplitNames[split], size), cache_);
     GptOptions gpt;
     gpt.index = index_options(size);
     gpt.split = kSplitNames[split];

@@ -77,6 +77,11 @@ bool DocumentReader::next(RawDocument& document) {
   return false;
 }
 
+std::string document_place(const std::vector<DocumentFile>& files, const RawDocument& document) {
+  const DocumentFile& file = files[document.file];
+  return base::concat("'", file.path, "' line ", line_number(file.bytes.text(), document.offset));
+}
+
 std::string document_text(const std::vector<DocumentFile>& files, const RawDocument& document,
                           const std::string& json_key) {
   const DocumentFile& file = files[document.file];
@@ -96,8 +101,7 @@ std::string document_text(const std::vector<DocumentFile>& files, const RawDocum
     else if (!line[json_key].is_string()) problem = "holds no string under '" + json_key + "'";
     else return line[json_key].get<std::string>();
   } catch (const nlohmann::json::exception& error) { problem = std::string("is not JSON in UTF-8: ") + error.what(); }
-  base::throw_error(
-      "data", base::concat("'", file.path, "' line ", line_number(file.bytes.text(), document.offset), " ", problem));
+  base::throw_error("data", document_place(files, document) + " " + problem);
 }
 
 }  // namespace metroplex::data

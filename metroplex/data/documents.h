@@ -51,6 +51,9 @@ class DocumentReader {
   DocumentPosition at_;
 };
 
+// "'FILE' line N", for messages.
+std::string document_place(const std::vector<DocumentFile>& files, const RawDocument& document);
+
 // The text of a document as UTF-8. Throws base::Error naming file, line or byte, and a fix.
 std::string document_text(const std::vector<DocumentFile>& files, const RawDocument& document,
                           const std::string& json_key);

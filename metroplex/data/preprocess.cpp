@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/thread_pool.h"
+#include "data/token_source.h"
 #include "files/checksum.h"
 #include "files/indexed_dataset.h"
 
@@ -81,6 +82,7 @@ class Job {
                        {"append_eod", options_.append_eod},
                        {"partition", {options_.partition, options_.num_partitions}},
                        {"part_bytes", part_bytes_}};
+    if (chats()) job["chats"] = {encoder_.longest_chat, encoder_.drops_long_chats};
     for (const DocumentFile& file : files_) {
       const size_t ends = std::min<size_t>(file.bytes.size, kSampledBytes);
       job["files"].push_back({file.path, file.jsonl, file.bytes.size, disk_.write_time(file.path),
@@ -102,7 +104,7 @@ class Job {
   // What is there under the output's name must be of this job, finished or not, or is asked to be replaced.
   void check_output() const {
     if (options_.overwrite) return;
-    for (const char* end : {".bin", ".idx"}) {
+    for (const char* end : {".bin", ".idx", "_loss_mask.bin", "_loss_mask.idx"}) {
       const std::string file = options_.output_prefix + end;
       MPX_CHECK(
           !disk_.exists(file) || describes_us(path("job.json")) || describes_us(record()), "data", "'", file,
@@ -134,11 +136,14 @@ class Job {
     try {
       const auto note = nlohmann::json::parse(disk_.read(prefix + ".json"));
       const files::IndexedDataset dataset(disk_, prefix);
-      const auto sum = files::to_hex(files::checksum(dataset.token_bytes().data, dataset.token_bytes().size));
-      if (sum != note.at("sum") || dataset.num_tokens() != note.at("tokens")) return false;
+      if (sum_of(dataset) != note.at("sum") || dataset.num_tokens() != note.at("tokens")) return false;
+      if (chats() && sum_of(files::IndexedDataset(disk_, prefix + kLossMaskSuffix)) != note.at("marks_sum"))
+        return false;
       const DocumentPosition next{note.at("next_file"), note.at("next_offset")};
       progress_.documents += dataset.num_sequences();
       progress_.tokens += dataset.num_tokens();
+      progress_.learned += note.at("learned").get<int64_t>();
+      progress_.long_chats += note.at("long_chats").get<int64_t>();
       progress_.empty_documents += note.at("empty").get<int64_t>();
       progress_.bytes_done = note.at("bytes_done");
       ended_ = note.at("ended");
@@ -173,20 +178,49 @@ class Job {
     return chunks;
   }
 
-  std::vector<std::vector<int32_t>> encode_chunk(const std::vector<RawDocument>& chunk) {
-    std::vector<std::vector<int32_t>> out;
-    int64_t bytes = 0, tokens = 0, empty = 0;
+  bool chats() const { return encoder_.encode_chat != nullptr; }
+  static std::string sum_of(const files::IndexedDataset& dataset) {
+    return files::to_hex(files::checksum(dataset.token_bytes().data, dataset.token_bytes().size));
+  }
+
+  MarkedTokens encode(const RawDocument& document, int64_t& long_chats) const {
+    if (!chats()) return {encoder_.encode(document_text(files_, document, options_.json_key)), {}};
+    try {
+      MarkedTokens made = encoder_.encode_chat(document.text);
+      MPX_ASSERT(made.tokens.size() == made.learned.size(), "marks of other tokens");
+      if (const auto longest = static_cast<size_t>(encoder_.longest_chat);
+          longest > 0 && made.tokens.size() > longest) {
+        ++long_chats;
+        if (encoder_.drops_long_chats) return {};
+        made.tokens.resize(longest);
+        made.learned.resize(longest);
+      }
+      // The first token is never predicted.
+      const auto first = made.learned.begin() + (made.learned.empty() ? 0 : 1);
+      return std::find(first, made.learned.end(), 1) == made.learned.end() ? MarkedTokens{} : made;
+    } catch (const base::Error& error) {
+      throw base::Error("data", document_place(files_, document) + ": " + base::message_of(error));
+    }
+  }
+
+  std::vector<MarkedTokens> encode_chunk(const std::vector<RawDocument>& chunk) {
+    std::vector<MarkedTokens> out;
+    int64_t bytes = 0, tokens = 0, empty = 0, learned = 0, long_chats = 0;
     for (const RawDocument& document : chunk) {
-      std::vector<int32_t> ids = encoder_.encode(document_text(files_, document, options_.json_key));
+      MarkedTokens made = encode(document, long_chats);
+      std::vector<int32_t>& ids = made.tokens;
       if (ids.empty()) ++empty;
       else if (options_.append_eod) ids.push_back(static_cast<int32_t>(encoder_.eod));
       bytes += static_cast<int64_t>(document.text.size());
       tokens += static_cast<int64_t>(ids.size());
-      out.push_back(std::move(ids));
+      learned += std::count(made.learned.begin(), made.learned.end(), 1);
+      out.push_back(std::move(made));
     }
     const std::lock_guard guard(mutex_);
     progress_.bytes_done += bytes;
     progress_.tokens += tokens;
+    progress_.learned += learned;
+    progress_.long_chats += long_chats;
     progress_.empty_documents += empty;
     progress_.documents += static_cast<int64_t>(chunk.size()) - empty;
     if (options_.progress) options_.progress(progress_);
@@ -194,32 +228,41 @@ class Job {
   }
 
   void write_part(DocumentReader& reader) {
-    const int64_t empty_before = progress_.empty_documents;
+    const PreprocessProgress before = progress_;
     const auto chunks = gather(reader);
-    std::vector<std::vector<std::vector<int32_t>>> encoded(chunks.size());
+    std::vector<std::vector<MarkedTokens>> encoded(chunks.size());
     base::parallel_for(static_cast<int64_t>(chunks.size()), options_.workers, [&](int64_t i) {
       encoded[static_cast<size_t>(i)] = encode_chunk(chunks[static_cast<size_t>(i)]);
     });
 
     const std::string prefix = part(num_parts_);
     files::IndexedDatasetWriter writer(disk_, prefix, files::token_type_for_vocabulary(encoder_.vocab_size));
+    std::optional<files::IndexedDatasetWriter> marks;
+    if (chats()) marks.emplace(disk_, prefix + kLossMaskSuffix, files::TokenType::u8);
     for (const auto& chunk : encoded) {
-      for (const auto& ids : chunk) {
-        if (ids.empty()) continue;
-        writer.add_sequence(std::span<const int32_t>(ids));
+      for (const MarkedTokens& made : chunk) {
+        if (made.tokens.empty()) continue;
+        writer.add_sequence(std::span<const int32_t>(made.tokens));
         writer.end_document();
+        if (!marks) continue;
+        const std::vector<int32_t> learned(made.learned.begin(), made.learned.end());
+        marks->add_sequence(std::span<const int32_t>(learned));
+        marks->end_document();
       }
     }
     const int64_t tokens = writer.num_tokens();
+    if (marks) marks->finalize();
     writer.finalize();
-    const files::Bytes written = disk_.map(prefix + ".bin");
-    const nlohmann::json note{{"next_file", reader.position().file},
-                              {"next_offset", reader.position().offset},
-                              {"ended", ended_},
-                              {"tokens", tokens},
-                              {"empty", progress_.empty_documents - empty_before},
-                              {"bytes_done", progress_.bytes_done},
-                              {"sum", files::to_hex(files::checksum(written.data, written.size))}};
+    nlohmann::json note{{"next_file", reader.position().file},
+                        {"next_offset", reader.position().offset},
+                        {"ended", ended_},
+                        {"tokens", tokens},
+                        {"learned", progress_.learned - before.learned},
+                        {"long_chats", progress_.long_chats - before.long_chats},
+                        {"empty", progress_.empty_documents - before.empty_documents},
+                        {"bytes_done", progress_.bytes_done},
+                        {"sum", sum_of(files::IndexedDataset(disk_, prefix))}};
+    if (marks) note["marks_sum"] = sum_of(files::IndexedDataset(disk_, prefix + kLossMaskSuffix));
     disk_.replace_file(prefix + ".json", note.dump() + "\n");
     ++num_parts_;
   }
@@ -253,23 +296,40 @@ PreprocessProgress preprocess(files::FileSystem& disk, const PreprocessOptions& 
             options.output_prefix, "' names no file; give a path like data/corpus");
   MPX_CHECK(!options.append_eod || encoder.eod >= 0, "data",
             "--append-eod: the tokenizer has no end-of-document token; choose another or leave it out");
+  MPX_CHECK(!options.append_eod || encoder.encode_chat == nullptr, "data",
+            "--append-eod: a chat ends as its template has it; leave it out");
   MPX_CHECK(options.num_partitions >= 1 && options.partition >= 0 && options.partition < options.num_partitions,
             "data", "partition ", options.partition, " of ", options.num_partitions,
             "; partitions are counted from 0");
   return Job(disk, options, encoder).run();
 }
 
-void merge_datasets(files::FileSystem& disk, const std::vector<std::string>& prefixes,
-                    const std::string& output_prefix) {
-  MPX_CHECK(!prefixes.empty(), "data", "nothing to merge");
+static void concatenate(files::FileSystem& disk, const std::vector<std::string>& prefixes, const std::string& suffix,
+                        const std::string& output_prefix) {
   std::optional<files::IndexedDatasetWriter> writer;
   for (const std::string& prefix : prefixes) {
     MPX_CHECK(prefix != output_prefix, "data", "'", prefix, "' would be merged into itself");
-    const files::IndexedDataset part(disk, prefix);
-    if (!writer) writer.emplace(disk, output_prefix, part.type(), part.has_modes());
+    const files::IndexedDataset part(disk, prefix + suffix);
+    if (!writer) writer.emplace(disk, output_prefix + suffix, part.type(), part.has_modes());
     writer->append(part);
   }
   writer->finalize();
+}
+
+void merge_datasets(files::FileSystem& disk, const std::vector<std::string>& prefixes,
+                    const std::string& output_prefix) {
+  MPX_CHECK(!prefixes.empty(), "data", "nothing to merge");
+  const bool chats = holds_chats(disk, prefixes[0]);
+  for (const std::string& prefix : prefixes)
+    MPX_CHECK(holds_chats(disk, prefix) == chats, "data", "of '", prefixes[0], "' and '", prefix,
+              "' one holds chats and the other does not; a blend of both is given to training: data.data_path");
+  // What another dataset of this name left would make chats of text.
+  for (const char* end : {".idx", ".bin"}) {
+    const std::string marks = output_prefix + kLossMaskSuffix + end;
+    if (disk.exists(marks)) disk.remove_tree(marks);
+  }
+  if (chats) concatenate(disk, prefixes, kLossMaskSuffix, output_prefix);
+  concatenate(disk, prefixes, "", output_prefix);
 }
 
 }  // namespace metroplex::data

@@ -15,16 +15,28 @@
 
 namespace metroplex::data {
 
+// A chat, and which of its tokens are learned: 1 or 0 each.
+struct MarkedTokens {
+  std::vector<int32_t> tokens;
+  std::vector<uint8_t> learned;
+};
+
 struct Encoder {
   std::function<std::vector<int32_t>(std::string_view)> encode;  // called from several threads at once
-  int64_t vocab_size = 0;                                        // determines the dtype of the tokens
-  int64_t eod = -1;                                              // -1: none
-  std::string description;                                       // a changed description is another job
+  // Instead of it, of chats: takes a line of JSON. PREFIX_loss_mask (token_source.h) then lies beside PREFIX.
+  std::function<MarkedTokens(std::string_view)> encode_chat;
+  int64_t longest_chat = 0;       // in tokens; of longer ones the end is cut; 0: any
+  bool drops_long_chats = false;  // or all of them is left out
+  int64_t vocab_size = 0;         // determines the dtype of the tokens
+  int64_t eod = -1;               // -1: none
+  std::string description;        // a changed description is another job
 };
 
 struct PreprocessProgress {
   int64_t bytes_done = 0, bytes_total = 0;  // of input
   int64_t documents = 0, empty_documents = 0, tokens = 0;
+  int64_t learned = 0;        // of the tokens of chats; a chat in which none is learned counts as empty
+  int64_t long_chats = 0;     // cut, or left out
   int64_t bytes_resumed = 0;  // done by an earlier run
 };
 
@@ -49,7 +61,8 @@ struct PreprocessOptions {
 // exists.
 PreprocessProgress preprocess(files::FileSystem& disk, const PreprocessOptions& options, const Encoder& encoder);
 
-// Concatenates datasets, all of one token dtype, into a new one.
+// Concatenates datasets, all of one token dtype, into a new one; with their loss masks, where they hold chats, which
+// all of them do or none.
 void merge_datasets(files::FileSystem& disk, const std::vector<std::string>& prefixes,
                     const std::string& output_prefix);
 

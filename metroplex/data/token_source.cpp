@@ -21,6 +21,33 @@ std::string IndexedSource::fingerprint() const {
   return files::to_hex(files::checksum(index.data, index.size));
 }
 
+bool holds_chats(files::FileSystem& disk, const std::string& prefix) {
+  return disk.exists(prefix + kLossMaskSuffix + ".idx");
+}
+
+ChatSource::ChatSource(files::FileSystem& disk, const std::string& prefix)
+    : IndexedSource(disk, prefix), marks_(disk, prefix + kLossMaskSuffix) {
+  const char* again = "; make both again with metroplex preprocess --chat --overwrite";
+  MPX_CHECK(marks_.type() == files::TokenType::u8, "data", "'", marks_.prefix(), ".idx' holds ",
+            files::token_type_name(marks_.type()), " values, not uint8", again);
+  MPX_CHECK(marks_.num_sequences() == num_sequences(), "data", "'", prefix, "' has ", num_sequences(),
+            " chats, and '", marks_.prefix(), "' marks of ", marks_.num_sequences(), again);
+  for (int64_t i = 0; i < num_sequences(); ++i)
+    MPX_CHECK(marks_.length(i) == length(i), "data", "chat ", i, " of '", prefix, "' has ", length(i),
+              " tokens, and '", marks_.prefix(), "' marks of ", marks_.length(i), again);
+}
+
+bool ChatSource::read_learned(int64_t sequence, int64_t offset, int64_t count, int64_t* out) const {
+  marks_.read(sequence, offset, count, out);
+  return true;
+}
+
+std::string ChatSource::fingerprint() const {
+  const files::Bytes &index = marks_.index_bytes(), &marks = marks_.token_bytes();
+  return IndexedSource::fingerprint() + " chats " + files::to_hex(files::checksum(index.data, index.size)) + " " +
+         files::to_hex(files::checksum(marks.data, marks.size));
+}
+
 MockSource::MockSource(int64_t vocab_size, int64_t eod) : vocab_size_(vocab_size), eod_(eod) {
   MPX_CHECK(vocab_size >= 1 && eod >= 0 && eod < vocab_size, "data",
             "mock data needs an end-of-document token below the vocabulary; got eod ", eod, " and vocabulary ",

@@ -17,6 +17,12 @@ class TokenSource {
   virtual int32_t length(int64_t sequence) const = 0;
   // Copies tokens [offset, offset + count) of a sequence, which has that many. Thread-safe.
   virtual void read(int64_t sequence, int64_t offset, int64_t count, int64_t* out) const = 0;
+  // Of chats: copies as many bytes, 1 for a token that is learned. False where the source has no such marks: then all
+  // are, and nothing is written.
+  virtual bool read_learned(int64_t /*sequence*/, int64_t /*offset*/, int64_t /*count*/, int64_t* /*out*/) const {
+    return false;
+  }
+  virtual bool holds_chats() const { return false; }
   // For messages: the path prefix, or "mock".
   virtual std::string name() const = 0;
   // Changes whenever lengths may have changed: part of the key of cached index files.
@@ -24,7 +30,7 @@ class TokenSource {
 };
 
 // Each sequence of the dataset is a document.
-class IndexedSource final : public TokenSource {
+class IndexedSource : public TokenSource {
  public:
   // Throws base::Error when the files are damaged or hold anything but integers.
   IndexedSource(files::FileSystem& disk, const std::string& prefix);
@@ -38,6 +44,23 @@ class IndexedSource final : public TokenSource {
 
  private:
   files::IndexedDataset dataset_;
+};
+
+// Chats: beside PREFIX lies PREFIX_loss_mask, of the same sequences and lengths, whose numbers are 1 where a token is
+// learned and 0 where not (metroplex preprocess --chat).
+inline constexpr const char* kLossMaskSuffix = "_loss_mask";
+bool holds_chats(files::FileSystem& disk, const std::string& prefix);
+
+class ChatSource final : public IndexedSource {
+ public:
+  // Throws base::Error when the two do not fit together.
+  ChatSource(files::FileSystem& disk, const std::string& prefix);
+  bool read_learned(int64_t sequence, int64_t offset, int64_t count, int64_t* out) const override;
+  bool holds_chats() const override { return true; }
+  std::string fingerprint() const override;
+
+ private:
+  files::IndexedDataset marks_;
 };
 
 // Megatron's mock corpus: 100,000 documents of 1 to 4095 tokens; document = 1, 2, 3, ... modulo the vocabulary, then

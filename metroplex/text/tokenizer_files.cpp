@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char *kModel = "tokenizer.model", *kJson = "tokenizer.json", *kVocab = "vocab.json",
                      *kMerges = "merges.txt";
-constexpr const char* kBeside[] = {"tokenizer_config.json", "special_tokens_map.json"};
+constexpr const char* kBeside[] = {"tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"};
 
 }  // namespace
 
@@ -39,7 +39,7 @@ TokenizerFiles read_tokenizer_files(const std::string& type, const std::string& 
   out.checksum = files::to_hex(sum.sum());
   for (const char* name : kBeside) {
     const std::string path = files::join_path(folder, name);
-    if (out.type == "bpe" && disk.exists(path)) out.files.emplace_back(name, disk.read(path));
+    if (disk.exists(path)) out.files.emplace_back(name, disk.read(path));
   }
   return out;
 }

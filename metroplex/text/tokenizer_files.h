@@ -1,8 +1,7 @@
 // The files that a tokenizer was loaded from, to be carried along: under these names a folder of them is a tokenizer.
 //   sentencepiece  tokenizer.model
-//   bpe            tokenizer.json, or vocab.json and merges.txt; tokenizer_config.json and special_tokens_map.json
-//   where
-//                  they lay beside
+//   bpe            tokenizer.json, or vocab.json and merges.txt
+//   both           tokenizer_config.json, special_tokens_map.json and chat_template.jinja where they lay beside
 #pragma once
 
 #include <optional>

@@ -1,6 +1,7 @@
 #include "train/generate.h"
 
-#include <ATen/ops/arange.h>
+#include <algorithm>
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/sort.h>
@@ -18,12 +19,29 @@
 namespace metroplex::train {
 namespace {
 
-nn::Microbatch tokens_at(const std::vector<int64_t>& tokens, int64_t position, nn::KvCache* cache) {
-  const int64_t s = static_cast<int64_t>(tokens.size());
+// The next rows of every prompt, those of a step alike many. `before`: tokens in front of each that it does not see.
+struct Rows {
+  std::vector<std::vector<int64_t>> tokens;
+  std::vector<int64_t> before;
+};
+
+nn::Microbatch microbatch_of(const Rows& rows, nn::KvCache* cache) {
+  const auto b = static_cast<int64_t>(rows.tokens.size()), s = static_cast<int64_t>(rows.tokens[0].size());
+  const int64_t first = cache->length;
   nn::Microbatch batch;
-  batch.tokens = at::empty({1, s}, at::kLong);
-  std::copy(tokens.begin(), tokens.end(), batch.tokens.mutable_data_ptr<int64_t>());
-  batch.position_ids = at::arange(position, position + s, at::kLong).view({1, s});
+  batch.tokens = at::empty({b, s}, at::kLong);
+  batch.position_ids = at::empty({b, s}, at::kLong);
+  const bool padded = std::any_of(rows.before.begin(), rows.before.end(), [](int64_t n) { return n > 0; });
+  if (padded) batch.document_ids = at::empty({b, first + s}, at::kLong);
+  for (int64_t row = 0; row < b; ++row) {
+    const int64_t before = rows.before[static_cast<size_t>(row)];
+    std::copy(rows.tokens[static_cast<size_t>(row)].begin(), rows.tokens[static_cast<size_t>(row)].end(),
+              batch.tokens.mutable_data_ptr<int64_t>() + row * s);
+    for (int64_t i = 0; i < s; ++i)
+      batch.position_ids.mutable_data_ptr<int64_t>()[row * s + i] = std::max<int64_t>(first + i - before, 0);
+    for (int64_t i = 0; padded && i < first + s; ++i)
+      batch.document_ids.mutable_data_ptr<int64_t>()[row * (first + s) + i] = i < before ? 0 : 1;
+  }
   batch.training = false;
   batch.cache = cache;
   return batch;
@@ -83,9 +101,12 @@ int64_t sample_token(const at::Tensor& logits, const GenerateOptions& o, int64_t
   return order[end - 1].item<int64_t>();
 }
 
-std::vector<int64_t> generate(Assembly& a, const std::vector<int64_t>& prompt, const GenerateOptions& options,
-                              const std::function<void(int64_t)>& on_token) {
-  check_options(options);
+bool GenerateOptions::stops_at(int64_t token) const {
+  return token == stop_token ||
+         std::find(more_stop_tokens.begin(), more_stop_tokens.end(), token) != more_stop_tokens.end();
+}
+
+static void check_prompt(const Assembly& a, const std::vector<int64_t>& prompt, const GenerateOptions& options) {
   MPX_CHECK(!prompt.empty(), "config", "the prompt has no tokens; give at least one character");
   const int64_t longest = static_cast<int64_t>(prompt.size()) + options.max_new_tokens;
   const bool in_a_table = a.config.model.position_embedding_type == config::PositionEmbedding::learned_absolute ||
@@ -97,24 +118,71 @@ std::vector<int64_t> generate(Assembly& a, const std::vector<int64_t>& prompt, c
     MPX_CHECK(token >= 0 && token < a.vocab_size, "data", "prompt token ", token, " is outside the vocabulary of ",
               a.vocab_size);
   }
+}
+
+// Whether rank 0 wants to end, which all must know of.
+static bool told_to_stop(const Assembly& a, const GenerateOptions& options) {
+  if (!options.stop) return false;
+  at::Tensor told = at::zeros({1}, at::kLong);
+  if (a.world->rank() == 0) told.fill_(options.stop() ? 1 : 0);
+  comm::broadcast(told, 0, a.groups().world);
+  return told.item<int64_t>() != 0;
+}
+
+std::vector<std::vector<int64_t>> generate_batch(Assembly& a, const std::vector<std::vector<int64_t>>& prompts,
+                                                 const GenerateOptions& options,
+                                                 const std::function<void(size_t, int64_t)>& on_token) {
+  check_options(options);
+  MPX_ASSERT(!prompts.empty(), "no prompts");
+  size_t longest = 0;
+  for (const auto& prompt : prompts) {
+    check_prompt(a, prompt, options);
+    longest = std::max(longest, prompt.size());
+  }
+  Rows rows;
+  for (const auto& prompt : prompts) {
+    const size_t before = longest - prompt.size();
+    rows.before.push_back(static_cast<int64_t>(before));
+    rows.tokens.emplace_back(before, 0).insert(rows.tokens.back().end(), prompt.begin(), prompt.end());
+  }
   const plan::PipelineTable table = one_pass(a);
   nn::KvCache cache;
-  std::vector<int64_t> input = prompt, made;
+  std::vector<std::vector<int64_t>> made(prompts.size());
+  std::vector<bool> ended(prompts.size(), false);
   const comm::Group& stages = a.groups().stages;
-  while (static_cast<int64_t>(made.size()) < options.max_new_tokens) {
-    const nn::Microbatch batch = on_device(tokens_at(input, cache.length, &cache), a.world->device());
+  for (int64_t step = 0; step < options.max_new_tokens; ++step) {
+    if (std::find(ended.begin(), ended.end(), false) == ended.end() || told_to_stop(a, options)) break;
+    const nn::Microbatch batch = on_device(microbatch_of(rows, &cache), a.world->device());
     const std::vector<at::Tensor> outputs = a.executor->run({table, {batch}, {}, a.border(batch)}).last;
-    cache.length += static_cast<int64_t>(input.size());
-    at::Tensor next = at::zeros({1}, at::kLong);
-    if (a.last_stage()) next.fill_(sample_token(outputs.at(0)[-1][0], options, cache.length));
+    cache.length += static_cast<int64_t>(rows.tokens[0].size());
+    at::Tensor next = at::zeros({static_cast<int64_t>(prompts.size())}, at::kLong);
+    for (size_t row = 0; a.last_stage() && row < prompts.size(); ++row) {
+      const int64_t position = cache.length - rows.before[row];
+      if (!ended[row])
+        next[static_cast<int64_t>(row)] =
+            sample_token(outputs.at(0)[-1][static_cast<int64_t>(row)], options, position);
+    }
     comm::broadcast(next, a.last_stage_rank(), stages);
-    const int64_t token = next.item<int64_t>();
-    if (token == options.stop_token) break;
-    made.push_back(token);
-    if (on_token) on_token(token);
-    input = {token};
+    for (size_t row = 0; row < prompts.size(); ++row) {
+      const int64_t token = next[static_cast<int64_t>(row)].item<int64_t>();
+      rows.tokens[row] = {token};
+      if (ended[row] || options.stops_at(token)) {
+        ended[row] = true;
+        continue;
+      }
+      made[row].push_back(token);
+      if (on_token) on_token(row, token);
+    }
   }
   return made;
+}
+
+std::vector<int64_t> generate(Assembly& a, const std::vector<int64_t>& prompt, const GenerateOptions& options,
+                              const std::function<void(int64_t)>& on_token) {
+  const auto told = [&on_token](size_t, int64_t token) {
+    if (on_token) on_token(token);
+  };
+  return generate_batch(a, {prompt}, options, told)[0];
 }
 
 }  // namespace metroplex::train

@@ -1,150 +1,163 @@
 #!/usr/bin/env bash
-# docs/finetuning.md: a part of the model trained, a part of the weights loaded, adapters trained, merged and written.
+# Training on chats and talking to what comes of it: the commands of docs/finetuning.md as they are printed, on a tiny
+# directory; layouts, resuming, and a dialog.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-base=$repository/tests/vectors/hf/llama_sharded
-small=(--data.mock_data=true --train.seq_length=24 --train.micro_batch_size=1 --train.global_batch_size=2 --train.log_interval=1
-  --train.progress=false --train.eval_iters=0 --optim.lr=0.01 --optim.lr_decay_iters=8 --run.device=cpu)
-from=(--model.from "$base" "${small[@]}")
-still=(--train.train_iters=1 --optim.lr=1e-30 --optim.weight_decay=0) # a step of no length
+vectors=$repository/tests/vectors
 
-# differ A B NAME...: of the weights of A and B these are different, and no others.
-differ() {
-  local code=0
-  "$metroplex" inspect "$1" --diff "$2" --json > out || code=$?
-  [ "$code" -le 1 ] || fail "inspect $1 --diff $2 ended with $code"
-  python3 - "$@" << 'PYTHON'
-import json, sys
-got = sorted(t["name"] for t in json.load(open("out"))["tensors"] if t["kind"] == "weight" and t["different_elements"])
-assert got == sorted(sys.argv[3:]), f"{sys.argv[1:3]} differ in {got}"
+# A directory with a chat template, of a model that knows nothing.
+mkdir tok && cp "$vectors"/tokenizers/qwen2/tokenizer*.json tok/
+cat > tok/chat_template.jinja <<'JINJA'
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\n' }}
+{%- if message.role == 'assistant' %}{% generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}{% else %}{{ message.content + '<|im_end|>' }}{% endif %}
+{{- '\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}
+JINJA
+small="--run.seed=7 --model.family=llama --model.num_layers=4 --model.hidden_size=64 --model.num_attention_heads=4
+  --model.ffn_hidden_size=128 --model.max_position_embeddings=256 --run.device=cpu --train.progress=false"
+run 0 train $small --data.tokenizer_type=bpe --data.tokenizer_model=tok --data.mock_data=true --train.seq_length=32 --train.train_iters=1 \
+  --train.eval_iters=0 --optim.lr=1e-5 --checkpoint.save=blank --checkpoint.export_hf base
+cmp tok/chat_template.jinja base/chat_template.jinja && held || fail "the directory has no chat template"
+python3 - <<'PYTHON'
+import json
+colours = {"grass": "green", "snow": "white", "coal": "black", "blood": "red", "the sky": "blue", "a lemon": "yellow"}
+with open("chats.jsonl", "w") as out:
+    for turn in range(40):
+        names = list(colours)
+        names = names[turn % 6:] + names[:turn % 6]
+        messages = []
+        for name in names[:1 + turn % 3]:
+            messages += [{"role": "user", "content": f"Which colour has {name}?"}, {"role": "assistant", "content": f"It is {colours[name]}."}]
+        out.write(json.dumps({"messages": messages}) + "\n")
+    out.write(json.dumps({"messages": [{"role": "user", "content": "nobody answers"}]}) + "\n")
+    out.write(json.dumps({"conversations": [{"from": "human", "value": "Speak! " * 120}, {"from": "gpt", "value": "No."}]}) + "\n")
+with open("prompts.jsonl", "w") as out:
+    out.write('Which\n"Which colour has snow?"\n\n{"prompt": "It is", "id": 7}\n')
+    for name in ("coal", "the sky", "blood"):
+        out.write(json.dumps({"messages": [{"role": "user", "content": f"Which colour has {name}?"}]}) + "\n")
 PYTHON
+mkdir text
+for i in $(seq 60); do printf 'Document %d says: grass is green, snow is white, %s.\n' "$i" "$(seq -s ' ' 40)" > "text/$i.txt"; done
+
+# The commands of the page, in order.
+metroplex() { "$metroplex" "$@"; }
+awk '/^    metroplex /{on = 1} on{sub(/^ +/, ""); print; if ($0 !~ /\\$/) on = 0}' "$repository/docs/finetuning.md" > printed
+[ "$(grep -c '^metroplex' printed)" = 11 ] || fail "the page prints other commands: $(cat printed)"
+export -f metroplex
+export metroplex
+step=0
+while IFS= read -r line || [ -n "$line" ]; do
+  command=${command:-}${command:+ }${line%\\}
+  case $line in *\\) continue ;; esac
+  code=0
+  step=$((step + 1))
+  timeout -k 5 200 bash -c "$command" > out 2> err < /dev/null || code=$?
+  [ $code = 0 ] || fail "'$command' ends with $code"
+  cp out printed_$step
   held
-}
-# state_of CHECKPOINT: the parameters with optimizer state.
-state_of() {
-  "$metroplex" inspect "$1"/iter_* --json > out
-  python3 -c 'import json; print(*sorted({t["name"] for t in json.load(open("out"))["tensors"] if t["kind"] == "exp_avg"}))'
-}
-layer() { for i in 0 1 2; do echo "decoder.layers.$i.$1"; done; }
-
-# What is frozen keeps its bits and has no optimizer state.
-run 0 train "${from[@]}" --train.train_iters=2 --train.trainable='*.self_attention.*' --train.freeze='*.linear_proj.*' \
-  --checkpoint.save=part --tp 2 --nproc 2
-differ "$base" part $(layer self_attention.linear_qkv.weight)
-[ "$(state_of part)" = "$(echo $(layer self_attention.linear_qkv.weight))" ] && held || fail "state of $(state_of part)"
-run 2 train "${from[@]}" --train.train_iters=2 --train.freeze='embeding.*'
-warns "train.freeze: no parameter has a name that 'embeding\.\*' fits as a whole"
-run 2 train "${from[@]}" --train.train_iters=2 --train.freeze='*'
-warns 'leave no parameter to train'
-holds "frozen parameters stay as they are and have no optimizer state"
-
-# Another choice: state of what is frozen now stays behind, what has none is refused.
-on=(part/run.yaml --checkpoint.load=part --train.train_iters=4 --nproc 4 --optim.override_opt_param_scheduler=true)
-run 0 train "${on[@]}" --checkpoint.save=on --train.freeze='*.linear_proj.*,decoder.layers.0.*'
-warns 'left in the checkpoint: optimizer state of frozen parameters, 2 tensors'
-differ part on $(layer self_attention.linear_qkv.weight | tail -2)
-run 3 train "${on[@]}" --checkpoint.save=none --train.freeze='*.layers.0.*'
-warns 'has no optimizer state of decoder.layers.1.self_attention.linear_proj.weight and [0-9]+ more'
-run 0 train "${on[@]}" --checkpoint.save=anew --train.freeze='*.layers.0.*' --checkpoint.no_load_optim=true
-
-# A part of the weights.
-run 0 train "${from[@]}" "${still[@]}" --checkpoint.save=whole
-run 0 train whole/run.yaml --model.from= --checkpoint.save=fresh
-left="output_layer.weight $(layer mlp.linear_fc2.weight)"
-run 0 train "${from[@]}" "${still[@]}" --checkpoint.save=some --checkpoint.load_except='output_layer.*,*.linear_fc2.weight' \
-  --tp 2 --nproc 2
-prints '4 tensors begin as in a new run: decoder.layers.0.mlp.linear_fc2.weight, '
-differ "$base" some $left
-differ fresh some embedding.word_embeddings.weight $(layer self_attention.linear_qkv.weight) \
-  $(layer self_attention.linear_proj.weight) $(layer mlp.linear_fc1.weight) $(layer input_layernorm.weight) \
-  $(layer pre_mlp_layernorm.weight) decoder.final_layernorm.weight
-run 0 train whole/run.yaml --checkpoint.save=again --checkpoint.load=whole --checkpoint.finetune=true \
-  --checkpoint.load_only='*.self_attention.*,*norm*,embedding.*,*fc1*'
-differ some again
-run 2 train whole/run.yaml --checkpoint.save=none --checkpoint.load=whole --checkpoint.finetune=true \
-  --checkpoint.load_only='decoder.layer.*'
-warns "checkpoint.load_only: no parameter has a name that 'decoder\.layer\.\*' fits"
-run 2 train whole/run.yaml --model.from= --checkpoint.save=none --checkpoint.load_only='decoder.*'
-warns 'is for a run that begins with weights'
-run 3 train whole/run.yaml --checkpoint.save=none --checkpoint.load=whole --checkpoint.finetune=true --model.num_layers=4 \
-  --checkpoint.allow model.num_layers
-warns 'has no weights for:'
-warns 'decoder.layers.3.mlp.linear_fc2.weight'
-run 0 train whole/run.yaml --checkpoint.save=longer --checkpoint.load=whole --checkpoint.finetune=true --model.num_layers=4 \
-  --checkpoint.allow model.num_layers --checkpoint.load_except='decoder.layers.3.*'
-holds "what is not loaded begins as in a new run, from a directory and from a checkpoint"
-
-# Adapters: trained on tp 2, resumed on another layout, merged, and alone.
-adapters=(--peft.lora_rank=4 --peft.lora_alpha=8 --peft.lora_dropout=0.1)
-run 0 train "${from[@]}" "${adapters[@]}" --train.train_iters=2 --checkpoint.save=lora --tp 2 --nproc 2 \
-  --parallel.sequence_parallel=true
-prints '42 tensors of new adapters'
-run 0 train lora/run.yaml --checkpoint.load=lora --checkpoint.save=lora --train.train_iters=4 --nproc 4 --optim.override_opt_param_scheduler=true \
-  --parallel.data_parallel_sharding_strategy=optim
-prints 'at iteration 2'
-run 3 train lora/run.yaml --checkpoint.load=lora --checkpoint.save=none --peft.lora_alpha=9 --train.train_iters=5
-warns 'peft.lora_alpha is 9.0 here and was 8.0'
-run 3 train whole/run.yaml "${adapters[@]}" --checkpoint.load=whole --checkpoint.save=none --train.train_iters=5
-warns 'peft.lora_rank is 4 here and was 0 .*or begin with its weights: checkpoint.finetune'
-run 0 train whole/run.yaml "${adapters[@]}" --checkpoint.load=whole --checkpoint.finetune=true --checkpoint.save=begun
-prints '42 tensors of new adapters'
-run 0 convert lora --to hf merged --dtype fp32
-run 0 convert lora --to peft adapters --base "$base"
-run 2 convert whole --to peft none
-warns 'has no adapters'
-python3 - "$base" << 'PYTHON'
-import glob, json, math, struct, sys
-def tensors(paths):
-    found = {}
-    for path in paths:
-        data = open(path, "rb").read()
-        size = struct.unpack("<Q", data[:8])[0]
-        for name, it in json.loads(data[8:8 + size]).items():
-            if name != "__metadata__":
-                assert it["dtype"] == "F32", (name, it["dtype"])
-                begin, end = it["data_offsets"]
-                found[name] = (it["shape"], struct.unpack(f"<{(end - begin) // 4}f", data[8 + size + begin:8 + size + end]))
-    return found
-base, merged = tensors(glob.glob(sys.argv[1] + "/*.safetensors")), tensors(["merged/model.safetensors"])
-adapters = tensors(["adapters/adapter_model.safetensors"])
-config = json.load(open("adapters/adapter_config.json"))
-assert (config["r"], config["lora_alpha"], config["peft_type"], config["base_model_name_or_path"]) == (4, 8, "LORA", sys.argv[1])
-assert len(config["target_modules"]) == 7, config["target_modules"]
-adapted = 0
-for name, (shape, values) in base.items():
-    a = adapters.get("base_model.model." + name.replace(".weight", ".lora_A.weight"))
-    if a is None:
-        assert merged[name][1] == values, name
-        continue
-    b = adapters["base_model.model." + name.replace(".weight", ".lora_B.weight")][1]
-    rows, columns = shape
-    assert a[0] == [4, columns] and max(map(abs, b)) > 0
-    for row in range(0, rows, 3):
-        for column in range(0, columns, 5):
-            want = values[row * columns + column] + 2.0 * math.fsum(b[row * 4 + k] * a[1][k * columns + column] for k in range(4))
-            got = merged[name][1][row * columns + column]
-            assert abs(got - want) <= 2.0 ** -24 * abs(want) + 1e-14, (name, row, column, got, want)
-    adapted += 1
-assert adapted == 21 and len(adapters) == 42, (adapted, len(adapters))
+  command=
+done < printed
+grep -qE 'chats.bin and .idx: 40 documents, [0-9]+ tokens, [0-9]+ of them learned \(1 chats of more than 129 tokens cut\) \(2 chats with nothing to learn left out\)' printed_3 && held ||
+  fail "preprocess --chat says $(cat printed_3)"
+[ "$(cat printed_5)" = "It is green." ] && held || fail "what was learned is not said: $(cat printed_5)"
+python3 - printed_6 <<'PYTHON'
+import json, sys
+lines = [json.loads(line) for line in open(sys.argv[1])]
+assert [list(line) for line in lines] == [["prompt", "text"], ["prompt", "text"], ["prompt", "id", "text"]] + [["messages"]] * 3, lines
+answers = [line["messages"][-1] for line in lines[3:]]
+assert answers == [{"role": "assistant", "content": f"It is {colour}."} for colour in ("black", "blue", "red")], answers
 PYTHON
-held
-holds "merged weights are W + s B A, rounded once; what has no adapter is the base"
-for refused in 'gpt2:no module of its own' 'deepseek_v3:for an adapter of routed experts'; do
-  run 0 train --model.from "$repository/tests/vectors/hf/${refused%%:*}" "${small[@]}" --train.train_iters=1 --peft.lora_rank=2 \
-    --checkpoint.save="${refused%%:*}"
-  run 2 convert "${refused%%:*}" --to peft none
-  warns "${refused#*:}"
+holds "the commands of the page: the model says what it was taught, alone and in batches on tp 2"
+
+# Greedy tokens do not depend on the batch, nor on the layout.
+prompts=(generate base_chats --prompts prompts.jsonl --max-new-tokens 16 --temperature 0)
+for options in "--batch-size 1" "--batch-size 6" "--batch-size 3 --nproc 4 --tp 2 --pp 2"; do
+  run 0 "${prompts[@]}" $options
+  cmp -s printed_6 out && held || fail "--prompts with $options gives $(cat out)"
 done
+holds "prompts of other lengths, one by one and in batches, on one rank and on tp 2 x pp 2"
 
-# test_loss ARGUMENTS...: of `metroplex eval`.
-test_loss() {
-  run 0 eval "$@" "${small[@]}" --train.eval_iters=2 --data.split=80,20
-  sed -nE 's/.*lm loss value: ([^ ]+).*/\1/p' out | tail -n 1
-}
-# fp32 rounds a loss near 7 by 5e-7, a sum of 50 products along the model by a few of these; training moved it by more.
-python3 - "$(test_loss --load lora)" "$(test_loss --model.from merged)" "$(test_loss --model.from "$base")" << 'PYTHON'
-import sys
-adapted, merged, base = map(float, sys.argv[1:])
-assert abs(adapted - merged) < 1e-5 and abs(adapted - base) > 0.01, sys.argv
+# The same losses in any layout, and when stopped and resumed.
+sft=(train --model.from base --data.data_path=chats --data.split=100,0,0 --data.reset_position_ids=true --data.reset_attention_mask=true
+  --train.seq_length=128 --train.global_batch_size=4 --train.train_iters=6 --optim.lr=0.005 --train.eval_iters=0 --run.device=cpu
+  --train.progress=false --train.log_interval=1)
+run 0 "${sft[@]}" --train.metrics_file=one.jsonl --checkpoint.save=one --checkpoint.save_interval=3
+# Losses near 7 of fp32, which rounds by 4e-7 there, after six updates of weights that sums in another order move by as
+# many units: 1e-4 is 200 of them.
+for options in "--nproc 4 --tp 2 --pp 2" "--nproc 2 --cp 2" "--nproc 4 --parallel.data_parallel_sharding_strategy=optim_grads_params"; do
+  run 0 "${sft[@]}" $options --train.metrics_file=other.jsonl
+  same_losses one.jsonl other.jsonl 1e-4
+  rm other.jsonl
+done
+cp -r one half && rm -r half/iter_0000006 && printf 'iter_0000003\n' > half/latest
+run 0 "${sft[@]}" --checkpoint.save=half --checkpoint.load=half --train.metrics_file=rest.jsonl
+same_end one half
+run 0 verify --model.from base --data.reset_position_ids=true --data.reset_attention_mask=true --train.seq_length=32 --nproc 2 --tp 2
+holds "chats train alike on tp 2 x pp 2, cp 2 and dp 4 with ZeRO; resumed to the same bytes; verified"
+
+# What is refused says what to do.
+run 2 "${sft[@]}" --data.reset_attention_mask=false
+warns 'data.reset_attention_mask = true'
+run 3 "${sft[@]}" --train.seq_length=16
+warns 'chats .train. have more tokens than a sample takes, 17.*--seq-length 16 --long cut'
+run 3 preprocess --chat --input text --tokenizer-model base --output-prefix no
+warns "'text/1.txt' line 1: is not JSON"
+run 2 preprocess --chat --input chats.jsonl --tokenizer-type bytes --output-prefix no
+warns 'no chat template.*--chat-template FILE'
+printf '{%% for m in messages %%}\n{{ m.content | xmlattr }}{%% endfor %%}' > wrong.jinja
+run 3 preprocess --chat --input chats.jsonl --tokenizer-type bytes --chat-template wrong.jinja --output-prefix no
+warns "line 1: wrong.jinja, line 2: the filter 'xmlattr' is not known here"
+printf '{{ messages[-1].content }}' > rewrites.jinja
+run 3 preprocess --chat --input chats.jsonl --tokenizer-type bytes --chat-template rewrites.jinja --output-prefix no
+warns 'line 1: .*no .% generation %. blocks'
+[ ! -e no.idx ] && held || fail "a refused dataset was written"
+cp -r base plain && rm plain/chat_template.jinja
+run 2 generate plain --chat
+warns 'no chat template beside it'
+printf '{"messages": 3}\n' > wrong.jsonl
+run 3 generate base_chats --prompts wrong.jsonl
+warns 'wrong.jsonl line 1'
+holds "wrong chats, templates and settings are refused by file and line"
+
+# A dialog: piped, on one rank and on four, and on a terminal.
+printf 'Which colour has coal?\n\n  \n/system Be nice.\n/reset\n/nope\nWhich colour has blood?\n/exit\nWhich colour has snow?\n' > typed
+for options in "" "--nproc 4 --tp 2 --pp 2"; do
+  "$metroplex" generate base_chats --chat --temperature 0 --system "" $options < typed > out 2> err || fail "a dialog ended with $?"
+  grep -q '^It is black.$' out && grep -q '(there is no command /nope)' out && ! grep -q white out && held || fail "a dialog $options: $(cat out)"
+done
+python3 -c 'print("Which colour has snow? " * 200)' | "$metroplex" generate base_chats --chat --temperature 0 > out 2> err || fail "a long message ended it"
+prints 'tokens, the model takes 256; /reset forgets it'
+code=0
+"$metroplex" generate base_chats --chat --temperature 0 < typed > /dev/full 2> err || code=$?
+[ $code = 3 ] && held || fail "a dialog into /dev/full ended with $code"
+python3 - "$metroplex" <<'PYTHON'
+import os, pty, select, signal, sys, time
+def dialog(*steps):
+    """Types each answer when its cue has been shown; returns all that was shown, and how it ended."""
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.execv(sys.argv[1], [sys.argv[1], "generate", "base_chats", "--temperature", "0"])
+    shown, at, end = b"", 0, time.time() + 80
+    steps = list(steps)
+    while time.time() < end:
+        if select.select([fd], [], [], 0.2)[0]:
+            try:
+                got = os.read(fd, 4096)
+            except OSError:
+                got = b""
+            if not got:
+                break
+            shown += got
+        if steps and steps[0][0] in shown[at:]:
+            at = len(shown)
+            os.write(fd, steps.pop(0)[1])
+    else:
+        os.kill(pid, signal.SIGKILL)
+    return shown.decode(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+shown, code = dialog((b"> ", b"Which colour has snow?\n"), (b"> ", b"\x04"))
+assert code == 0 and "It is white.\r\n" in shown and "/reset" in shown, (code, shown)
+shown, code = dialog((b"> ", b"Which\x03"))
+assert code == 0, (code, shown)
 PYTHON
-held
-holds "the run with adapters and the merged directory have one loss, the directory that it began with another"
+holds "a dialog by pipe, on tp 2 x pp 2 and on a terminal: commands, empty lines, a full chat, ctrl-C, ctrl-D"

@@ -123,6 +123,14 @@ def safetensors(shapes):
     return struct.pack("<Q", len(text)) + text + bytes(end)
 
 
+def chat_template(folder):
+    """The recorded templates and pieces of Jinja."""
+    templates = json.loads((vectors / "chat" / "renderings.json").read_text(encoding="utf-8"))["templates"]
+    pieces = json.loads((vectors / "chat" / "pieces.json").read_text(encoding="utf-8"))["cases"]
+    for name, text in [*templates.items(), *((f"piece{i}", piece["template"]) for i, piece in enumerate(pieces))]:
+        (folder / name).write_text(text, encoding="utf-8")
+
+
 def copied(*patterns):
     def copy(folder):
         for pattern in patterns:
@@ -132,6 +140,7 @@ def copied(*patterns):
 
 
 SEEDS = {
+    "chat_template_fuzz": chat_template,
     "config_fuzz": configs,
     "hf_directory_fuzz": hf_directory,
     "indexed_dataset_fuzz": indexed_dataset,

@@ -156,6 +156,42 @@ TEST(Generate, TheCacheGivesWhatReadingEverythingAgainGives) {
   }
 }
 
+// Prompts of other lengths, each alone: in exact arithmetic the same.
+TEST(Generate, ABatchOfAnyLengthsIsContinuedAsEachAlone) {
+  const std::vector<std::vector<int64_t>> prompts{kPrompt, {9}, {3, 41}, {1, 2, 3, 4, 5, 6, 7, 8}, {9}};
+  for (const config::Config& base : {wild(small_gpt()), wild(small_llama())}) {
+    for (const TestLayout& layout : {TestLayout{}, TestLayout{2, 2, 1, 1, false}}) {
+      SCOPED_TRACE(base.model.family + base::concat(" pp ", layout.pp));
+      const config::Config config = cut(base, layout);
+      run_cut(config, layout, [&](const comm::World& world) {
+        const auto a = train::assemble(config, world, kVocab, true);
+        GenerateOptions options;
+        options.max_new_tokens = 12;
+        options.temperature = 0;
+        std::vector<std::vector<int64_t>> alone;
+        for (const auto& prompt : prompts) alone.push_back(train::generate(*a, prompt, options));
+        EXPECT_EQ(train::generate_batch(*a, prompts, options), alone);
+        EXPECT_NE(alone[0], alone[1]);
+        // One that has ended does not disturb the others; and of several tokens each ends a text.
+        options.stop_token = alone[0][6];
+        options.more_stop_tokens = {alone[3][2]};
+        std::vector<std::vector<int64_t>> cut_short;
+        for (const auto& text : alone)
+          cut_short.emplace_back(
+              text.begin(), std::find_if(text.begin(), text.end(), [&](int64_t t) { return options.stops_at(t); }));
+        EXPECT_EQ(train::generate_batch(*a, prompts, options), cut_short);
+        options = {.max_new_tokens = 12};
+        for (size_t i = 0; i < prompts.size(); ++i) alone[i] = train::generate(*a, prompts[i], options);
+        EXPECT_EQ(train::generate_batch(*a, prompts, options), alone);
+        int64_t asked = 0;
+        options.stop = [&asked, &world] { return world.rank() == 0 && ++asked > 3; };
+        EXPECT_EQ(train::generate(*a, kPrompt, options),
+                  std::vector<int64_t>(alone[0].begin(), alone[0].begin() + 3));
+      });
+    }
+  }
+}
+
 TEST(Generate, StopsBeforeTheStopToken) {
   GenerateOptions options;
   options.max_new_tokens = 12;

@@ -1,0 +1,231 @@
+#include "upper/chat.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <iostream>
+
+#include <nlohmann/json.hpp>
+#include <poll.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "comm/collectives.h"
+#include "files/file_system.h"
+#include "files/json_text.h"
+#include "text/utf8.h"
+#include "upper/stop_signal.h"
+
+namespace metroplex::apps {
+namespace {
+
+constexpr int kPatienceMs = 200;
+constexpr const char* kDialogHelp =
+    "/reset forgets the chat, /system TEXT sets the system message and forgets, /exit or ctrl-D ends, ctrl-C ends an "
+    "answer\n";
+
+// What is known of generation_config.json: the tokens that end a text.
+void add_stop_tokens(const std::string& directory, std::vector<int64_t>& tokens) {
+  files::PosixFileSystem disk;
+  const std::string file = files::join_path(directory, "generation_config.json");
+  if (directory.empty() || !disk.exists(file)) return;
+  const nlohmann::json json = files::parse_json_strictly(disk.read(file), file);
+  const auto found = json.is_object() ? json.find("eos_token_id") : json.end();
+  if (!json.is_object() || found == json.end()) return;
+  for (const auto& id : found->is_array() ? *found : nlohmann::json::array({*found})) {
+    if (id.is_number_integer()) tokens.push_back(id.get<int64_t>());
+  }
+}
+
+// The special token behind an answer, where the template puts one there.
+void add_end_of_turn(const Chatting& chatting, std::vector<int64_t>& tokens) {
+  const std::string answer = "An answer.";
+  text::Chat chat = text::chat_from_json({{"messages", {{{"role", "user"}, {"content", "A question."}}}}});
+  chatting.add(chat, "assistant", answer);
+  std::string whole;
+  try {
+    whole = chatting.chat_template.text(chat, false);
+  } catch (const base::Error&) {
+    return;
+  }  // a template that wants more of a chat: only what the tokenizer says ends it
+  const size_t at = whole.rfind(answer);
+  if (at == std::string::npos) return;
+  text::ChatText marked{whole, {{at + answer.size(), whole.size()}}};
+  const text::ChatTokens behind = text::chat_tokens(*chatting.tokenizer, marked);
+  const auto first = std::find(behind.learned.begin(), behind.learned.end(), 1);
+  if (first == behind.learned.end()) return;
+  const int32_t id = behind.ids[static_cast<size_t>(first - behind.learned.begin())];
+  const bool special =
+      !chatting.tokenizer->decode({id}).empty() && chatting.tokenizer->decode_skip_special({id}).empty();
+  if (special) tokens.push_back(id);
+}
+
+// Shows an answer as it grows: what is whole UTF-8 of it.
+class GrowingText {
+ public:
+  explicit GrowingText(const text::Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  void add(int64_t token) {
+    ids_.push_back(static_cast<int32_t>(token));
+    const std::string all = tokenizer_.decode_skip_special(ids_);
+    size_t end = text::valid_utf8_prefix(all);
+    // A character of which bytes are still to come is decoded as U+FFFD.
+    while (end >= 3 && all.compare(end - 3, 3, "\xef\xbf\xbd") == 0) end -= 3;
+    if (end > shown_) std::cout << all.substr(shown_, end - shown_) << std::flush;
+    shown_ = std::max(shown_, end);
+  }
+  std::string finish() {
+    std::string all = tokenizer_.decode_skip_special(ids_);
+    if (all.size() > shown_) std::cout << all.substr(shown_);
+    std::cout << std::endl;
+    return all;
+  }
+
+ private:
+  const text::Tokenizer& tokenizer_;
+  std::vector<int32_t> ids_;
+  size_t shown_ = 0;
+};
+
+// Numbers of rank 0 on every rank.
+std::vector<int64_t> shared(const std::vector<int64_t>& mine, const comm::World& world) {
+  at::Tensor count = at::full({1}, static_cast<int64_t>(mine.size()), at::kLong);
+  comm::broadcast(count, 0, world.groups().world);
+  at::Tensor numbers = at::empty({count.item<int64_t>()}, at::kLong);
+  if (numbers.numel() == 0) return {};
+  if (world.rank() == 0) std::copy(mine.begin(), mine.end(), numbers.mutable_data_ptr<int64_t>());
+  comm::broadcast(numbers, 0, world.groups().world);
+  const auto* begin = numbers.const_data_ptr<int64_t>();
+  return {begin, begin + numbers.numel()};
+}
+
+// Rank 0's side of a dialog: what is typed, up to a message that can be answered.
+class Dialog {
+ public:
+  explicit Dialog(const Chatting& chatting)
+      : chatting_(chatting), chat_(chatting_.begin()), terminal_(::isatty(STDIN_FILENO) == 1) {
+    if (terminal_) std::cout << kDialogHelp;
+  }
+
+  // The prompt of the next answer; empty: the dialog is over.
+  std::vector<int64_t> next() {
+    std::string line;
+    while (read(line)) {
+      const std::string_view message = line;
+      if (message.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+      if (message.starts_with('/')) {
+        if (!command(line)) return {};
+        continue;
+      }
+      const text::Chat before = chat_;
+      try {
+        chatting_.add(chat_, "user", line);
+        std::vector<int64_t> prompt = chatting_.prompt(chat_);
+        if (static_cast<int64_t>(prompt.size()) < chatting_.context) return prompt;
+        std::cout << "(the chat has " << prompt.size() << " tokens, the model takes " << chatting_.context
+                  << "; /reset forgets it)" << std::endl;
+      } catch (const base::Error& error) { std::cout << "(" << base::message_of(error) << ")" << std::endl; }
+      chat_ = before;
+    }
+    if (terminal_) std::cout << std::endl;
+    return {};
+  }
+  void answered(const std::string& text) { chatting_.add(chat_, "assistant", text); }
+
+ private:
+  bool read(std::string& line) {
+    if (!std::cout) return false;  // nobody reads the answers
+    if (terminal_) std::cout << "> " << std::flush;
+    take_interrupt();  // one that came behind an answer
+    line.clear();
+    for (char c = 0;;) {
+      pollfd input{STDIN_FILENO, POLLIN, 0};
+      const int ready = ::poll(&input, 1, kPatienceMs);  // another thread may have taken the signal
+      if (take_interrupt()) return false;
+      if (ready <= 0) continue;
+      const ssize_t got = ::read(STDIN_FILENO, &c, 1);
+      if (got < 0 && errno == EINTR) continue;
+      if (got <= 0) return !line.empty() && got == 0;
+      if (c == '\n') return true;
+      line += c;
+    }
+  }
+
+  bool command(const std::string& line) {
+    if (line == "/exit" || line == "/quit") return false;
+    if (line == "/reset") {
+      chat_ = chatting_.begin();
+      std::cout << "(a new chat)" << std::endl;
+    } else if (line.starts_with("/system ")) {
+      chatting_.system = line.substr(8);
+      chat_ = chatting_.begin();
+      std::cout << "(a new chat with that system message)" << std::endl;
+    } else {
+      if (line != "/help") std::cout << "(there is no command " << line.substr(0, line.find(' ')) << ")\n";
+      std::cout << kDialogHelp << std::flush;
+    }
+    return true;
+  }
+
+  Chatting chatting_;
+  text::Chat chat_;
+  bool terminal_;
+};
+
+}  // namespace
+
+text::Chat Chatting::begin() const {
+  text::Chat chat;
+  chat.messages = nlohmann::ordered_json::array();
+  if (!system.empty()) add(chat, "system", system);
+  return chat;
+}
+
+void Chatting::add(text::Chat& chat, const std::string& role, const std::string& content) const {
+  chat.messages.push_back({{"role", role}, {"content", text::replace_invalid_utf8(content)}});
+}
+
+std::vector<int64_t> Chatting::prompt(const text::Chat& chat) const {
+  const std::vector<int32_t> ids = tokenizer->encode(chat_template.text(chat, true));
+  return {ids.begin(), ids.end()};
+}
+
+std::optional<Chatting> find_chatting(const config::Data& data, std::shared_ptr<const text::Tokenizer> tokenizer,
+                                      const std::string& file, const std::string& directory) {
+  files::PosixFileSystem disk;
+  const std::string& model = data.tokenizer_model.empty() ? data.vocab_file : data.tokenizer_model;
+  const std::string folder = model.empty() || disk.is_directory(model) ? model : files::parent_directory(model);
+  std::optional<text::ChatTemplate> found;
+  if (!file.empty()) found.emplace(text::read_chat_template(file, folder));
+  else if (!folder.empty() && disk.exists(folder)) found = text::find_chat_template(folder);
+  if (!found) return std::nullopt;
+  Chatting chatting{std::move(tokenizer), std::move(*found), "", {}, 0};
+  add_stop_tokens(directory, chatting.stop_tokens);
+  add_end_of_turn(chatting, chatting.stop_tokens);
+  return chatting;
+}
+
+void run_dialog(train::Assembly& assembly, const Chatting& chatting, const train::GenerateOptions& options) {
+  const comm::World& world = *assembly.world;
+  const bool speaks = world.rank() == 0;
+  std::optional<Dialog> dialog;
+  if (speaks) dialog.emplace(chatting);
+  take_interrupts();
+  while (true) {
+    const std::vector<int64_t> prompt = shared(speaks ? dialog->next() : std::vector<int64_t>{}, world);
+    if (prompt.empty()) return;
+    train::GenerateOptions here = options;
+    here.max_new_tokens = std::min(options.max_new_tokens, chatting.context - static_cast<int64_t>(prompt.size()));
+    here.more_stop_tokens.insert(here.more_stop_tokens.end(), chatting.stop_tokens.begin(),
+                                 chatting.stop_tokens.end());
+    here.stop = [] { return take_interrupt() || !std::cout; };
+    GrowingText text(*chatting.tokenizer);
+    train::generate(assembly, prompt, here, [&](int64_t token) {
+      if (speaks) text.add(token);
+    });
+    if (speaks) dialog->answered(text.finish());
+  }
+}
+
+}  // namespace metroplex::apps

@@ -1,0 +1,63 @@
+#include "upper/prompt_lines.h"
+
+#include "base/error.h"
+#include "files/file_system.h"
+
+namespace metroplex::apps {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+PromptLine prompt_of(const std::string& line) {
+  PromptLine out;
+  const size_t first = line.find_first_not_of(" \t");
+  const bool is_json = line[first] == '{' || line[first] == '"';
+  const Json json = is_json ? Json::parse(line, nullptr, /*allow_exceptions=*/false) : Json(line);
+  MPX_CHECK(!json.is_discarded(), "data", "is not JSON in UTF-8");
+  if (json.is_string()) {
+    out.prompt = json.get<std::string>();
+    out.given = {{"prompt", json}};
+  } else if (json.contains("messages")) {
+    out.given = json;
+    out.chat = text::chat_from_json(json);
+  } else {
+    MPX_CHECK(json.contains("prompt") && json["prompt"].is_string(), "data",
+              "has neither \"prompt\", a text, nor \"messages\"");
+    out.given = json;
+    out.prompt = json["prompt"].get<std::string>();
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<PromptLine> read_prompt_lines(const std::string& file) {
+  files::PosixFileSystem disk;
+  const std::string text = disk.read(file);
+  std::vector<PromptLine> out;
+  size_t number = 0;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    std::string line = text.substr(begin, end - begin);
+    if (line.ends_with('\r')) line.pop_back();
+    begin = end + 1;
+    ++number;
+    if (line.find_first_not_of(" \t") == std::string::npos) continue;
+    try {
+      out.push_back(prompt_of(line));
+    } catch (const base::Error& error) {
+      throw base::Error("data", base::concat("--prompts ", file, " line ", number, ": ", base::message_of(error)));
+    }
+  }
+  MPX_CHECK(!out.empty(), "data", "--prompts ", file, " has no prompt");
+  return out;
+}
+
+std::string answer_line(const PromptLine& line, const std::string& text) {
+  Json out = line.given;
+  if (line.chat) out["messages"].push_back({{"role", "assistant"}, {"content", text}});
+  else out["text"] = text;
+  return out.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace metroplex::apps

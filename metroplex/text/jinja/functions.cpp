@@ -1,0 +1,93 @@
+// The functions that templates call by name: Jinja's range, namespace, dict, and those that transformers adds.
+#include <ctime>
+
+#include "base/error.h"
+#include "text/jinja/interpreter.h"
+#include "text/utf8.h"
+
+namespace metroplex::text::jinja {
+namespace {
+
+constexpr int64_t kMaxRange = 100000;  // as in Jinja's sandbox
+
+Value range(Interpreter& run, Arguments& a) {
+  a.only(3);
+  for (const Value& value : a.positional)
+    MPX_CHECK(value.is_integer(), "text", "range of a ", type_name(value),
+              value.is_undefined() ? ": " + value.undefined().what : std::string());
+  const Value& first = a.need(0, "stop");
+  const int64_t begin = a.positional.size() > 1 ? first.integer() : 0;
+  const int64_t end = a.positional.size() > 1 ? a.positional[1].integer() : first.integer();
+  const int64_t step = a.positional.size() > 2 ? a.positional[2].integer() : 1;
+  MPX_CHECK(step != 0, "text", "range with a step of 0");
+  List items;
+  for (__int128 at = begin; step > 0 ? at < end : at > end; at += step) {
+    MPX_CHECK(static_cast<int64_t>(items.size()) < kMaxRange, "text", "a range of more than ", kMaxRange, " numbers");
+    items.emplace_back(static_cast<int64_t>(at));
+  }
+  return run.list(std::move(items));
+}
+
+Value make_dict(Interpreter&, Arguments& a) {
+  Dict dict;
+  if (!a.positional.empty()) {
+    const Value& from = a.positional[0];
+    if (from.is_dict()) {
+      for (const auto& [key, value] : from.dict().items()) dict.set(key, value);
+    } else {
+      for (const Value& pair : elements(from)) {
+        const List two = elements(pair);
+        MPX_CHECK(two.size() == 2, "text", "dict() of a list takes pairs");
+        dict.set(two[0], two[1]);
+      }
+    }
+  }
+  for (const auto& [name, value] : a.named) dict.set(name, value);
+  return Value::dict(std::move(dict));
+}
+
+Value new_namespace(Interpreter& run, Arguments& a) {
+  const auto space = run.new_space();
+  const Value first = make_dict(run, a);  // checks what it takes in
+  for (const auto& [name, value] : first.dict().items()) {
+    MPX_CHECK(name.is_string(), "text", "namespace: a name that is a ", type_name(name));
+    space->attributes[name.string()] = value;
+  }
+  return space;
+}
+
+Value raise_exception(Interpreter&, Arguments& a) {
+  base::throw_error("text", "the template refuses this chat: " + to_text(a.need(0, "message")));
+}
+
+Value strftime_now(Interpreter& run, Arguments& a) {
+  a.only(1);
+  const std::string format = to_text(a.need(0, "format"));
+  MPX_CHECK(format.size() < 200, "text", "strftime_now: a format of ", format.size(), " bytes");
+  const std::time_t now = static_cast<std::time_t>(run.now());
+  std::tm parts{};
+  localtime_r(&now, &parts);
+  char buffer[4096];
+  const size_t size = format.empty() ? 0 : std::strftime(buffer, sizeof buffer, format.c_str(), &parts);
+  return run.text(replace_invalid_utf8({buffer, size}));
+}
+
+constexpr struct {
+  std::string_view name;
+  Function function;
+} kFunctions[] = {{"range", range},
+                  {"namespace", new_namespace},
+                  {"dict", make_dict},
+                  {"raise_exception", raise_exception},
+                  {"strftime_now", strftime_now}};
+
+}  // namespace
+
+Function find_function(std::string_view name) {
+  for (const auto& row : kFunctions) {
+    if (row.name == name) return row.function;
+  }
+  return nullptr;
+}
+
+}  // namespace metroplex::text::jinja

@@ -1,0 +1,135 @@
+// Runs a parsed template: a walk over its tree with bounded steps, text and depth, so that no template runs or grows
+// without end. One Interpreter renders once. Operators, methods, filters, tests and functions are in the files of
+// these names, as tables.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "text/jinja/syntax.h"
+#include "text/jinja/value.h"
+
+namespace metroplex::text::jinja {
+
+struct Limits {
+  int64_t steps = 100'000'000;  // evaluations, and what values cost that grow
+  int depth = 500;              // of evaluations in each other
+};
+
+// Variables of one block; looked up outwards.
+struct Scope {
+  std::shared_ptr<Scope> parent;
+  std::vector<std::pair<std::string, Value>> variables;
+  const Value* find(std::string_view name) const;
+  void set(const std::string& name, Value value);
+};
+using ScopePtr = std::shared_ptr<Scope>;
+
+struct Rendered {
+  std::string text;
+  // Bytes of `text` between {% generation %} and its end, in order.
+  std::vector<std::pair<size_t, size_t>> generated;
+  bool generated_elsewhere =
+      false;  // a generation block ran inside of a macro, a set or another: its place is unknown
+};
+
+class Interpreter {
+ public:
+  explicit Interpreter(Limits limits, int64_t now) : limits_(limits), now_(now) {}
+  ~Interpreter();
+  Interpreter(const Interpreter&) = delete;
+  Interpreter& operator=(const Interpreter&) = delete;
+
+  // Throws base::Error; line() is where.
+  Rendered run(const Statements& statements, const Dict& variables);
+  int line() const { return line_; }
+
+  // For the tables.
+  void spend(size_t steps);
+  Value text(std::string text);  // a string that was made, and is paid for
+  Value list(List items);
+  Value call_filter(const std::string& name, const Value& input, Arguments& arguments);
+  bool call_test(const std::string& name, const Value& input, const Arguments& arguments);
+  std::shared_ptr<Namespace> new_space();
+  int64_t now() const { return now_; }  // seconds since 1970
+
+ private:
+  enum class Flow { on, leave, again };
+  class Deeper;
+
+  Flow run_all(const Statements& statements, const ScopePtr& scope, std::string& out);
+  Flow run_one(const Statement& statement, const ScopePtr& scope, std::string& out);
+  Flow run_loop(const Statement& statement, const ScopePtr& scope, std::string& out);
+  std::string captured(const Statements& body, const ScopePtr& scope);
+  void run_generation(const Statement& statement, const ScopePtr& scope, std::string& out);
+  void run_call(const Statement& statement, const ScopePtr& scope, std::string& out);
+  Value closure(const std::string& name, const Statement& statement, const ScopePtr& scope);
+  Value call_closure(const Statement& statement, const ScopePtr& outer, Arguments& arguments);
+  void assign(const Target& target, const Value& value, const ScopePtr& scope);
+  void write(std::string_view text, std::string& out);
+
+  Value evaluate(const Expression& expression, const ScopePtr& scope);
+  Value evaluate_deeper(const Expression& expression, const ScopePtr& scope);
+  Value name(const Expression& expression, const ScopePtr& scope) const;
+  Value compared(const Expression& expression, const ScopePtr& scope);
+  Value sliced(const Expression& expression, const ScopePtr& scope);
+  Value called(const Expression& expression, const ScopePtr& scope, const Value* caller = nullptr);
+  Value filtered(const Expression& expression, const ScopePtr& scope, const Value* input = nullptr);
+  Arguments arguments(const Expression& expression, const ScopePtr& scope);
+
+  Limits limits_;
+  int64_t now_, steps_ = 0;
+  int depth_ = 0, line_ = 1;
+  std::string* top_ = nullptr;
+  Rendered rendered_;
+  std::vector<std::weak_ptr<Scope>> closed_over_;  // emptied at the end: their variables hold what holds them
+};
+
+// operators.cpp
+Value arithmetic(Interpreter& run, const std::string& sign, const Value& a, const Value& b);
+bool contains(const Value& container, const Value& item);
+Value attribute(Interpreter& run, const Value& object, const std::string& name);
+Value item(Interpreter& run, const Value& object, const Value& key);
+Value slice(Interpreter& run, const Value& object, const Value& from, const Value& to, const Value& step);
+List elements(const Value& value);                                     // what a for over it takes
+std::string formatted(const std::string& format, const List& values);  // Python's %
+
+// methods.cpp and string_methods.cpp: whether a value has a method of this name, and its call.
+bool has_method(const Value& object, std::string_view name);
+Value call_method(Interpreter& run, const Value& object, const std::string& name, Arguments& arguments);
+bool has_string_method(std::string_view name);
+Value call_string_method(Interpreter& run, const std::string& text, const std::string& name, Arguments& arguments);
+
+// Tables by name; null where there is none.
+using Filter = Value (*)(Interpreter&, const Value&, Arguments&);
+using Test = bool (*)(Interpreter&, const Value&, const Arguments&);
+using Function = Value (*)(Interpreter&, Arguments&);
+Filter find_filter(std::string_view name);
+Filter find_list_filter(std::string_view name);
+Test find_test(std::string_view name);
+Function find_function(std::string_view name);
+
+// string_methods.cpp: letters of any script, by Unicode's simple mappings ('ß' in upper case is 'SS').
+std::string upper(std::string_view text);
+std::string lower(std::string_view text);
+std::string capitalized(std::string_view text);
+std::string title(std::string_view text, bool after_any_other);
+std::string stripped(std::string_view text, const Value* characters, bool left, bool right);
+std::string replaced(std::string_view text, std::string_view from, std::string_view to, int64_t count);
+std::vector<std::string> lines_of(std::string_view text);  // str.splitlines
+std::vector<std::string_view> characters_of(std::string_view text);
+size_t length_of(std::string_view text);
+
+// to_json.cpp: json.dumps.
+struct JsonStyle {
+  bool ascii = false, sorted = false;
+  int64_t indent = -1;  // < 0: on one line
+  std::string indent_text;
+  std::string item_separator = ", ", key_separator = ": ";
+};
+std::string to_json(const Value& value, const JsonStyle& style);
+
+}  // namespace metroplex::text::jinja

@@ -1,0 +1,33 @@
+// A template as tokens: text between tags, and what stands in tags. White space around tags goes as in transformers:
+// trim_blocks (the newline behind a block or comment), lstrip_blocks (the blanks before one that begins a line), and
+// the signs - and + of a tag.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "text/jinja/value.h"
+
+namespace metroplex::text::jinja {
+
+enum class TokenKind { text, open_block, close_block, open_output, close_output, name, string, number, sign, end };
+
+struct Token {
+  TokenKind kind = TokenKind::end;
+  int line = 1;
+  std::string text;  // of a text, name, string or sign
+  Value number;
+};
+
+// Throws base::Error "WHERE, line N: ...". `source` must be UTF-8.
+std::vector<Token> template_tokens(std::string_view source, const std::string& where);
+
+[[noreturn]] void fail_at(const std::string& where, int line, const std::string& message);
+
+// Python's str.isspace for a code point, and what is left of a text without it at its ends.
+bool is_space(char32_t c);
+std::string_view without_leading_space(std::string_view text);
+std::string_view without_trailing_space(std::string_view text);
+
+}  // namespace metroplex::text::jinja

@@ -1,0 +1,87 @@
+// Methods of dicts, lists and loops, and which values have which.
+#include <algorithm>
+
+#include "base/error.h"
+#include "text/jinja/interpreter.h"
+
+namespace metroplex::text::jinja {
+namespace {
+
+template <class Names>
+bool is_in(std::string_view name, const Names& names) {
+  return std::find(std::begin(names), std::end(names), name) != std::end(names);
+}
+bool is_one_of(std::string_view name, std::initializer_list<std::string_view> names) { return is_in(name, names); }
+
+constexpr std::string_view kChanging[] = {"append", "clear",   "extend",     "insert", "pop",   "popitem",
+                                          "remove", "reverse", "setdefault", "sort",   "update"};
+
+Value call_dict_method(Interpreter& run, const Dict& dict, const std::string& name, Arguments& a) {
+  if (name == "get") {
+    a.only(2);
+    const Value* found = dict.find(a.need(0, "key"));
+    const Value* fallback = a.find(1, "default");
+    return found != nullptr ? *found : fallback != nullptr ? *fallback : Value(None{});
+  }
+  a.only(0);
+  List out;
+  for (const auto& [key, value] : dict.items())
+    out.push_back(name == "keys" ? key : name == "values" ? value : Value::tuple({key, value}));
+  return run.list(std::move(out));
+}
+
+Value call_list_method(const List& items, const std::string& name, Arguments& a) {
+  a.only(1);
+  const Value& wanted = a.need(0, "value");
+  const auto same = [&](const Value& v) { return equal(v, wanted); };
+  if (name == "count") return static_cast<int64_t>(std::count_if(items.begin(), items.end(), same));
+  const auto found = std::find_if(items.begin(), items.end(), same);
+  MPX_CHECK(found != items.end(), "text", "index: the value is not in the list");
+  return static_cast<int64_t>(found - items.begin());
+}
+
+Value call_loop_method(Loop& loop, const std::string& name, const Arguments& a) {
+  if (name == "cycle") {
+    MPX_CHECK(!a.positional.empty(), "text", "loop.cycle without a value");
+    return a.positional[loop.index % a.positional.size()];
+  }
+  const auto now = std::make_shared<List>(a.positional);
+  const bool changed =
+      !loop.changed || !std::equal(now->begin(), now->end(), loop.changed->begin(), loop.changed->end(), equal);
+  loop.changed = now;
+  return changed;
+}
+
+}  // namespace
+
+bool has_method(const Value& object, std::string_view name) {
+  switch (object.kind()) {
+    case Kind::string:
+      return has_string_method(name);
+    case Kind::dict:
+      return is_one_of(name,
+                       {"get", "items", "keys", "values", "copy", "clear", "pop", "popitem", "setdefault", "update"});
+    case Kind::list:
+      return is_one_of(name, {"index", "count", "copy"}) || is_in(name, kChanging);
+    case Kind::tuple:
+      return is_one_of(name, {"index", "count"});
+    case Kind::loop:
+      return is_one_of(name, {"cycle", "changed"});
+    default:
+      return false;
+  }
+}
+
+Value call_method(Interpreter& run, const Value& object, const std::string& name, Arguments& a) {
+  if (object.is_string()) return call_string_method(run, object.string(), name, a);
+  if (object.is(Kind::loop)) return call_loop_method(*object.loop(), name, a);
+  MPX_CHECK(!is_in(name, kChanging), "text", "'", name, "' would change a ", type_name(object),
+            ", which templates cannot");
+  if (name == "copy") {
+    a.only(0);
+    return object;
+  }
+  return object.is_dict() ? call_dict_method(run, object.dict(), name, a) : call_list_method(object.items(), name, a);
+}
+
+}  // namespace metroplex::text::jinja

@@ -1,0 +1,273 @@
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "text/jinja/interpreter.h"
+#include "text/utf8.h"
+
+namespace metroplex::text::jinja {
+namespace {
+
+constexpr size_t kMaxText = size_t{1} << 28;
+
+[[noreturn]] void no_operator(const std::string& sign, const Value& a, const Value& b) {
+  for (const Value* value : {&a, &b}) MPX_CHECK(!value->is_undefined(), "text", value->undefined().what);
+  base::throw_error("text", base::concat("a ", type_name(a), " ", sign, " a ", type_name(b), " has no meaning"));
+}
+
+Value whole_numbers(const std::string& sign, int64_t a, int64_t b) {
+  int64_t out = 0;
+  bool overflow = false;
+  if (sign == "+") overflow = __builtin_add_overflow(a, b, &out);
+  if (sign == "-") overflow = __builtin_sub_overflow(a, b, &out);
+  if (sign == "*") overflow = __builtin_mul_overflow(a, b, &out);
+  if (sign == "//" || sign == "%") {
+    MPX_CHECK(b != 0, "text", "division by zero");
+    overflow = a == INT64_MIN && b == -1;
+    if (!overflow) {
+      const int64_t rest = a % b != 0 && (a % b < 0) != (b < 0) ? a % b + b : a % b;
+      out = sign == "%" ? rest : (a - rest) / b;
+    }
+  }
+  if (sign == "**") {
+    out = 1;
+    for (int64_t i = 0; i < b && !overflow && out != 0; ++i) {
+      overflow = __builtin_mul_overflow(out, a, &out);
+      if (a == 1 || a == -1) return a == 1 || b % 2 == 0 ? int64_t{1} : int64_t{-1};
+    }
+  }
+  MPX_CHECK(!overflow, "text", a, " ", sign, " ", b, " is not a number of 64 bits");
+  return out;
+}
+
+Value numbers(const std::string& sign, const Value& left, const Value& right) {
+  if (left.is_integer() && right.is_integer() && sign != "/" && !(sign == "**" && right.integer() < 0))
+    return whole_numbers(sign, left.integer(), right.integer());
+  const double a = left.real(), b = right.real();
+  if (sign == "+") return a + b;
+  if (sign == "-") return a - b;
+  if (sign == "*") return a * b;
+  if (sign == "**") return std::pow(a, b);
+  MPX_CHECK(b != 0, "text", "division by zero");
+  if (sign == "/") return a / b;
+  const double rest =
+      std::fmod(a, b) != 0 && (std::fmod(a, b) < 0) != (b < 0) ? std::fmod(a, b) + b : std::fmod(a, b);
+  return sign == "%" ? rest : std::floor((a - rest) / b + 0.5);
+}
+
+Value repeated(Interpreter& run, const Value& value, int64_t times) {
+  const auto count = static_cast<size_t>(std::max<int64_t>(times, 0));
+  if (value.is_string()) {
+    const std::string& text = value.string();
+    MPX_CHECK(text.empty() || count <= kMaxText / text.size(), "text", "a text of more than ", kMaxText, " bytes");
+    std::string out;
+    run.spend(text.size() * count / 4);
+    for (size_t i = 0; !text.empty() && i < count; ++i) out += text;
+    return out;
+  }
+  const size_t size = value.items().size();
+  MPX_CHECK(size == 0 || count <= kMaxText / size, "text", "a list of more than ", kMaxText, " items");
+  run.spend(16 * size * count);
+  List items;
+  for (size_t i = 0; size > 0 && i < count; ++i)
+    items.insert(items.end(), value.items().begin(), value.items().end());
+  return value.is(Kind::tuple) ? Value::tuple(std::move(items)) : Value::list(std::move(items));
+}
+
+// What Python makes of a slice: `count` places from `first` on, `step` apart.
+struct Places {
+  int64_t first = 0, step = 1, count = 0;
+};
+
+Places places_of(int64_t size, const Value& from, const Value& to, const Value& step) {
+  const auto whole = [](const Value& value, int64_t fallback) {
+    if (value.is(Kind::none)) return fallback;
+    MPX_CHECK(value.is_integer(), "text", "a slice from a ", type_name(value), "; its ends are whole numbers");
+    return value.integer();
+  };
+  Places places;
+  places.step = whole(step, 1);
+  MPX_CHECK(places.step != 0, "text", "a slice with a step of 0");
+  MPX_CHECK(places.step > -(int64_t{1} << 40), "text", "a slice with a step of ", places.step);
+  const bool back = places.step < 0;
+  const auto bounded = [&](const Value& value, int64_t fallback) {
+    int64_t end = whole(value, fallback);
+    if (!value.is(Kind::none) && end < 0) end += size;
+    return std::clamp<int64_t>(end, back ? -1 : 0, back ? size - 1 : size);
+  };
+  places.first = bounded(from, back ? size - 1 : 0);
+  const int64_t end = to.is(Kind::none) ? (back ? -1 : size) : bounded(to, 0);
+  const int64_t distance = back ? places.first - end : end - places.first;
+  const int64_t stride = back ? -places.step : places.step;
+  places.count = distance > 0 ? (distance - 1) / stride + 1 : 0;
+  return places;
+}
+
+Value missing(const Value& object, const std::string& name) {
+  return Undefined{base::concat("'", object.is(Kind::none) ? "None" : std::string(type_name(object)) + " object",
+                                "' has no attribute '", name, "'")};
+}
+
+Value loop_attribute(const std::shared_ptr<Loop>& loop, const std::string& name) {
+  const auto index = static_cast<int64_t>(loop->index), length = static_cast<int64_t>(loop->items->size());
+  if (name == "index") return index + 1;
+  if (name == "index0") return index;
+  if (name == "revindex") return length - index;
+  if (name == "revindex0") return length - index - 1;
+  if (name == "first") return index == 0;
+  if (name == "last") return index + 1 == length;
+  if (name == "length") return length;
+  if (name == "depth" || name == "depth0") return int64_t{name == "depth"};  // only recursive loops go deeper
+  if (name == "previtem")
+    return index > 0 ? (*loop->items)[loop->index - 1] : Value(Undefined{"there is no previous item"});
+  if (name == "nextitem")
+    return index + 1 < length ? (*loop->items)[loop->index + 1] : Value(Undefined{"there is no next item"});
+  return missing(loop, name);
+}
+
+}  // namespace
+
+Value arithmetic(Interpreter& run, const std::string& sign, const Value& a, const Value& b) {
+  if (a.is_number() && b.is_number()) return numbers(sign, a, b);
+  if (sign == "+" && a.is_string() && b.is_string()) {
+    MPX_CHECK(a.string().size() + b.string().size() <= kMaxText, "text", "a text of more than ", kMaxText, " bytes");
+    return run.text(a.string() + b.string());
+  }
+  if (sign == "+" && a.is_list() && a.kind() == b.kind()) {
+    List items = a.items();
+    run.spend(16 * (items.size() + b.items().size()));
+    items.insert(items.end(), b.items().begin(), b.items().end());
+    return a.is(Kind::tuple) ? Value::tuple(std::move(items)) : Value::list(std::move(items));
+  }
+  if (sign == "*" && (a.is_string() || a.is_list()) && b.is_integer()) return repeated(run, a, b.integer());
+  if (sign == "*" && (b.is_string() || b.is_list()) && a.is_integer()) return repeated(run, b, a.integer());
+  if (sign == "%" && a.is_string()) return run.text(formatted(a.string(), b.is(Kind::tuple) ? b.items() : List{b}));
+  no_operator(sign, a, b);
+}
+
+bool contains(const Value& container, const Value& item) {
+  if (container.is_string()) {
+    MPX_CHECK(item.is_string(), "text", "a ", type_name(item), " is looked for in a str; only a str can be in one",
+              item.is_undefined() ? " (" + item.undefined().what + ")" : "");
+    return container.string().find(item.string()) != std::string::npos;
+  }
+  if (container.is_dict()) return container.dict().find(item) != nullptr;
+  if (container.is_undefined()) return false;
+  MPX_CHECK(container.is_list(), "text", "nothing can be in a ", type_name(container));
+  return std::any_of(container.items().begin(), container.items().end(),
+                     [&](const Value& v) { return equal(v, item); });
+}
+
+Value attribute(Interpreter& run, const Value& object, const std::string& name) {
+  MPX_CHECK(!object.is_undefined(), "text", object.undefined().what, ", and its '", name, "' is asked for");
+  if (has_method(object, name)) {
+    auto method = std::make_shared<Callable>();
+    method->name = name;
+    method->call = [&run, object, name](Arguments& arguments) { return call_method(run, object, name, arguments); };
+    return Value(std::shared_ptr<const Callable>(std::move(method)));
+  }
+  if (object.is_dict()) {
+    const Value* value = object.dict().find(std::string_view(name));
+    return value != nullptr ? *value : missing(object, name);
+  }
+  if (object.is(Kind::space)) {
+    const auto found = object.space()->attributes.find(name);
+    return found != object.space()->attributes.end() ? found->second : missing(object, name);
+  }
+  if (object.is(Kind::loop)) return loop_attribute(object.loop(), name);
+  return missing(object, name);
+}
+
+Value item(Interpreter& run, const Value& object, const Value& key) {
+  MPX_CHECK(!object.is_undefined(), "text", object.undefined().what, ", and an item of it is asked for");
+  if (object.is_dict()) {
+    if (const Value* value = object.dict().find(key)) return *value;
+    return key.is_string() ? attribute(run, object, key.string()) : missing(object, to_text(key));
+  }
+  if (key.is_integer() && (object.is_list() || object.is_string())) {
+    const auto size = static_cast<int64_t>(object.is_string() ? length_of(object.string()) : object.items().size());
+    int64_t index = key.integer();
+    if (index < 0) index += size;
+    if (index < 0 || index >= size) return Undefined{base::concat("there is no item ", key.integer(), " of ", size)};
+    if (object.is_list()) return object.items()[static_cast<size_t>(index)];
+    run.spend(object.string().size() / 16);
+    return Value(characters_of(object.string())[static_cast<size_t>(index)]);
+  }
+  return key.is_string() ? attribute(run, object, key.string()) : missing(object, representation(key));
+}
+
+Value slice(Interpreter& run, const Value& object, const Value& from, const Value& to, const Value& step) {
+  if (!object.is_string() && !object.is_list()) {
+    MPX_CHECK(!object.is_undefined(), "text", object.undefined().what, ", and a slice of it is asked for");
+    return missing(object, "slice");
+  }
+  if (object.is_list()) {
+    const Places places = places_of(static_cast<int64_t>(object.items().size()), from, to, step);
+    List items;
+    for (int64_t i = 0; i < places.count; ++i)
+      items.push_back(object.items()[static_cast<size_t>(places.first + i * places.step)]);
+    run.spend(16 * items.size());
+    return object.is(Kind::tuple) ? Value::tuple(std::move(items)) : Value::list(std::move(items));
+  }
+  const auto characters = characters_of(object.string());
+  const Places places = places_of(static_cast<int64_t>(characters.size()), from, to, step);
+  std::string out;
+  for (int64_t i = 0; i < places.count; ++i) out += characters[static_cast<size_t>(places.first + i * places.step)];
+  run.spend(characters.size() / 4);
+  return out;
+}
+
+List elements(const Value& value) {
+  if (value.is_list()) return value.items();
+  List items;
+  if (value.is_dict()) {
+    for (const auto& [key, own] : value.dict().items()) items.push_back(key);
+  } else if (value.is_string()) {
+    for (const std::string_view character : characters_of(value.string())) items.emplace_back(character);
+  } else {
+    MPX_CHECK(value.is_undefined(), "text", "a ", type_name(value), " has no elements to go through");
+  }
+  return items;
+}
+
+std::string formatted(const std::string& format, const List& values) {
+  std::string out;
+  size_t used = 0;
+  for (size_t at = 0; at < format.size(); ++at) {
+    if (format[at] != '%') {
+      out += format[at];
+      continue;
+    }
+    const size_t end = format.find_first_not_of("0123456789.+-# ", at + 1);
+    MPX_CHECK(end != std::string::npos, "text", "the format '", format, "' ends within a %");
+    const char kind = format[end];
+    const std::string flags = format.substr(at + 1, end - at - 1);
+    at = end;
+    if (kind == '%') {
+      out += '%';
+      continue;
+    }
+    MPX_CHECK(used < values.size(), "text", "the format '", format, "' has more places than values");
+    const Value& value = values[used++];
+    const bool text = kind == 's' || kind == 'r', whole = kind == 'd' || kind == 'i' || kind == 'x',
+               real = kind == 'f';
+    MPX_CHECK((text && flags.empty()) || ((whole || real) && flags.size() <= 4 && value.is_number()), "text", "%",
+              flags, kind, " of a ", type_name(value), " is not known here");
+    if (text) {
+      out += kind == 's' ? to_text(value) : representation(value);
+      continue;
+    }
+    MPX_CHECK(real || std::fabs(value.real()) < 9e18, "text", "%", kind, " of ", to_text(value));
+    char buffer[512];
+    const std::string spec = "%" + flags + (real ? "f" : kind == 'x' ? "lx" : "ld");
+    if (real) std::snprintf(buffer, sizeof buffer, spec.c_str(), value.real());
+    else
+      std::snprintf(buffer, sizeof buffer, spec.c_str(),
+                    static_cast<long>(value.is_integer() ? value.integer() : static_cast<int64_t>(value.real())));
+    out += buffer;
+  }
+  MPX_CHECK(used == values.size(), "text", "the format '", format, "' has fewer places than values");
+  return out;
+}
+
+}  // namespace metroplex::text::jinja

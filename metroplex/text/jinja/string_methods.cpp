@@ -1,0 +1,336 @@
+// Python's methods of str.
+#include <algorithm>
+
+#include <utf8proc.h>
+
+#include "base/error.h"
+#include "text/jinja/interpreter.h"
+#include "text/jinja/lexer.h"
+#include "text/utf8.h"
+
+namespace metroplex::text::jinja {
+namespace {
+
+template <class Map>
+std::string mapped(std::string_view text, Map map) {
+  std::string out;
+  for (size_t at = 0; at < text.size();) append_utf8(out, map(next_code_point(text, at)));
+  return out;
+}
+
+char32_t lower_of(char32_t c) { return static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c))); }
+char32_t upper_of(char32_t c) { return static_cast<char32_t>(utf8proc_toupper(static_cast<utf8proc_int32_t>(c))); }
+char32_t title_of(char32_t c) { return static_cast<char32_t>(utf8proc_totitle(static_cast<utf8proc_int32_t>(c))); }
+bool is_letter(char32_t c) { return general_category(c)[0] == 'L'; }
+bool is_cased(char32_t c) { return lower_of(c) != c || upper_of(c) != c; }
+bool is_decimal(char32_t c) { return std::string_view(general_category(c)) == "Nd"; }
+
+template <class Holds>
+bool all_of(std::string_view text, Holds holds) {
+  for (size_t at = 0; at < text.size();) {
+    if (!holds(next_code_point(text, at))) return false;
+  }
+  return !text.empty();
+}
+
+// str.split: by a separator, or, with None, by white space of any length.
+List split(std::string_view text, const Value* separator, int64_t limit, bool from_right) {
+  List parts;
+  const auto more = [&] { return limit < 0 || static_cast<int64_t>(parts.size()) < limit; };
+  const bool spaces = separator == nullptr || separator->is(Kind::none);
+  const std::string by = spaces ? "" : to_text(*separator);
+  MPX_CHECK(spaces || !by.empty(), "text", "a str is split at an empty separator");
+  if (spaces) text = from_right ? without_trailing_space(text) : without_leading_space(text);
+  const auto cut_space = [&](size_t& begin, size_t& end) {  // the stretch of white space that is next
+    begin = std::string_view::npos;
+    for (size_t at = 0; at < text.size();) {
+      const size_t here = at;
+      if (!is_space(next_code_point(text, at))) {
+        if (begin != std::string_view::npos && !from_right) return true;
+        if (!from_right || begin == std::string_view::npos || end < here) continue;
+      } else {
+        if (begin == std::string_view::npos || (from_right && end < here)) begin = here;
+        end = at;
+      }
+    }
+    return begin != std::string_view::npos;
+  };
+  while (!text.empty() || !spaces) {
+    size_t begin = 0, end = 0;
+    bool found = more();
+    if (found && spaces) found = cut_space(begin, end);
+    if (found && !spaces) {
+      begin = from_right ? text.rfind(by) : text.find(by);
+      found = begin != std::string_view::npos;
+      end = begin + by.size();
+    }
+    if (!found) {
+      parts.emplace_back(text);
+      break;
+    }
+    parts.emplace_back(from_right ? text.substr(end) : text.substr(0, begin));
+    text = from_right ? text.substr(0, begin) : text.substr(end);
+    if (spaces && from_right && text.empty()) break;
+  }
+  if (from_right) std::reverse(parts.begin(), parts.end());
+  return parts;
+}
+
+bool begins_or_ends(const std::string& text, const Value& with, bool begins) {
+  if (with.is(Kind::tuple))
+    return std::any_of(with.items().begin(), with.items().end(),
+                       [&](const Value& v) { return begins_or_ends(text, v, begins); });
+  MPX_CHECK(with.is_string(), "text", begins ? "startswith" : "endswith", " of a ", type_name(with),
+            "; it takes a str");
+  return begins ? text.starts_with(with.string()) : text.ends_with(with.string());
+}
+
+int64_t find(const std::string& text, const Arguments& a, bool last, bool must) {
+  a.only(1);
+  const std::string& part = a.need(0, "sub").string();
+  const size_t at = last ? text.rfind(part) : text.find(part);
+  MPX_CHECK(at != std::string::npos || !must, "text", "the substring is not found");
+  return at == std::string::npos ? -1 : static_cast<int64_t>(length_of(std::string_view(text).substr(0, at)));
+}
+
+// str.format with {}, {0} and {name}.
+std::string format_braces(const std::string& text, const Arguments& a) {
+  std::string out;
+  size_t next = 0;
+  for (size_t at = 0; at < text.size(); ++at) {
+    const char c = text[at];
+    if ((c == '{' || c == '}') && at + 1 < text.size() && text[at + 1] == c) {
+      out += text[at++];
+      continue;
+    }
+    MPX_CHECK(c != '}', "text", "format: a } without its {");
+    if (c != '{') {
+      out += c;
+      continue;
+    }
+    const size_t end = text.find('}', at);
+    MPX_CHECK(end != std::string::npos, "text", "format: a { without its }");
+    const std::string name = text.substr(at + 1, end - at - 1);
+    const bool digits = !name.empty() && name.find_first_not_of("0123456789") == std::string::npos && name.size() < 4;
+    const bool plain = name.find_first_of(":!.[{") == std::string::npos;
+    MPX_CHECK(plain, "text", "format: '{", name, "}' is not known here; {}, {0} and {name} are");
+    const Value* value = digits || name.empty() ? a.find(digits ? static_cast<size_t>(std::stoi(name)) : next++, "")
+                                                : a.find(SIZE_MAX, name);
+    MPX_CHECK(value != nullptr, "text", "format: nothing is given for '{", name, "}'");
+    out += to_text(*value);
+    at = end;
+  }
+  return out;
+}
+
+Value part(Interpreter& run, const std::string& text, const Value& separator, bool last) {
+  MPX_CHECK(separator.is_string() && !separator.string().empty(), "text", "partition needs a separator");
+  const size_t at = last ? text.rfind(separator.string()) : text.find(separator.string());
+  run.spend(text.size() / 4);
+  if (at == std::string::npos) return last ? Value::tuple({"", "", text}) : Value::tuple({text, "", ""});
+  return Value::tuple({text.substr(0, at), separator, text.substr(at + separator.string().size())});
+}
+
+constexpr std::string_view kNames[] = {
+    "capitalize",   "count",        "endswith", "find",    "format",     "index",  "isalnum",  "isalpha",
+    "isdigit",      "islower",      "isspace",  "isupper", "join",       "lower",  "lstrip",   "partition",
+    "removeprefix", "removesuffix", "replace",  "rfind",   "rpartition", "rsplit", "rstrip",   "split",
+    "splitlines",   "startswith",   "strip",    "title",   "upper",      "zfill",  "casefold", "swapcase"};
+
+Value question(const std::string& text, std::string_view name) {
+  const auto letter_or_digit = [](char32_t c) { return is_letter(c) || general_category(c)[0] == 'N'; };
+  const auto any_cased = [&] { return !all_of(text, [](char32_t c) { return !is_cased(c); }) && !text.empty(); };
+  if (name == "isalnum") return all_of(text, letter_or_digit);
+  if (name == "isalpha") return all_of(text, is_letter);
+  if (name == "isdigit") return all_of(text, is_decimal);
+  if (name == "isspace") return all_of(text, is_space);
+  if (name == "islower") return any_cased() && all_of(text, [](char32_t c) { return lower_of(c) == c; });
+  return any_cased() && all_of(text, [](char32_t c) { return upper_of(c) == c; });
+}
+
+}  // namespace
+
+bool has_string_method(std::string_view name) {
+  return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
+}
+
+std::vector<std::string_view> characters_of(std::string_view text) {
+  std::vector<std::string_view> out;
+  for (size_t at = 0; at < text.size();) {
+    const size_t size = code_point_size(static_cast<unsigned char>(text[at]));
+    out.push_back(text.substr(at, size));
+    at += size;
+  }
+  return out;
+}
+
+size_t length_of(std::string_view text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+}
+
+std::string upper(std::string_view text) {
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    const char32_t c = next_code_point(text, at);
+    if (c == 0xdf) out += "SS";
+    else append_utf8(out, upper_of(c));
+  }
+  return out;
+}
+
+std::string lower(std::string_view text) { return mapped(text, lower_of); }
+
+std::string capitalized(std::string_view text) {
+  size_t at = 0;
+  std::string out;
+  if (!text.empty()) append_utf8(out, title_of(next_code_point(text, at)));
+  return out + lower(text.substr(at));
+}
+
+// After any character that is no letter (str.title), or only after white space and -({[<, as the filter has it.
+std::string title(std::string_view text, bool after_any_other) {
+  std::string out;
+  bool begins = true;
+  for (size_t at = 0; at < text.size();) {
+    const char32_t c = next_code_point(text, at);
+    append_utf8(out, begins ? title_of(c) : lower_of(c));
+    const bool opener = c == '-' || c == '(' || c == '{' || c == '[' || c == '<';
+    begins = after_any_other ? !is_cased(c) : opener || is_space(c);
+  }
+  return out;
+}
+
+std::string stripped(std::string_view text, const Value* characters, bool left, bool right) {
+  if (characters == nullptr || characters->is(Kind::none)) {
+    if (left) text = without_leading_space(text);
+    return std::string(right ? without_trailing_space(text) : text);
+  }
+  const std::string& set = characters->string();
+  const auto all = characters_of(text), chosen = characters_of(set);
+  const auto in = [&](std::string_view c) { return std::find(chosen.begin(), chosen.end(), c) != chosen.end(); };
+  size_t begin = 0, end = all.size();
+  while (left && begin < end && in(all[begin])) ++begin;
+  while (right && begin < end && in(all[end - 1])) --end;
+  std::string out;
+  for (size_t i = begin; i < end; ++i) out += all[i];
+  return out;
+}
+
+std::string replaced(std::string_view text, std::string_view from, std::string_view to, int64_t count) {
+  std::string out;
+  size_t at = 0;
+  for (int64_t done = 0; count < 0 || done < count; ++done) {
+    const size_t found = from.empty() ? at : text.find(from, at);
+    if (found == std::string_view::npos || found > text.size()) break;
+    out.append(text, at, found - at);
+    out += to;
+    at = found + from.size();
+    if (!from.empty()) continue;  // an empty one is found before every character, and at the end
+    if (at >= text.size()) return out;
+    const size_t size = code_point_size(static_cast<unsigned char>(text[at]));
+    out.append(text, at, size);
+    at += size;
+  }
+  return out.append(text.substr(at));
+}
+
+std::vector<std::string> lines_of(std::string_view text) {
+  std::vector<std::string> lines;
+  size_t begin = 0;
+  for (size_t at = 0; at < text.size();) {
+    const size_t here = at;
+    const char32_t c = next_code_point(text, at);
+    const bool ends = (c >= 0x0a && c <= 0x0d) || (c >= 0x1c && c <= 0x1e) || c == 0x85 || c == 0x2028 || c == 0x2029;
+    if (!ends) continue;
+    lines.emplace_back(text.substr(begin, here - begin));
+    if (c == '\r' && at < text.size() && text[at] == '\n') ++at;
+    begin = at;
+  }
+  if (begin < text.size()) lines.emplace_back(text.substr(begin));
+  return lines;
+}
+
+Value call_string_method(Interpreter& run, const std::string& text, const std::string& name, Arguments& a) {
+  run.spend(text.size() / 4);
+  const auto string_at = [&](size_t place, const char* what) -> const std::string& {
+    const Value& value = a.need(place, what);
+    MPX_CHECK(value.is_string(), "text", a.callee, " takes a str, not a ", type_name(value));
+    return value.string();
+  };
+  const auto count_at = [&](size_t place, const char* what) {
+    const Value* value = a.find(place, what);
+    MPX_CHECK(value == nullptr || value->is_integer(), "text", a.callee, ": ", what, " is a whole number");
+    return value != nullptr ? value->integer() : -1;
+  };
+  if (name == "strip" || name == "lstrip" || name == "rstrip") {
+    a.only(1);
+    const Value* set = a.find(0, "chars");
+    if (set != nullptr && !set->is(Kind::none)) string_at(0, "chars");
+    return stripped(text, set, name != "rstrip", name != "lstrip");
+  }
+  if (name == "split" || name == "rsplit") {
+    a.only(2, {"sep", "maxsplit"});
+    return run.list(split(text, a.find(0, "sep"), count_at(1, "maxsplit"), name == "rsplit"));
+  }
+  if (name == "startswith" || name == "endswith") {
+    a.only(1);
+    return begins_or_ends(text, a.need(0, "prefix"), name == "startswith");
+  }
+  if (name == "replace") {
+    a.only(3, {"count"});
+    return run.text(replaced(text, string_at(0, "old"), string_at(1, "new"), count_at(2, "count")));
+  }
+  if (name == "join") {
+    a.only(1);
+    std::string out;
+    bool first = true;
+    for (const Value& value : elements(a.need(0, "iterable"))) {
+      MPX_CHECK(value.is_string(), "text", "join: a ", type_name(value), " among the strings");
+      out += (first ? "" : text) + value.string();
+      first = false;
+    }
+    return run.text(std::move(out));
+  }
+  if (name == "find" || name == "rfind" || name == "index") {
+    string_at(0, "sub");
+    return find(text, a, name == "rfind", name == "index");
+  }
+  if (name == "count") {
+    a.only(1);
+    const std::string& part = string_at(0, "sub");
+    int64_t count = part.empty() ? static_cast<int64_t>(length_of(text)) + 1 : 0;
+    for (size_t at = 0; !part.empty() && (at = text.find(part, at)) != std::string::npos; at += part.size()) ++count;
+    return count;
+  }
+  if (name == "format") return run.text(format_braces(text, a));
+  if (name == "partition" || name == "rpartition") return part(run, text, a.need(0, "sep"), name == "rpartition");
+  if (name == "removeprefix")
+    return text.starts_with(string_at(0, "prefix")) ? text.substr(string_at(0, "prefix").size()) : text;
+  if (name == "removesuffix")
+    return text.ends_with(string_at(0, "suffix")) ? text.substr(0, text.size() - string_at(0, "suffix").size())
+                                                  : text;
+  if (name == "zfill") {
+    const int64_t width = count_at(0, "width"), size = static_cast<int64_t>(length_of(text));
+    MPX_CHECK(width <= 1000, "text", "zfill to ", width, " places");
+    const size_t sign = text.starts_with('-') || text.starts_with('+') ? 1 : 0;
+    return text.substr(0, sign) + std::string(static_cast<size_t>(std::max<int64_t>(width - size, 0)), '0') +
+           text.substr(sign);
+  }
+  a.only(name == "splitlines" ? 1 : 0);
+  if (name == "splitlines") {
+    MPX_CHECK(a.positional.empty(), "text", "splitlines that keeps the ends is not known here");
+    List lines;
+    for (std::string& line : lines_of(text)) lines.emplace_back(std::move(line));
+    return run.list(std::move(lines));
+  }
+  if (name == "upper") return upper(text);
+  if (name == "lower" || name == "casefold") return lower(text);
+  if (name == "capitalize") return capitalized(text);
+  if (name == "title") return title(text, true);
+  if (name == "swapcase")
+    return mapped(text, [](char32_t c) { return lower_of(c) != c ? lower_of(c) : upper_of(c); });
+  return question(text, name);
+}
+
+}  // namespace metroplex::text::jinja

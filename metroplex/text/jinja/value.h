@@ -1,0 +1,148 @@
+// What a template computes with: Python's values as far as chat templates use them. Strings are UTF-8 and count in
+// code points. Lists and dicts never change once they are made (as in the sandbox of transformers); only namespaces
+// do, and they, loops and callables are kept out of containers, so that values form no cycles and stay shallow.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace metroplex::text::jinja {
+
+class Value;
+using List = std::vector<Value>;
+
+struct Undefined {
+  std::string what;  // why, for the error when it is used: "'tools' is undefined"
+};
+struct None {};
+struct Arguments;
+
+// In the order of insertion.
+class Dict {
+ public:
+  using Item = std::pair<Value, Value>;
+  // Replaces the value of a key that is there, which keeps its place.
+  void set(Value key, Value value);
+  const Value* find(const Value& key) const;
+  const Value* find(std::string_view name) const;
+  const std::vector<Item>& items() const { return items_; }
+
+ private:
+  std::vector<Item> items_;
+  std::unordered_map<std::string, size_t> by_name_;
+};
+
+struct Namespace {
+  std::map<std::string, Value> attributes;
+};
+
+// The variable `loop` of one pass.
+struct Loop {
+  std::shared_ptr<const List> items;
+  size_t index = 0;
+  std::shared_ptr<List> changed;  // the arguments of the last loop.changed()
+};
+
+struct Callable {
+  std::string name;
+  std::function<Value(Arguments&)> call;
+};
+
+enum class Kind { undefined, none, boolean, integer, real, string, list, tuple, dict, space, loop, callable };
+
+class Value {
+ public:
+  using Shared = std::shared_ptr<const List>;
+  struct Tuple {
+    Shared items;
+  };
+
+  Value() : data_(Undefined{}) {}
+  Value(Undefined undefined) : data_(std::move(undefined)) {}
+  Value(None none) : data_(none) {}
+  Value(bool truth) : data_(truth) {}
+  Value(int64_t number) : data_(number) {}
+  Value(double number) : data_(number) {}
+  Value(std::string text) : data_(std::make_shared<const std::string>(std::move(text))) {}
+  Value(const char* text) : Value(std::string(text)) {}
+  Value(std::string_view text) : Value(std::string(text)) {}
+  Value(std::shared_ptr<Namespace> space) : data_(std::move(space)) {}
+  Value(std::shared_ptr<Loop> loop) : data_(std::move(loop)) {}
+  Value(std::shared_ptr<const Callable> callable) : data_(std::move(callable)) {}
+  // Throw base::Error for items that no container takes, or nested too deeply.
+  static Value list(List items);
+  static Value tuple(List items);
+  static Value dict(Dict items);
+
+  Kind kind() const { return static_cast<Kind>(data_.index()); }
+  bool is(Kind kind) const { return this->kind() == kind; }
+  bool is_undefined() const { return is(Kind::undefined); }
+  bool is_string() const { return is(Kind::string); }
+  bool is_dict() const { return is(Kind::dict); }
+  bool is_list() const { return is(Kind::list) || is(Kind::tuple); }
+  bool is_integer() const { return is(Kind::integer) || is(Kind::boolean); }  // as in Python
+  bool is_number() const { return is_integer() || is(Kind::real); }
+
+  const std::string& string() const { return *std::get<std::shared_ptr<const std::string>>(data_); }
+  const Shared& shared_items() const;  // of a list or a tuple
+  const List& items() const { return *shared_items(); }
+  const Dict& dict() const { return *std::get<std::shared_ptr<const Dict>>(data_); }
+  int64_t integer() const;
+  double real() const;  // of any number
+  const Undefined& undefined() const { return std::get<Undefined>(data_); }
+  const std::shared_ptr<Namespace>& space() const { return std::get<std::shared_ptr<Namespace>>(data_); }
+  const std::shared_ptr<Loop>& loop() const { return std::get<std::shared_ptr<Loop>>(data_); }
+  const Callable& callable() const { return *std::get<std::shared_ptr<const Callable>>(data_); }
+
+  bool truth() const;
+  int depth() const { return depth_; }  // of containers in each other; 0 for what is none
+  // About the 16 bytes of text that it would be, all that it holds included: shared parts count again each time.
+  int64_t weight() const { return is_string() ? 1 + static_cast<int64_t>(string().size()) / 16 : weight_; }
+
+ private:
+  void hold(const Value& item);
+  std::variant<Undefined, None, bool, int64_t, double, std::shared_ptr<const std::string>, Shared, Tuple,
+               std::shared_ptr<const Dict>, std::shared_ptr<Namespace>, std::shared_ptr<Loop>,
+               std::shared_ptr<const Callable>>
+      data_;
+  int depth_ = 0;
+  int64_t weight_ = 1;
+};
+
+// The most of both.
+inline constexpr int kMaxValueDepth = 120;
+inline constexpr int64_t kMaxValueWeight = int64_t{1} << 24;
+
+bool equal(const Value& a, const Value& b);
+// a < b. Throws base::Error for values that have no order.
+bool less(const Value& a, const Value& b);
+
+// Python's name of the type, for messages: "str", "dict", ...
+const char* type_name(const Value& value);
+// Python's str() and repr(). Throw base::Error for loops, callables and namespaces.
+std::string to_text(const Value& value);
+std::string representation(const Value& value);
+std::string real_text(double number);
+
+// Arguments of a call, taken one by one by name or place.
+struct Arguments {
+  std::string callee;
+  List positional;
+  std::vector<std::pair<std::string, Value>> named;
+
+  // The argument `name`, at `place` where it has no name there; null when it is not given.
+  const Value* find(size_t place, std::string_view name) const;
+  const Value& need(size_t place, std::string_view name) const;
+  // Throws base::Error for more than `places` arguments, or for a name that is none of `names`.
+  void only(size_t places, std::initializer_list<std::string_view> names = {}) const;
+};
+
+}  // namespace metroplex::text::jinja

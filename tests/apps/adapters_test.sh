@@ -1,0 +1,150 @@
+#!/usr/bin/env bash
+# docs/finetuning.md: a part of the model trained, a part of the weights loaded, adapters trained, merged and written.
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+base=$repository/tests/vectors/hf/llama_sharded
+small=(--data.mock_data=true --train.seq_length=24 --train.micro_batch_size=1 --train.global_batch_size=2 --train.log_interval=1
+  --train.progress=false --train.eval_iters=0 --optim.lr=0.01 --optim.lr_decay_iters=8 --run.device=cpu)
+from=(--model.from "$base" "${small[@]}")
+still=(--train.train_iters=1 --optim.lr=1e-30 --optim.weight_decay=0) # a step of no length
+
+# differ A B NAME...: of the weights of A and B these are different, and no others.
+differ() {
+  local code=0
+  "$metroplex" inspect "$1" --diff "$2" --json > out || code=$?
+  [ "$code" -le 1 ] || fail "inspect $1 --diff $2 ended with $code"
+  python3 - "$@" << 'PYTHON'
+import json, sys
+got = sorted(t["name"] for t in json.load(open("out"))["tensors"] if t["kind"] == "weight" and t["different_elements"])
+assert got == sorted(sys.argv[3:]), f"{sys.argv[1:3]} differ in {got}"
+PYTHON
+  held
+}
+# state_of CHECKPOINT: the parameters with optimizer state.
+state_of() {
+  "$metroplex" inspect "$1"/iter_* --json > out
+  python3 -c 'import json; print(*sorted({t["name"] for t in json.load(open("out"))["tensors"] if t["kind"] == "exp_avg"}))'
+}
+layer() { for i in 0 1 2; do echo "decoder.layers.$i.$1"; done; }
+
+# What is frozen keeps its bits and has no optimizer state.
+run 0 train "${from[@]}" --train.train_iters=2 --train.trainable='*.self_attention.*' --train.freeze='*.linear_proj.*' \
+  --checkpoint.save=part --tp 2 --nproc 2
+differ "$base" part $(layer self_attention.linear_qkv.weight)
+[ "$(state_of part)" = "$(echo $(layer self_attention.linear_qkv.weight))" ] && held || fail "state of $(state_of part)"
+run 2 train "${from[@]}" --train.train_iters=2 --train.freeze='embeding.*'
+warns "train.freeze: no parameter has a name that 'embeding\.\*' fits as a whole"
+run 2 train "${from[@]}" --train.train_iters=2 --train.freeze='*'
+warns 'leave no parameter to train'
+holds "frozen parameters stay as they are and have no optimizer state"
+
+# Another choice: state of what is frozen now stays behind, what has none is refused.
+on=(part/run.yaml --checkpoint.load=part --train.train_iters=4 --nproc 4 --optim.override_opt_param_scheduler=true)
+run 0 train "${on[@]}" --checkpoint.save=on --train.freeze='*.linear_proj.*,decoder.layers.0.*'
+warns 'left in the checkpoint: optimizer state of frozen parameters, 2 tensors'
+differ part on $(layer self_attention.linear_qkv.weight | tail -2)
+run 3 train "${on[@]}" --checkpoint.save=none --train.freeze='*.layers.0.*'
+warns 'has no optimizer state of decoder.layers.1.self_attention.linear_proj.weight and [0-9]+ more'
+run 0 train "${on[@]}" --checkpoint.save=anew --train.freeze='*.layers.0.*' --checkpoint.no_load_optim=true
+
+# A part of the weights.
+run 0 train "${from[@]}" "${still[@]}" --checkpoint.save=whole
+run 0 train whole/run.yaml --model.from= --checkpoint.save=fresh
+left="output_layer.weight $(layer mlp.linear_fc2.weight)"
+run 0 train "${from[@]}" "${still[@]}" --checkpoint.save=some --checkpoint.load_except='output_layer.*,*.linear_fc2.weight' \
+  --tp 2 --nproc 2
+prints '4 tensors begin as in a new run: decoder.layers.0.mlp.linear_fc2.weight, '
+differ "$base" some $left
+differ fresh some embedding.word_embeddings.weight $(layer self_attention.linear_qkv.weight) \
+  $(layer self_attention.linear_proj.weight) $(layer mlp.linear_fc1.weight) $(layer input_layernorm.weight) \
+  $(layer pre_mlp_layernorm.weight) decoder.final_layernorm.weight
+run 0 train whole/run.yaml --checkpoint.save=again --checkpoint.load=whole --checkpoint.finetune=true \
+  --checkpoint.load_only='*.self_attention.*,*norm*,embedding.*,*fc1*'
+differ some again
+run 2 train whole/run.yaml --checkpoint.save=none --checkpoint.load=whole --checkpoint.finetune=true \
+  --checkpoint.load_only='decoder.layer.*'
+warns "checkpoint.load_only: no parameter has a name that 'decoder\.layer\.\*' fits"
+run 2 train whole/run.yaml --model.from= --checkpoint.save=none --checkpoint.load_only='decoder.*'
+warns 'is for a run that begins with weights'
+run 3 train whole/run.yaml --checkpoint.save=none --checkpoint.load=whole --checkpoint.finetune=true --model.num_layers=4 \
+  --checkpoint.allow model.num_layers
+warns 'has no weights for:'
+warns 'decoder.layers.3.mlp.linear_fc2.weight'
+run 0 train whole/run.yaml --checkpoint.save=longer --checkpoint.load=whole --checkpoint.finetune=true --model.num_layers=4 \
+  --checkpoint.allow model.num_layers --checkpoint.load_except='decoder.layers.3.*'
+holds "what is not loaded begins as in a new run, from a directory and from a checkpoint"
+
+# Adapters: trained on tp 2, resumed on another layout, merged, and alone.
+adapters=(--peft.lora_rank=4 --peft.lora_alpha=8 --peft.lora_dropout=0.1)
+run 0 train "${from[@]}" "${adapters[@]}" --train.train_iters=2 --checkpoint.save=lora --tp 2 --nproc 2 \
+  --parallel.sequence_parallel=true
+prints '42 tensors of new adapters'
+run 0 train lora/run.yaml --checkpoint.load=lora --checkpoint.save=lora --train.train_iters=4 --nproc 4 --optim.override_opt_param_scheduler=true \
+  --parallel.data_parallel_sharding_strategy=optim
+prints 'at iteration 2'
+run 3 train lora/run.yaml --checkpoint.load=lora --checkpoint.save=none --peft.lora_alpha=9 --train.train_iters=5
+warns 'peft.lora_alpha is 9.0 here and was 8.0'
+run 3 train whole/run.yaml "${adapters[@]}" --checkpoint.load=whole --checkpoint.save=none --train.train_iters=5
+warns 'peft.lora_rank is 4 here and was 0 .*or begin with its weights: checkpoint.finetune'
+run 0 train whole/run.yaml "${adapters[@]}" --checkpoint.load=whole --checkpoint.finetune=true --checkpoint.save=begun
+prints '42 tensors of new adapters'
+run 0 convert lora --to hf merged --dtype fp32
+run 0 convert lora --to peft adapters --base "$base"
+run 2 convert whole --to peft none
+warns 'has no adapters'
+python3 - "$base" << 'PYTHON'
+import glob, json, math, struct, sys
+def tensors(paths):
+    found = {}
+    for path in paths:
+        data = open(path, "rb").read()
+        size = struct.unpack("<Q", data[:8])[0]
+        for name, it in json.loads(data[8:8 + size]).items():
+            if name != "__metadata__":
+                assert it["dtype"] == "F32", (name, it["dtype"])
+                begin, end = it["data_offsets"]
+                found[name] = (it["shape"], struct.unpack(f"<{(end - begin) // 4}f", data[8 + size + begin:8 + size + end]))
+    return found
+base, merged = tensors(glob.glob(sys.argv[1] + "/*.safetensors")), tensors(["merged/model.safetensors"])
+adapters = tensors(["adapters/adapter_model.safetensors"])
+config = json.load(open("adapters/adapter_config.json"))
+assert (config["r"], config["lora_alpha"], config["peft_type"], config["base_model_name_or_path"]) == (4, 8, "LORA", sys.argv[1])
+assert len(config["target_modules"]) == 7, config["target_modules"]
+adapted = 0
+for name, (shape, values) in base.items():
+    a = adapters.get("base_model.model." + name.replace(".weight", ".lora_A.weight"))
+    if a is None:
+        assert merged[name][1] == values, name
+        continue
+    b = adapters["base_model.model." + name.replace(".weight", ".lora_B.weight")][1]
+    rows, columns = shape
+    assert a[0] == [4, columns] and max(map(abs, b)) > 0
+    for row in range(0, rows, 3):
+        for column in range(0, columns, 5):
+            want = values[row * columns + column] + 2.0 * math.fsum(b[row * 4 + k] * a[1][k * columns + column] for k in range(4))
+            got = merged[name][1][row * columns + column]
+            assert abs(got - want) <= 2.0 ** -24 * abs(want) + 1e-14, (name, row, column, got, want)
+    adapted += 1
+assert adapted == 21 and len(adapters) == 42, (adapted, len(adapters))
+PYTHON
+held
+holds "merged weights are W + s B A, rounded once; what has no adapter is the base"
+for refused in 'gpt2:no module of its own' 'deepseek_v3:for an adapter of routed experts'; do
+  run 0 train --model.from "$repository/tests/vectors/hf/${refused%%:*}" "${small[@]}" --train.train_iters=1 --peft.lora_rank=2 \
+    --checkpoint.save="${refused%%:*}"
+  run 2 convert "${refused%%:*}" --to peft none
+  warns "${refused#*:}"
+done
+
+# test_loss ARGUMENTS...: of `metroplex eval`.
+test_loss() {
+  run 0 eval "$@" "${small[@]}" --train.eval_iters=2 --data.split=80,20
+  sed -nE 's/.*lm loss value: ([^ ]+).*/\1/p' out | tail -n 1
+}
+# fp32 rounds a loss near 7 by 5e-7, a sum of 50 products along the model by a few of these; training moved it by more.
+python3 - "$(test_loss --load lora)" "$(test_loss --model.from merged)" "$(test_loss --model.from "$base")" << 'PYTHON'
+import sys
+adapted, merged, base = map(float, sys.argv[1:])
+assert abs(adapted - merged) < 1e-5 and abs(adapted - base) > 0.01, sys.argv
+PYTHON
+held
+holds "the run with adapters and the merged directory have one loss, the directory that it began with another"

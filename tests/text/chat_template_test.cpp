@@ -1,0 +1,254 @@
+// Chat templates against what jinja2 and transformers made of them (tests/vectors/chat, by
+// tests/transformers/chat_vectors.py), and what is refused.
+#include "text/chat_template.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "text/support.h"
+
+namespace metroplex::text::chat_template_test {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using testing::error_of;
+using testing::TemporaryFolder;
+
+const std::string kVectors = "tests/vectors/chat/";
+
+Json vectors(const std::string& name) {
+  std::ifstream stream(kVectors + name);
+  return Json::parse(stream);
+}
+
+// The text, or null where it is refused.
+Json rendered(const std::string& source, const Json& variables, int64_t now) {
+  try {
+    const jinja::Template parsed(source, "template");
+    return parsed.render(jinja::from_json(variables).dict(), now).text;
+  } catch (const base::Error&) { return nullptr; }
+}
+
+TEST(ChatTemplates, PiecesOfJinjaAreAsJinjaHasThem) {
+  const Json file = vectors("pieces.json");
+  int refused = 0;
+  for (const Json& piece : file["cases"]) {
+    EXPECT_EQ(rendered(piece["template"], file["variables"], file["now"]), piece["text"]) << piece["template"];
+    refused += piece["text"].is_null();
+  }
+  EXPECT_GE(file["cases"].size(), 139u);
+  EXPECT_GE(refused, 40);
+}
+
+TEST(ChatTemplates, OfEveryFamilyAreAsTransformersRendersThem) {
+  const Json file = vectors("renderings.json");
+  std::map<std::string, int> texts;
+  for (const Json& one : file["cases"]) {
+    Json messages = file["conversations"][one["conversation"].get<std::string>()];
+    if (!messages.empty()) messages = chat_from_json(messages).messages;
+    Json variables = {
+        {"messages", messages}, {"tools", nullptr}, {"documents", nullptr}, {"add_generation_prompt", false}};
+    variables.update(file["special"]);
+    variables.update(file["extras"][one["extra"].get<std::string>()]);
+    const std::string name = one["template"];
+    EXPECT_EQ(rendered(file["templates"][name], variables, file["now"]), one["text"])
+        << name << " " << one["conversation"] << " " << one["extra"];
+    texts[name] += !one["text"].is_null();
+  }
+  EXPECT_EQ(texts.size(), 12u);
+  for (const auto& [name, count] : texts) EXPECT_GE(count, 40) << name;
+}
+
+TEST(ChatTemplates, TokensAndMasksAreThoseOfTransformers) {
+  const Json file = vectors("tokens.json");
+  std::map<std::string, std::unique_ptr<Tokenizer>> tokenizers;
+  int learned = 0;
+  for (const Json& one : file["cases"]) {
+    SpecialNames names;
+    names.bos = one["special"]["bos_token"].get<std::string>();
+    names.eos = one["special"]["eos_token"].get<std::string>();
+    auto& tokenizer = tokenizers[one["tokenizer"]];
+    if (!tokenizer)
+      tokenizer =
+          load_tokenizer("", "tests/vectors/tokenizers/" + one["tokenizer"].get<std::string>() + "/tokenizer.json");
+    const ChatTemplate chat_template(file["templates"][one["template"].get<std::string>()].get<std::string>(),
+                                     "template", names);
+    const Chat chat = chat_from_json(file["conversations"][one["conversation"].get<std::string>()]);
+    const ChatTokens tokens = chat_tokens(*tokenizer, chat_template.learned_text(chat, Learned::all));
+    EXPECT_EQ(Json(tokens.ids), one["ids"]) << one["tokenizer"] << one["template"] << one["conversation"];
+    EXPECT_EQ(Json(tokens.learned), one["mask"]) << one["tokenizer"] << one["template"] << one["conversation"];
+    learned += static_cast<int>(std::count(tokens.learned.begin(), tokens.learned.end(), 1));
+  }
+  EXPECT_GE(file["cases"].size(), 48u);
+  EXPECT_GE(learned, 500);
+}
+
+Chat chat_of(const char* text) { return chat_from_json(Json::parse(text)); }
+
+constexpr const char* kTwoTurns = R"([{"role": "user", "content": "a"}, {"role": "assistant", "content": "bb"},
+  {"role": "user", "content": "c"}, {"role": "assistant", "content": "dd"}])";
+constexpr const char* kPlain =
+    "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}.{% endfor %}{% if add_generation_prompt %}<a>{% endif "
+    "%}";
+
+std::vector<std::string> pieces(const ChatText& chat) {
+  std::vector<std::string> out;
+  for (const auto& [begin, end] : chat.learned) out.push_back(chat.text.substr(begin, end - begin));
+  return out;
+}
+
+TEST(ChatTemplates, WithoutGenerationBlocksTheTurnsAreFoundByRenderingPrefixes) {
+  const ChatTemplate plain(kPlain, "plain", {});
+  const ChatText all = plain.learned_text(chat_of(kTwoTurns), Learned::all);
+  EXPECT_EQ(all.text, "<u>a.<a>bb.<u>c.<a>dd.");
+  EXPECT_EQ(pieces(all), (std::vector<std::string>{"bb.", "dd."}));
+  EXPECT_EQ(pieces(plain.learned_text(chat_of(kTwoTurns), Learned::last)), std::vector<std::string>{"dd."});
+  // One that shortens what came before: the turns are in no part of the text, the last one is.
+  const ChatTemplate rewrites(
+      "{% for m in messages %}<{{ m.role[0] }}>{{ m.content if loop.last else m.content[0] }}.{% endfor %}"
+      "{% if add_generation_prompt %}<a>{% endif %}",
+      "rewrites", {});
+  const std::string error = error_of([&] { rewrites.learned_text(chat_of(kTwoTurns), Learned::all); });
+  EXPECT_NE(error.find("message 2"), std::string::npos) << error;
+  EXPECT_NE(error.find("generation"), std::string::npos) << error;
+  EXPECT_EQ(pieces(rewrites.learned_text(chat_of(kTwoTurns), Learned::last)), std::vector<std::string>{"dd."});
+}
+
+TEST(ChatTemplates, AreFoundInADirectoryAsTransformersLooksForThem) {
+  const TemporaryFolder folder;
+  EXPECT_FALSE(find_chat_template(folder.path()).has_value());
+  folder.write("tokenizer_config.json", R"({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template":
+    [{"name": "default", "template": "{{ bos_token }}d{{ eos_token }}{{ more }}"}, {"name": "tool_use", "template": "t{{ tools | length }}"}]})");
+  auto found = find_chat_template(folder.path());
+  ASSERT_TRUE(found.has_value());
+  found->set_variable("more", 5);
+  Chat chat = chat_of(kTwoTurns);
+  EXPECT_EQ(found->text(chat, false), "<s>d</s>5");
+  chat.tools = Json::array({1, 2});
+  EXPECT_EQ(found->text(chat, false), "t2");
+  folder.write("chat_template.jinja", "from the file {{ bos_token }}");
+  EXPECT_EQ(find_chat_template(folder.path())->text(chat, false), "from the file <s>");
+}
+
+TEST(ChatTemplates, ChatsComeInSeveralSpellings) {
+  const Chat shared = chat_of(
+      R"({"conversations": [{"from": "system", "value": "s"}, {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]})");
+  EXPECT_EQ(ChatTemplate(kPlain, "plain", {}).text(shared, false), "<s>s.<u>a.<a>b.");
+  for (const char* wrong :
+       {"{}", "[]", "3", R"({"messages": 1})", R"([{"content": "a"}])", R"({"conversations": [{"value": "a"}]})"}) {
+    EXPECT_NE(error_of([&] { chat_of(wrong); }).find("[text]"), std::string::npos) << wrong;
+  }
+}
+
+TEST(ChatTemplates, WhatTheyLackIsNamedWithItsLine) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"a\n{{ x | xmlattr }}", "line 2: the filter 'xmlattr' is not known here"},
+      {"a\n\n{% include 'b' %}", "line 3: {% include %} is not known here"},
+      {"{% for a in b recursive %}{% endfor %}", "line 1: for ... recursive"},
+      {"{{ f(*x) }}", "line 1: arguments with *"},
+      {"{% if x %}\n{% endfor %}", "line 2: {% endfor %} is not expected here"},
+      {"\n{% if x %}\n", "line 2: {% if %} without its end"},
+      {"{{ x is nice }}", "line 1: the test 'is nice' is not known here"},
+      {"{{ 'abc'.encode() }}", "line 1: 'str object' has no attribute 'encode', and is called"},
+      {"{{ raise_exception('no ' ~ 1) }}", "line 1: the template refuses this chat: no 1"},
+      {"{{ messages[9].role }}", "line 1: there is no item 9 of 4, and its 'role' is asked for"},
+      {"\n{{ nope.role }}", "line 2: 'nope' is undefined"},
+      {"{{ messages.append(1) }}", "line 1: 'append' would change a list"},
+  };
+  for (const auto& [source, wanted] : cases) {
+    const std::string error =
+        error_of([&, source = source] { ChatTemplate(source, "file.jinja", {}).text(chat_of(kTwoTurns), false); });
+    EXPECT_NE(error.find(std::string("file.jinja, ") + wanted), std::string::npos) << source << "\n" << error;
+  }
+}
+
+// Each of them would run, or grow, without end.
+TEST(ChatTemplates, NoTemplateRunsOrGrowsWithoutEnd) {
+  std::string deep(2000, '('), sum = "1", nots;
+  for (int i = 0; i < 2000; ++i) sum += "+1", nots += "not ";
+  const std::string sources[] = {
+      "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+      "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+      "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
+      "{% set ns = namespace(x='xx') %}{% for i in range(999) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+      "{% set ns = namespace(x=[1]) %}{% for i in range(999) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+      "{% set ns = namespace(x=[1]) %}{% for i in range(999) %}{% set ns.x = [ns.x] %}{% endfor %}",
+      "{% set ns = namespace(x=[1]) %}{% for i in range(90) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+      "{% set ns = namespace() %}{% set ns.x = ns %}",
+      "{{ 'x' * 999999999999 }}",
+      "{{ [1] * 999999999999 }}",
+      "{{ range(1000000) }}",
+      "{{ " + deep,
+      "{{ " + sum + " }}",
+      "{{ " + nots + "x }}",
+      "{{ 9223372036854775807 + 1 }}",
+      "{{ 10 ** 100 }}",
+      "{{ '%9999999999d' % 1 }}"};
+  const Chat chat = chat_of(kTwoTurns);
+  for (const std::string& source : sources) {
+    const std::string error = error_of([&] {
+      jinja::Limits limits;
+      limits.steps = 2'000'000;
+      const jinja::Template parsed(source, "t");
+      parsed.render({}, 0, limits);
+    });
+    EXPECT_NE(error.find("t, line 1: "), std::string::npos) << source.substr(0, 80) << "\n" << error;
+  }
+}
+
+TEST(ChatTemplates, ATokenThatHoldsSomeOfATurnIsLearned) {
+  const auto gpt2 = load_tokenizer("", "tests/vectors/tokenizers/gpt2/tokenizer.json");
+  const auto bytes = load_tokenizer("bytes", "");
+  const ChatText chat{"Hello world\xc3\xa9\n\nend", {{3, 8}, {11, 13}}};
+  const ChatTokens tokens = chat_tokens(*gpt2, chat);
+  size_t at = 0;
+  for (size_t i = 0; i < tokens.ids.size(); ++i) {
+    std::vector<int32_t> upto(tokens.ids.begin(), tokens.ids.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+    const size_t end =
+        i + 1 == tokens.ids.size() ? chat.text.size() : std::min(gpt2->decode(upto).size(), chat.text.size());
+    const bool overlaps = (at < 8 && end > 3) || (at < 13 && end > 11);
+    if (gpt2->decode(upto).find("\xef\xbf\xbd") == std::string::npos) {
+      EXPECT_EQ(tokens.learned[i] != 0, overlaps) << i;
+    }
+    at = end;
+  }
+  // One that begins before what is learned, and ends behind it.
+  const auto qwen2 = load_tokenizer("", "tests/vectors/tokenizers/qwen2/tokenizer.json");
+  const ChatTokens inside = chat_tokens(*qwen2, {"<|im_start|>a<|im_end|>", {{3, 5}, {15, 16}}});
+  EXPECT_EQ(inside.learned, (std::vector<uint8_t>{1, 0, 1}));
+  const ChatTokens of_bytes = chat_tokens(*bytes, chat);
+  ASSERT_EQ(of_bytes.learned.size(), chat.text.size());
+  for (size_t i = 0; i < chat.text.size(); ++i)
+    EXPECT_EQ(of_bytes.learned[i] != 0, (i >= 3 && i < 8) || (i >= 11 && i < 13)) << i;
+}
+
+// Whatever a tokenizer does to a text: the places are right, or it is refused.
+TEST(ChatTemplates, EveryTokenizerTellsPlacesOrIsRefused) {
+  int told = 0;
+  for (const std::string& folder : testing::vector_folders()) {
+    const std::string path = folder.find('/') == std::string::npos ? "tests/vectors/tokenizers/" + folder : folder;
+    const auto tokenizer = load_tokenizer("", path);
+    const ChatText chat{"user: What is it?\nassistant: A caf\xc3\xa9, 12 apples.\nuser: ok\n", {{18, 49}}};
+    ChatTokens tokens;
+    const std::string error = error_of([&] { tokens = chat_tokens(*tokenizer, chat); });
+    if (tokens.ids.empty()) {
+      EXPECT_NE(error.find("cannot be told"), std::string::npos) << path << error;
+      continue;
+    }
+    ++told;
+    std::vector<int32_t> learned;
+    for (size_t i = 0; i < tokens.ids.size(); ++i) {
+      if (tokens.learned[i]) learned.push_back(tokens.ids[i]);
+    }
+    const std::string text = tokenizer->decode(learned);
+    EXPECT_NE(text.find("A caf"), std::string::npos) << path << ": " << text;
+    EXPECT_NE(text.find(", 12 apples."), std::string::npos) << path << ": " << text;
+    EXPECT_EQ(text.find("What"), std::string::npos) << path << ": " << text;
+    EXPECT_EQ(text.find("ok"), std::string::npos) << path << ": " << text;
+  }
+  EXPECT_GE(told, 8);
+}
+
+}  // namespace
+}  // namespace metroplex::text::chat_template_test
