@@ -227,7 +227,7 @@ TEST(FarOnHost, StepsAndSumsOfLargeRangesReachTheirEnd) {
   const DeviceArray<double> sums(std::vector<double>(3), Use::both, "sums");
   ASSERT_EQ((gradient_sums_blocks(kFar) - 1) % 8192, 0);  // the one block of the total takes the last part as well
   only_row(0);
-  gradient_sums_cuda(grad.data(), Number::bf16, kFar,
+  gradient_sums_cuda({{grad.data(), Number::bf16, kFar}},
                      {reinterpret_cast<GradientSums*>(sums.data()), workspace.data()}, nullptr);
   EXPECT_EQ(sums.data()[0], 9.0);
   set_order({});
