@@ -11,26 +11,10 @@ __device__ void add(GradientSums& to, const GradientSums& from) {
   to.num_zeros += from.num_zeros;
 }
 
-// The sum over the thread block, in a fixed order; for thread 0.
+// Over the thread block, for every thread.
 __device__ GradientSums block_sum(const GradientSums& mine) {
-  __shared__ double squares[kThreads];  // apart: shared memory takes no initial values
-  __shared__ int64_t nonfinite[kThreads], zeros[kThreads];
-  const unsigned t = threadIdx.x;
-  squares[t] = mine.sum_of_squares;
-  nonfinite[t] = mine.num_nonfinite;
-  zeros[t] = mine.num_zeros;
-  for (unsigned half = kThreads / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (t < half) {
-      squares[t] += squares[t + half];
-      nonfinite[t] += nonfinite[t + half];
-      zeros[t] += zeros[t + half];
-    }
-  }
-  GradientSums total;
-  if (t == 0) total = {squares[0], nonfinite[0], zeros[0]};
-  __syncthreads();  // before the arrays are written again
-  return total;
+  return {block_reduce(mine.sum_of_squares, Add()), block_reduce(mine.num_nonfinite, Add()),
+          block_reduce(mine.num_zeros, Add())};
 }
 
 // Blocks of kSumsBlock elements, those of a range behind those of the range before.

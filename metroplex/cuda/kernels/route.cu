@@ -1,11 +1,9 @@
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/route_math.h"
+#include "cuda/kernels/row_softmax.h"
 
 namespace metroplex::cuda::kernels {
 namespace {
-
-// A warp takes a row.
-constexpr unsigned kWarp = 32, kRowsOfBlock = kThreads / kWarp, kAll = 0xFFFFFFFFU;
 
 template <class T>
 __device__ Place<T> first_of_warp(Place<T> mine) {
@@ -58,26 +56,12 @@ __device__ void choose_row(const RouteForward<T>& o, const RouteShape& s, const 
   __syncwarp();
 }
 
-template <class T>
-__device__ RowSoftmax<T> row_softmax(const T* x, int64_t n, unsigned lane) {
-  RowSoftmax<T> all;
-  all.largest = x[0];
-  for (int64_t e = lane; e < n; e += kWarp) all.largest = x[e] > all.largest ? x[e] : all.largest;
-  for (unsigned offset = kWarp / 2; offset > 0; offset /= 2) {
-    const T other = __shfl_xor_sync(kAll, all.largest, offset);
-    all.largest = other > all.largest ? other : all.largest;
-  }
-  all.sum = 0;
-  for (int64_t e = lane; e < n; e += kWarp) all.sum += exp(x[e] - all.largest);
-  for (unsigned offset = kWarp / 2; offset > 0; offset /= 2) all.sum += __shfl_xor_sync(kAll, all.sum, offset);
-  return all;
-}
-
+// A warp takes a row.
 template <class T>
 __global__ void __launch_bounds__(kThreads) route_forward_kernel(RouteForward<T> all, RouteShape s) {
   const unsigned lane = threadIdx.x % kWarp;
-  const int64_t stride = int64_t{gridDim.x} * kRowsOfBlock;
-  for (int64_t t = int64_t{blockIdx.x} * kRowsOfBlock + threadIdx.x / kWarp; t < s.tokens; t += stride) {
+  const int64_t stride = int64_t{gridDim.x} * kWarps;
+  for (int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; t < s.tokens; t += stride) {
     const RouteForward<T> o = all.row(t, s);
     RowSoftmax<T> whole;
     if (s.score == RouteScore::softmax_of_all) whole = row_softmax(o.logits, s.experts, lane);
@@ -89,8 +73,8 @@ __global__ void __launch_bounds__(kThreads) route_forward_kernel(RouteForward<T>
 template <class T>
 __global__ void __launch_bounds__(kThreads) route_backward_kernel(RouteBackward<T> all, RouteShape s) {
   const unsigned lane = threadIdx.x % kWarp;
-  const int64_t stride = int64_t{gridDim.x} * kRowsOfBlock;
-  for (int64_t t = int64_t{blockIdx.x} * kRowsOfBlock + threadIdx.x / kWarp; t < s.tokens; t += stride) {
+  const int64_t stride = int64_t{gridDim.x} * kWarps;
+  for (int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; t < s.tokens; t += stride) {
     const RouteBackward<T> o{all.dprobs + t * s.k, all.logits + t * s.experts, all.experts + t * s.k,
                              all.dlogits + t * s.experts};
     const bool of_all = s.score == RouteScore::softmax_of_all;
