@@ -103,6 +103,7 @@ TEST(Attention, OfARunIsNamedWithItsKeyWhereItIsOurs) {
   for (const auto& [override, text] : std::vector<std::pair<std::string, std::string>>{
            {"model.attention_dropout=0.1", "model.attention_dropout = 0.1"},
            {"model.kv_channels=12", "head size 12"},
+           {"parallel.context_parallel_size=2", "parallel.context_parallel_size = 2"},
            {"model.attn_logit_softcapping=30", "model.attn_logit_softcapping = 30"},
            {"model.softmax_type=learnable", "model.softmax_type = learnable"},
            {"precision.params_dtype=fp64", "params_dtype = fp64"}}) {

@@ -163,7 +163,9 @@ TEST(BroadcastBatches, EveryRankGetsWhatTheFirstOneRead) {
 // A part of a longer sequence: the rows that are here, for the device and for the host.
 TEST(BroadcastBatches, EveryTensorArrivesAndSoDoTheRowsOfASequence) {
   run_ranks(2, {.tp = 2}, [&](const comm::World& world) {
-    nn::Microbatch part = train::stack_samples(host_batch(3, 2, true), at::kDouble);
+    train::HostBatch of_documents = host_batch(3, 2, true);
+    of_documents.documents.per_sample = kLength;
+    nn::Microbatch part = train::stack_samples(of_documents, at::kDouble);
     part.rows = at::tensor({0, 1, 7, 8, 9}, at::kLong);
     part.all_rows = at::stack({part.rows, at::tensor({2, 3, 4, 5, 6}, at::kLong)});
     part.row_runs = {{0, 2}, {7, 3}};
