@@ -28,8 +28,8 @@ constexpr AttentionRow kRows[] = {{AttentionBy::flash, true, false, true, true, 
                                   {AttentionBy::cudnn, true, false, false, false, cudnn_takes}};
 
 const char* why_none(const AttentionCase& c) {
-  if (c.window) return "windows, where flash attention does not take the head size";
-  if (c.documents) return "documents that do not see each other, where flash attention does not take the head size";
+  if (c.documents) return "documents that do not see each other, which are for flash attention alone";
+  if (c.window) return "windows, which are for flash attention alone";
   if (c.head_dim != c.v_head_dim) return "values of another head size than keys";
   if (c.head_dim > 256) return "a head size above 256";
   return "a head size without a backward of flash attention on this GPU";
@@ -44,8 +44,6 @@ AttentionChoice gpu_attention(const AttentionCase& c) {
   if (!c.plain_mask) return {AttentionBy::own, "a mask that is not causal from the first row on"};
   if (!c.plain_scores) return {AttentionBy::own, "capped scores or sinks"};
   if (!half && !single) return {AttentionBy::own, "float64"};
-  if (single && c.documents) return {AttentionBy::own, "documents that do not see each other, in fp32"};
-  if (single && c.window) return {AttentionBy::own, "windows in fp32"};
   if (c.head_dim % 8 != 0 || c.v_head_dim % 8 != 0) return {AttentionBy::own, "a head size that 8 does not divide"};
   for (const AttentionRow& row : kRows) {
     const bool type = half ? row.halves : row.floats;
@@ -80,14 +78,14 @@ std::string own_attention(const Config& config, int capability) {
   const AttentionCase c = attention_case(config, capability);
   const AttentionChoice choice = gpu_attention(c);
   if (choice.by != AttentionBy::own) return "";
-  const std::string key = c.dropout         ? base::concat("model.attention_dropout = ", m.attention_dropout)
-                          : !c.plain_mask   ? base::concat("parallel.context_parallel_size = ", config.parallel.cp())
-                          : !c.plain_scores ? not_plain(m)
-                          : c.dtype == ParamsDtype::fp64                ? "precision.params_dtype = fp64"
-                          : c.documents && c.dtype == ParamsDtype::fp32 ? "data.reset_attention_mask = true"
-                          : c.window && c.dtype == ParamsDtype::fp32
-                              ? base::concat("model.window_size = ", m.window_size)
-                              : base::concat("head size ", c.head_dim);
+  const bool single = c.dtype == ParamsDtype::fp32;
+  std::string key = base::concat("head size ", c.head_dim);
+  if (single && c.window) key = base::concat("model.window_size = ", m.window_size);
+  if (single && c.documents) key = "data.reset_attention_mask = true";
+  if (c.dtype == ParamsDtype::fp64) key = "precision.params_dtype = fp64";
+  if (!c.plain_scores) key = not_plain(m);
+  if (!c.plain_mask) key = base::concat("parallel.context_parallel_size = ", config.parallel.cp());
+  if (c.dropout) key = base::concat("model.attention_dropout = ", m.attention_dropout);
   return base::concat("attention is by kernels of our own, slower than libtorch's: ", choice.why, " (", key, ")");
 }
 

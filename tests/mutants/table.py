@@ -272,7 +272,7 @@ MUTANTS = [
     # On a GPU the library comes first.
     ("flash_of_two_head_sizes", "config/attention.cpp", "return c.head_dim == c.v_head_dim && c.head_dim <= 256;", "return c.head_dim <= 256;", "config_test Attention*"),
     ("cudnn_on_any_gpu", "config/attention.cpp", "return sizes && (c.capability == 90 || c.capability / 10 == 10);", "return sizes && c.capability >= 80;", "config_test Attention*"),
-    ("documents_by_the_fp32_operator", "config/attention.cpp", "  if (single && c.documents) return", "  if (false && c.documents) return", "config_test Attention*"),
+    ("documents_by_the_fp32_operator", "config/attention.cpp", "{AttentionBy::memory_efficient, false, true, false, false, same_sizes}", "{AttentionBy::memory_efficient, false, true, false, true, same_sizes}", "config_test Attention*"),
     ("no_room_for_the_last_document", "config/attention.cpp", "(config.train.seq_length + kTokensEach - 1) / kTokensEach", "config.train.seq_length / kTokensEach", "config_test Attention*"),
     ("documents_without_offsets", "nn/core_attention.cpp", "if (documents && !(batch.document_offsets.defined() && ", "if (documents && !(", "nn_test CoreAttention.AsksAGpu*"),
     ("window_is_not_told", "nn/core_attention.cpp", "  fused.window = spec.window;\n", "", "nn_test LibraryAttention*"),
@@ -293,7 +293,7 @@ MUTANTS = [
     ("clones_by_the_library", "moe/grouped_library.cpp", "return library && !c.clones && ", "return library && ", "moe_test GroupedLibrary*"),
     ("any_width_by_the_library", "moe/grouped_library.cpp", " && c.in % kAligned == 0 && c.out % kAligned == 0;", " && c.in % kAligned == 0;", "moe_test GroupedLibrary*"),
     ("host_pool_stays", "cuda/graph/host_pool.cpp", "if (begun || was_recording) drop_host_pool(host, pool);", "if (begun && was_recording) drop_host_pool(host, pool);", "cuda_test HostPool*"),
-    ("host_pool_is_not_held", "cuda/graph/host_pool.cpp", "  host.begin_allocate_to_pool(host_id(pool), [](c10::Stream) { return false; });\n  host.end_allocate_to_pool(host_id(pool));\n", "", "cuda_test HostPool*"),
+    ("host_pool_stays_open", "cuda/graph/host_pool.cpp", "  host.end_allocate_to_pool(host_id(pool));\n}", "}", "cuda_test HostPool*"),
     ("copy_is_dropped_unjoined", "nn/copies_under_way.h", "    copies_.front().join();\n", "", "nn_test CopiesUnderWay*"),
     ("joined_drops_one_more", "nn/copies_under_way.h", "static_cast<int64_t>(copies_.size()) < issued) copies_", "static_cast<int64_t>(copies_.size()) <= issued) copies_", "nn_test CopiesUnderWay*"),
     ("batches_fetched_twice", "train/batches_ahead.h", "    if (!wanted_) return fetch_(wanted);\n", "    if (wanted_) return fetch_(wanted);\n", "train_test BatchesAhead*"),
