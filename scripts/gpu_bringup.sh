@@ -88,7 +88,7 @@ bin=$build/bin
 golden=tests/vectors/golden
 part "build for these GPUs" "" 0 env \
   CUDAARCHS="$(printf '%s\n' "$gpus" | cut -d, -f2 | tr -d ' .' | sort -u | awk '{print $1 ($1 >= 90 ? "a" : "") "-real"}' | paste -sd ';')" \
-  bash -c 'if [ "$1" = 1 ]; then scripts/build.sh --cuda --dir "$2" && ninja -C "$2" gpu_step kernel_bandwidth; fi; test -x "$2/bin/metroplex"' \
+  bash -c 'if [ "$1" = 1 ]; then scripts/build.sh --cuda --dir "$2" && ninja -C "$2" gpu_step kernel_bandwidth attention_operators; fi; test -x "$2/bin/metroplex"' \
   build "$make" "$build" || touch "$logs/build.failed"
 part "machine" "" 12 each "nvidia-smi -L" "nvidia-smi topo -m" "git log -1 --format=%h" "ldd $bin/metroplex-torch | sed -n /cuda/p"
 
@@ -122,6 +122,7 @@ for tool in memcheck racecheck initcheck; do
 done
 
 part "kernels' bandwidth against the copy's" "" 20 "$bin/kernel_bandwidth" cuda 65536 4096 "$repetitions"
+part "attention by flash, cuDNN and own kernels" "" 15 "$bin/attention_operators" cuda "$repetitions"
 for model in gpt2 llama mixtral; do
   part "training step of $model" "" 8 "$python" bench/compare_gpu.py --models "$model" --steps "$steps" --binary "$bin/gpu_step"
 done

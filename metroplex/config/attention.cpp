@@ -9,65 +9,94 @@ namespace {
 
 struct AttentionRow {
   AttentionBy by;
-  bool halves, floats;
-  int64_t most_head_dim;
-  bool (*runs)(const AttentionCase& c);
+  bool halves, floats, windows, documents;
+  bool (*takes)(const AttentionCase& c);
 };
 
-bool everywhere(const AttentionCase&) { return true; }
+bool same_sizes(const AttentionCase& c) { return c.head_dim == c.v_head_dim && c.head_dim <= 256; }
 bool has_flash_backward(const AttentionCase& c) {
   const bool small = c.capability == 86 || c.capability == 89 || c.capability == 120 || c.capability == 121;
-  return !(small && attention_depends_on_gpu(c.head_dim));
+  return same_sizes(c) && !(small && c.head_dim > 192 && c.head_dim <= 224);
+}
+bool cudnn_takes(const AttentionCase& c) {
+  const bool sizes = std::max(c.head_dim, c.v_head_dim) <= 128 || (c.head_dim == 192 && c.v_head_dim == 128);
+  return sizes && (c.capability == 90 || c.capability / 10 == 10);
 }
 
-constexpr AttentionRow kRows[] = {{AttentionBy::flash, true, false, 256, has_flash_backward},
-                                  {AttentionBy::memory_efficient, false, true, 256, everywhere}};
+constexpr AttentionRow kRows[] = {{AttentionBy::flash, true, false, true, true, has_flash_backward},
+                                  {AttentionBy::memory_efficient, false, true, false, false, same_sizes},
+                                  {AttentionBy::cudnn, true, false, false, false, cudnn_takes}};
+
+const char* why_none(const AttentionCase& c) {
+  if (c.documents) return "documents that do not see each other, which are for flash attention alone";
+  if (c.window) return "windows, which are for flash attention alone";
+  if (c.head_dim != c.v_head_dim) return "values of another head size than keys";
+  if (c.head_dim > 256) return "a head size above 256";
+  return "a head size without a backward of flash attention on this GPU";
+}
 
 }  // namespace
 
 AttentionChoice gpu_attention(const AttentionCase& c) {
   const bool half = c.dtype == ParamsDtype::bf16 || c.dtype == ParamsDtype::fp16,
              single = c.dtype == ParamsDtype::fp32;
-  if (c.documents) return {AttentionBy::own, "documents that do not see each other"};
   if (c.dropout) return {AttentionBy::own, "dropout that is a function of the position"};
   if (!c.plain_mask) return {AttentionBy::own, "a mask that is not causal from the first row on"};
-  if (!c.plain_scores) return {AttentionBy::own, "windows, capped scores or sinks"};
+  if (!c.plain_scores) return {AttentionBy::own, "capped scores or sinks"};
   if (!half && !single) return {AttentionBy::own, "float64"};
-  if (c.head_dim != c.v_head_dim) return {AttentionBy::own, "values of another head size than keys"};
-  if (c.head_dim % 8 != 0) return {AttentionBy::own, "a head size that 8 does not divide"};
+  if (c.head_dim % 8 != 0 || c.v_head_dim % 8 != 0) return {AttentionBy::own, "a head size that 8 does not divide"};
   for (const AttentionRow& row : kRows) {
-    if ((half ? row.halves : row.floats) && c.head_dim <= row.most_head_dim && row.runs(c)) return {row.by};
+    const bool type = half ? row.halves : row.floats;
+    if (type && (row.windows || !c.window) && (row.documents || !c.documents) && row.takes(c)) return {row.by};
   }
-  if (c.head_dim > 256) return {AttentionBy::own, "a head size above 256"};
-  return {AttentionBy::own, "a head size without a backward of flash attention on this GPU"};
+  return {AttentionBy::own, why_none(c)};
 }
 
 // What of a model keeps scores from being plain, in words; empty: nothing.
 static std::string not_plain(const Model& m) {
-  if (m.has_window()) return base::concat("model.window_size = ", m.window_size);
   if (m.attn_logit_softcapping > 0) return base::concat("model.attn_logit_softcapping = ", m.attn_logit_softcapping);
   return m.softmax_type == SoftmaxType::vanilla ? "" : base::concat("model.softmax_type = ", m.softmax_type.text());
 }
 
-std::string own_attention(const Config& config, int capability) {
+static AttentionCase attention_case(const Config& config, int capability) {
   const Model& m = config.model;
   AttentionCase c{config.precision.params_dtype};
   c.head_dim = c.v_head_dim =
       m.kv_channels > 0 ? m.kv_channels : m.hidden_size / std::max<int64_t>(1, m.num_attention_heads);
   if (m.multi_latent_attention) c.head_dim = m.qk_head_dim + m.qk_pos_emb_head_dim, c.v_head_dim = m.v_head_dim;
-  const std::string scores = not_plain(m);
-  c.plain_scores = scores.empty();
+  c.plain_mask = config.parallel.cp() == 1;
+  c.plain_scores = not_plain(m).empty();
+  c.window = m.has_window();
   c.dropout = m.attention_dropout > 0;
   c.documents = config.data.reset_attention_mask;
   c.capability = capability;
+  return c;
+}
+
+std::string own_attention(const Config& config, int capability) {
+  const Model& m = config.model;
+  const AttentionCase c = attention_case(config, capability);
   const AttentionChoice choice = gpu_attention(c);
   if (choice.by != AttentionBy::own) return "";
-  const std::string key = c.documents       ? "data.reset_attention_mask = true"
-                          : c.dropout       ? base::concat("model.attention_dropout = ", m.attention_dropout)
-                          : !scores.empty() ? scores
-                          : c.dtype == ParamsDtype::fp64 ? "precision.params_dtype = fp64"
-                                                         : base::concat("head size ", c.head_dim);
+  const bool single = c.dtype == ParamsDtype::fp32;
+  std::string key = base::concat("head size ", c.head_dim);
+  if (single && c.window) key = base::concat("model.window_size = ", m.window_size);
+  if (single && c.documents) key = "data.reset_attention_mask = true";
+  if (c.dtype == ParamsDtype::fp64) key = "precision.params_dtype = fp64";
+  if (!c.plain_scores) key = not_plain(m);
+  if (!c.plain_mask) key = base::concat("parallel.context_parallel_size = ", config.parallel.cp());
+  if (c.dropout) key = base::concat("model.attention_dropout = ", m.attention_dropout);
   return base::concat("attention is by kernels of our own, slower than libtorch's: ", choice.why, " (", key, ")");
+}
+
+DocumentBound document_bound(const Config& config, int capability) {
+  const AttentionCase c = attention_case(config, capability);
+  // For one query a sample the operator would reorder heads.
+  if (!c.documents || config.train.seq_length == 1 || gpu_attention(c).by == AttentionBy::own) return {};
+  const int64_t given = config.data.max_documents_per_sample;
+  constexpr int64_t kTokensEach = 128;  // of which the operator's backward sets as many aside for a document
+  return {given > 0 ? given : (config.train.seq_length + kTokensEach - 1) / kTokensEach,
+          config.train.cuda_graph_impl != CudaGraphImpl::none};
 }
 
 }  // namespace metroplex::config

@@ -9,13 +9,14 @@
 
 namespace metroplex::config {
 
-enum class AttentionBy : uint8_t { flash, memory_efficient, own };
+enum class AttentionBy : uint8_t { flash, cudnn, memory_efficient, own };
 
 struct AttentionCase {
   ParamsDtype dtype = ParamsDtype::bf16;
   int64_t head_dim = 0, v_head_dim = 0;
   bool plain_mask = true;    // every query sees every key, or query i keys 0 to i; no padding
-  bool plain_scores = true;  // no window, no cap, and no score in the softmax that is of no key
+  bool plain_scores = true;  // no cap, and no score in the softmax that is of no key
+  bool window = false;       // a query sees the keys of so many positions before its own
   bool dropout = false, documents = false;
   int capability = 0;  // 90 for sm_90; 0: unknown, as if it took what most take
 };
@@ -24,13 +25,28 @@ struct AttentionChoice {
   AttentionBy by = AttentionBy::own;
   const char* why = "";  // own: what libtorch's operators do not take
 };
-// Forward and backward alike. Flash attention: halves, head sizes of at most 256 that 8 divides, but for 200 to 224
-// on sm_86, 89, 120 and 121, where libtorch 2.11 refuses its backward. Memory-efficient attention: fp32, the same
-// head sizes.
+// Forward and backward alike, the first of these that takes the case; to prefer another one, change the order of the
+// rows in attention.cpp.
+// Flash attention: halves, equal head sizes of at most 256 that 8 divides, but for 200 to 224 on sm_86, 89, 120 and
+// 121, where libtorch 2.11 refuses its backward; windows, and documents by their offsets. Memory-efficient attention:
+// fp32, the same head sizes. cuDNN's: halves on sm_90 and sm_10x, two head sizes of at most 128 that 8 divides, or
+// 192 of queries and keys and 128 of values.
 AttentionChoice gpu_attention(const AttentionCase& c);
 
-// Whether only training with this architecture decides: the caller need not ask for it otherwise.
-constexpr bool attention_depends_on_gpu(int64_t head_dim) { return head_dim > 192 && head_dim <= 224; }
+// Whether the architecture decides: the caller need not ask for it otherwise.
+constexpr bool attention_depends_on_gpu(int64_t head_dim, int64_t v_head_dim) {
+  return head_dim != v_head_dim || (head_dim > 192 && head_dim <= 224);
+}
+
+// For variable-length attention on a GPU: how many documents a sample may have (data.max_documents_per_sample), where
+// it is known. The operator's memory and its launches grow with this number, so it is no larger than it must be.
+// Microbatches with more documents are left to own kernels, or refused where graphs are captured: their launches
+// stay.
+struct DocumentBound {
+  int64_t per_sample = 0;  // 0: attention of this run goes by the numbers of the documents
+  bool must_fit = false;
+};
+DocumentBound document_bound(const Config& config, int capability = 0);
 
 // Of a training run on GPUs, resolved: why its attention is our own, with the key that makes it so; empty: it is
 // libtorch's.

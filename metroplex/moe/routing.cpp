@@ -16,18 +16,9 @@ namespace {
 using config::ScoreFunction;
 using config::TopkNormalization;
 
-// Of each score by itself; softmax over the row.
-at::Tensor scores_of(const at::Tensor& logits, ScoreFunction function) {
-  switch (function) {
-    case ScoreFunction::sigmoid:
-      return at::sigmoid(logits);
-    case ScoreFunction::sqrtsoftplus:
-      return at::softplus(logits).sqrt();
-    case ScoreFunction::softmax:
-      return at::softmax(logits, -1);
-  }
-  MPX_ASSERT(false, "a score function without a formula");
-  return {};
+int64_t best_of_group(const TopKRule& rule) {
+  if (rule.num_groups == 0) return 0;
+  return rule.group_score_topk > 0 ? rule.group_score_topk : rule.k / rule.group_topk;
 }
 
 namespace kernels = cuda::kernels;
@@ -40,6 +31,7 @@ kernels::RouteShape route_shape(const at::Tensor& logits, const TopKRule& rule) 
   if (rule.score_function == ScoreFunction::sigmoid) shape.score = kernels::RouteScore::sigmoid;
   else if (rule.score_function == ScoreFunction::sqrtsoftplus) shape.score = kernels::RouteScore::sqrtsoftplus;
   else if (rule.pre_softmax) shape.score = kernels::RouteScore::softmax_of_all;
+  shape.groups = rule.num_groups, shape.groups_chosen = rule.group_topk, shape.best_of_group = best_of_group(rule);
   return shape;
 }
 
@@ -57,14 +49,6 @@ at::Tensor probs_gradient(const cuda::Target& target, const Routing& saved, cons
                  kernels::route_backward<T>, kernels::route_backward_cuda<T>, operands, shape);
   });
   return dlogits;
-}
-
-// Of groups, the choice by the scores that they are formed by.
-at::Tensor choose_of_groups(const at::Tensor& logits, const TopKRule& rule, const at::Tensor& bias) {
-  const at::NoGradGuard no_grad;
-  const bool by_logits = rule.score_function == ScoreFunction::softmax && !rule.pre_softmax;
-  const at::Tensor scores = by_logits ? logits : scores_of(logits, rule.score_function);
-  return choose(bias.defined() ? scores + bias : scores, rule);
 }
 
 }  // namespace
@@ -89,9 +73,8 @@ at::Tensor choose(const at::Tensor& scores, const TopKRule& rule) {
   const at::Tensor x = scores.detach();
   if (rule.num_groups == 0) return std::get<1>(x.topk(rule.k, -1));
   const int64_t tokens = x.size(0), of_group = x.size(1) / rule.num_groups;
-  const int64_t best_of_group = rule.group_score_topk > 0 ? rule.group_score_topk : rule.k / rule.group_topk;
   const at::Tensor of_groups =
-      std::get<0>(x.view({tokens, rule.num_groups, of_group}).topk(best_of_group, -1)).sum(-1);
+      std::get<0>(x.view({tokens, rule.num_groups, of_group}).topk(best_of_group(rule), -1)).sum(-1);
   const at::Tensor best = std::get<1>(of_groups.topk(rule.group_topk, -1));
   const at::Tensor out =
       at::ones({tokens, rule.num_groups}, x.options().dtype(at::kBool)).scatter_(1, best, false).unsqueeze(-1);
@@ -106,7 +89,6 @@ Routing route(const cuda::Target& target, const at::Tensor& logits, const TopKRu
   kernels::RouteShape shape = route_shape(logits, rule);
   const at::Tensor x = logits.detach().contiguous();
   Routing routing{choice.chosen, {}};
-  if (!routing.experts.defined() && rule.num_groups > 0) routing.experts = choose_of_groups(x, rule, choice.bias);
   shape.chosen = routing.experts.defined();
   {
     const at::NoGradGuard no_grad;
@@ -114,16 +96,20 @@ Routing route(const cuda::Target& target, const at::Tensor& logits, const TopKRu
     if (!shape.chosen) routing.experts = at::empty({shape.tokens, shape.k}, x.options().dtype(at::kLong));
     routing.experts = routing.experts.contiguous();
     routing.probs = at::empty({shape.tokens, shape.k}, x.options());
+    const bool of_groups = !shape.chosen && shape.groups > 0;
+    const at::Tensor group_scores = of_groups ? at::empty({shape.tokens, shape.groups}, x.options()) : at::Tensor();
     nn::dispatch_wide(x, [&](auto zero) {
       using T = decltype(zero);
       const kernels::RouteForward<T> operands{nn::elements<T>(x), nn::elements<T>(bias),
                                               static_cast<int64_t*>(routing.experts.mutable_data_ptr()),
-                                              nn::elements<T>(routing.probs)};
+                                              nn::elements<T>(routing.probs), nn::elements<T>(group_scores)};
       cuda::launch(target,
                    {"route_forward",
                     {&x, &bias, shape.chosen ? &routing.experts : nullptr},
                     {&routing.experts, &routing.probs},
-                    {{"scale", shape.scale}}},
+                    {{"scale", shape.scale}},
+                    0,
+                    {&group_scores}},
                    kernels::route_forward<T>, kernels::route_forward_cuda<T>, operands, shape);
     });
   }

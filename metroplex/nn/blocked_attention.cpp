@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "cuda/kernels/blocked_attention.h"
+#include "nn/fused_attention.h"
 #include "nn/wide.h"
 
 namespace metroplex::nn {
@@ -73,12 +74,6 @@ Scratch make_scratch(const cuda::Target& target, const kernels::AttentionScratch
   return scratch;
 }
 
-// Pairs of a query and a key that it sees, in a plain causal mask with the window of `spec`.
-double causal_pairs(double rows, const CoreSpec& spec) {
-  const double seen = static_cast<double>(spec.window) + 1;
-  return spec.window < 0 || seen >= rows ? rows * rows / 2 : rows * seen - seen * (seen - 1) / 2;
-}
-
 // Of products over the pairs that are not masked: `of_qk` with the head size of q and k, `of_v` with that of v.
 double flops_of(const CoreInputs& in, const CoreCall& call, int64_t of_qk, int64_t of_v) {
   const CorePositions& positions = call.positions;
@@ -86,7 +81,7 @@ double flops_of(const CoreInputs& in, const CoreCall& call, int64_t of_qk, int64
   // Of the keys of a zigzag part, its own or another's, its queries see half.
   const bool half = positions.queries.rows.defined() && positions.keys.rows.defined();
   const double pairs =
-      plain_causal(in, positions) ? causal_pairs(queries, call.spec) : queries * keys * (half ? 0.5 : 1);
+      plain_causal(in, positions) ? causal_pairs(queries, call.spec.window) : queries * keys * (half ? 0.5 : 1);
   return 2 * static_cast<double>(in.q.size(1) * in.q.size(2) * (of_qk * in.q.size(3) + of_v * in.v.size(3))) * pairs;
 }
 

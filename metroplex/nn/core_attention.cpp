@@ -43,21 +43,33 @@ config::ParamsDtype dtype_of(const at::Tensor& x) {
   }
 }
 
-// Whether libtorch's fused GPU operator can compute this without a mask tensor.
-bool fuses(const CoreInputs& in, const CoreCall& call) {
-  const CoreSpec& spec = call.spec;
-  if (!spec.target.gpu()) return false;
-  config::AttentionCase c{dtype_of(in.q), spec.head_dim, spec.v_head_dim};
-  c.plain_mask = sees_all(in, call.positions) || plain_causal(in, call.positions);
-  c.plain_scores = spec.window < 0 && spec.softcap == 0 && spec.softmax == config::SoftmaxType::vanilla;
-  c.dropout = spec.dropout.active(call.batch);
-  c.documents = call.batch.document_ids.defined();
-  if (config::attention_depends_on_gpu(spec.head_dim)) c.capability = cuda::compute_capability();
-  return config::gpu_attention(c).by != config::AttentionBy::own;
+// Whether what is masked are later keys, and those that a window or offsets of documents say.
+bool plain_mask(const CoreInputs& in, const CoreCall& call) {
+  const Microbatch& batch = call.batch;
+  const bool documents = batch.document_ids.defined();
+  if (documents && !(batch.document_offsets.defined() && batch.document_ids.size(1) == in.q.size(0))) return false;
+  return plain_causal(in, call.positions) || (sees_all(in, call.positions) && !documents && call.spec.window < 0);
 }
 
+// By what; AttentionBy::own: none of libtorch's GPU operators can compute this without a mask tensor.
 FusedSpec how_to_fuse(const CoreInputs& in, const CoreCall& call) {
-  return {plain_causal(in, call.positions), call.spec.softmax_scale};
+  const CoreSpec& spec = call.spec;
+  FusedSpec fused;
+  fused.by = config::AttentionBy::own;
+  if (!spec.target.gpu()) return fused;
+  config::AttentionCase c{dtype_of(in.q), spec.head_dim, spec.v_head_dim};
+  c.plain_mask = plain_mask(in, call);
+  c.plain_scores = spec.softcap == 0 && spec.softmax == config::SoftmaxType::vanilla;
+  c.window = spec.window >= 0;
+  c.dropout = spec.dropout.active(call.batch);
+  c.documents = call.batch.document_ids.defined();
+  if (config::attention_depends_on_gpu(spec.head_dim, spec.v_head_dim)) c.capability = cuda::compute_capability();
+  fused.by = config::gpu_attention(c).by;
+  fused.causal = plain_causal(in, call.positions);
+  fused.softmax_scale = spec.softmax_scale;
+  fused.window = spec.window;
+  fused.documents = call.batch.document_offsets;
+  return fused;
 }
 
 bool exchanges(const CoreCall& call) { return call.spec.cp.size() > 1; }
@@ -73,17 +85,18 @@ struct RecomputedAttention {
 }  // namespace
 
 CoreResult attend(const CoreInputs& in, const CoreCall& call) {
-  if (!fuses(in, call)) return blocked_attention(in, call);
-  const auto [out, logsumexp] = fused_attention(call.spec.target, heads_first(in), how_to_fuse(in, call));
+  const FusedSpec fused = how_to_fuse(in, call);
+  if (fused.by == config::AttentionBy::own) return blocked_attention(in, call);
+  const auto [out, logsumexp] = fused_attention(call.spec.target, heads_first(in), fused);
   return {sequence_first(out), logsumexp};
 }
 
 CoreInputs attend_backward(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,
                            const CoreCall& call) {
-  if (!fuses(in, call)) return blocked_attention_backward(dout, in, result, call);
-  const FusedGradients d =
-      fused_attention_backward(call.spec.target, heads_first(in),
-                               {heads_first(result.out), result.logsumexp, heads_first(dout)}, how_to_fuse(in, call));
+  const FusedSpec fused = how_to_fuse(in, call);
+  if (fused.by == config::AttentionBy::own) return blocked_attention_backward(dout, in, result, call);
+  const FusedGradients d = fused_attention_backward(
+      call.spec.target, heads_first(in), {heads_first(result.out), result.logsumexp, heads_first(dout)}, fused);
   return {sequence_first(d.q), sequence_first(d.k), sequence_first(d.v)};
 }
 

@@ -7,7 +7,6 @@
 #include <tuple>
 
 #include "base/error.h"
-#include "nn/wide.h"
 
 namespace metroplex::nn {
 namespace {
@@ -34,15 +33,88 @@ struct NoDropout {
         offset(at::empty({}, at::TensorOptions().dtype(at::kUInt64).device(device))) {}
 };
 
+using Result = std::pair<at::Tensor, at::Tensor>;
+
+// As flash attention wants it: [b, s, heads, d]; with documents, [b s, heads, d].
+at::Tensor rows_of(const at::Tensor& x, const FusedSpec& spec) {
+  const at::Tensor rows = x.transpose(1, 2);
+  return spec.documents.defined() ? rows.flatten(0, 1) : rows;
+}
+FusedInputs rows_of(const FusedInputs& in, const FusedSpec& spec) {
+  return {rows_of(in.q, spec), rows_of(in.k, spec), rows_of(in.v, spec)};
+}
+at::Tensor heads_of(const at::Tensor& rows, const at::Tensor& like) {
+  return (rows.dim() == 3 ? rows.unflatten(0, {like.size(0), like.size(2)}) : rows).transpose(1, 2);
+}
+
+// What flash attention is told of the mask besides `causal`.
+struct FlashMask {
+  at::Tensor offsets;  // int32; undefined: no documents
+  std::optional<int64_t> window;
+
+  explicit FlashMask(const FusedSpec& spec) {
+    if (spec.documents.defined()) offsets = spec.documents.to(at::kInt);
+    if (spec.window >= 0) window = spec.window;
+  }
+  std::optional<at::Tensor> some() const { return offsets.defined() ? std::optional(offsets) : std::nullopt; }
+};
+
+Result flash(const cuda::Target& target, const FusedInputs& in, const FusedSpec& spec) {
+  const FusedInputs rows = rows_of(in, spec);
+  const FlashMask mask(spec);
+  const auto [out, logsumexp] = [&]() -> Result {
+    if (target.meta) return flash_on_meta(rows);
+    const auto result =
+        at::_flash_attention_forward(rows.q, rows.k, rows.v, mask.some(), mask.some(), in.q.size(2), in.k.size(2),
+                                     0.0, spec.causal, /*return_debug_mask=*/false, spec.softmax_scale, mask.window);
+    return {std::get<0>(result), std::get<1>(result)};
+  }();
+  return {heads_of(out, in.q), logsumexp};
+}
+
 FusedGradients flash_backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r,
                               const FusedSpec& spec) {
-  const FusedResult left{packed(r.out), r.logsumexp, r.dout};
+  const FusedInputs rows = rows_of(in, spec);
+  const FusedResult left{rows_of(packed(r.out), spec), r.logsumexp, rows_of(r.dout, spec)};
+  const FlashMask mask(spec);
   const NoDropout none(in.q.device());
-  if (target.meta) return fused_attention_backward_on_meta(in, left);
-  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_backward(
-      left.dout, in.q, in.k, in.v, left.out, left.logsumexp, {}, {}, in.q.size(2), in.k.size(2), 0.0, spec.causal,
-      none.seed, none.offset, spec.softmax_scale);
+  const FusedGradients d = [&]() -> FusedGradients {
+    if (target.meta) return flash_backward_on_meta(rows, left, mask.offsets);
+    auto [dq, dk, dv] = at::_flash_attention_backward(
+        left.dout, rows.q, rows.k, rows.v, left.out, left.logsumexp, mask.offsets, mask.offsets, in.q.size(2),
+        in.k.size(2), 0.0, spec.causal, none.seed, none.offset, spec.softmax_scale, mask.window);
+    return {dq, dk, dv};
+  }();
+  return {heads_of(d.q, in.q), heads_of(d.k, in.k), heads_of(d.v, in.v)};
+}
+
+Result cudnn(const cuda::Target& target, const FusedInputs& in, const FusedSpec& spec) {
+  if (target.meta) return cudnn_on_meta(in);
+  const auto result =
+      at::_scaled_dot_product_cudnn_attention(in.q, in.k, in.v, std::nullopt, /*compute_log_sumexp=*/true, 0.0,
+                                              spec.causal, /*return_debug_mask=*/false, spec.softmax_scale);
+  return {std::get<0>(result), std::get<1>(result)};
+}
+
+FusedGradients cudnn_backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r,
+                              const FusedSpec& spec) {
+  const FusedResult left{packed(r.out), r.logsumexp, packed(r.dout)};
+  const NoDropout none(in.q.device());
+  if (target.meta) return cudnn_backward_on_meta(in, left);
+  auto [dq, dk, dv] = at::_scaled_dot_product_cudnn_attention_backward(
+      left.dout, in.q, in.k, in.v, left.out, left.logsumexp, none.seed, none.offset, {}, {}, {}, in.q.size(2),
+      in.k.size(2), 0.0, spec.causal, spec.softmax_scale);
   return {dq, dk, dv};
+}
+
+Result efficient(const cuda::Target& target, const FusedInputs& in, const FusedSpec& spec) {
+  const int64_t heads = in.q.size(1);
+  const FusedInputs whole{in.q, repeated(in.k, heads), repeated(in.v, heads)};
+  if (target.meta) return efficient_on_meta(whole);
+  const auto result =
+      at::_scaled_dot_product_efficient_attention(whole.q, whole.k, whole.v, std::nullopt,
+                                                  /*compute_log_sumexp=*/true, 0.0, spec.causal, spec.softmax_scale);
+  return {std::get<0>(result), std::get<1>(result)};
 }
 
 FusedGradients efficient_backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r,
@@ -52,7 +124,7 @@ FusedGradients efficient_backward(const cuda::Target& target, const FusedInputs&
     const int64_t heads = in.q.size(1);
     const FusedInputs whole{in.q, repeated(in.k, heads), repeated(in.v, heads)};
     const FusedResult left{packed(r.out), r.logsumexp, r.dout};
-    if (target.meta) return fused_attention_backward_on_meta(whole, left);
+    if (target.meta) return efficient_backward_on_meta(whole, left);
     auto [dq, dk, dv, dbias] = at::_scaled_dot_product_efficient_attention_backward(
         left.dout, whole.q, whole.k, whole.v, {}, left.out, left.logsumexp, none.seed, none.offset, 0.0,
         {true, true, true, false}, spec.causal, spec.softmax_scale);
@@ -62,60 +134,65 @@ FusedGradients efficient_backward(const cuda::Target& target, const FusedInputs&
   return {d.q, summed_by_group(d.k, groups), summed_by_group(d.v, groups)};
 }
 
-std::pair<at::Tensor, at::Tensor> forward(const cuda::Target& target, const FusedInputs& in, const FusedSpec& spec) {
-  MPX_ASSERT(target.gpu() && fused_on_gpu(in.q),
-             "libtorch's fused attention has no GPU operator for this query tensor");
-  if (is_half(in.q)) {
-    if (target.meta) return fused_attention_on_meta(in);
-    const auto result = at::_scaled_dot_product_flash_attention(in.q, in.k, in.v, 0.0, spec.causal,
-                                                                /*return_debug_mask=*/false, spec.softmax_scale);
-    return {std::get<0>(result), std::get<1>(result)};
+struct Operator {
+  config::AttentionBy by;
+  const char *forward, *backward;  // what a recorder is told
+  Result (*run)(const cuda::Target&, const FusedInputs&, const FusedSpec&);
+  FusedGradients (*run_backward)(const cuda::Target&, const FusedInputs&, const FusedResult&, const FusedSpec&);
+};
+constexpr Operator kOperators[] = {
+    {config::AttentionBy::flash, "flash_attention", "flash_attention_backward", flash, flash_backward},
+    {config::AttentionBy::cudnn, "cudnn_attention", "cudnn_attention_backward", cudnn, cudnn_backward},
+    {config::AttentionBy::memory_efficient, "efficient_attention", "efficient_attention_backward", efficient,
+     efficient_backward}};
+
+const Operator& operator_of(const FusedSpec& spec) {
+  MPX_ASSERT(spec.by == config::AttentionBy::flash || (spec.window < 0 && !spec.documents.defined()),
+             "windows or documents in an operator that has none");
+  MPX_ASSERT(spec.causal || (spec.window < 0 && !spec.documents.defined()), "windows or documents, and not causal");
+  for (const Operator& one : kOperators) {
+    if (one.by == spec.by) return one;
   }
-  const int64_t heads = in.q.size(1);
-  const FusedInputs whole{in.q, repeated(in.k, heads), repeated(in.v, heads)};
-  if (target.meta) return fused_attention_on_meta(whole);
-  const auto result =
-      at::_scaled_dot_product_efficient_attention(whole.q, whole.k, whole.v, std::nullopt,
-                                                  /*compute_log_sumexp=*/true, 0.0, spec.causal, spec.softmax_scale);
-  return {std::get<0>(result), std::get<1>(result)};
+  MPX_ASSERT(false, "attention of our own is not libtorch's");
+  return kOperators[0];
 }
 
-FusedGradients backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r,
-                        const FusedSpec& spec) {
-  return is_half(in.q) ? flash_backward(target, in, r, spec) : efficient_backward(target, in, r, spec);
-}
-
-// Of forward: two products over the pairs of query and key that are not masked.
-double flops_of(const FusedInputs& in, bool causal) {
-  const double pairs = static_cast<double>(in.q.size(2)) * static_cast<double>(in.k.size(2)) * (causal ? 0.5 : 1);
-  return 4 * static_cast<double>(in.q.size(0) * in.q.size(1) * in.q.size(3)) * pairs;
+// Of products over the pairs of query and key that are not masked, `of_qk` with the head size of q and k, `of_v` with
+// that of v.
+double flops_of(const FusedInputs& in, const FusedSpec& spec, int64_t of_qk, int64_t of_v) {
+  const auto queries = static_cast<double>(in.q.size(2)), keys = static_cast<double>(in.k.size(2));
+  const double pairs = spec.causal ? causal_pairs(queries, spec.window) : queries * keys;
+  return 2 * static_cast<double>(in.q.size(0) * in.q.size(1) * (of_qk * in.q.size(3) + of_v * in.v.size(3))) * pairs;
 }
 
 }  // namespace
 
-bool fused_on_gpu(const at::Tensor& q) {
-  const int64_t d = q.size(-1);
-  return (is_half(q) || q.scalar_type() == at::kFloat) && d % 8 == 0 && d <= 256;
+double causal_pairs(double rows, int64_t window) {
+  const double seen = static_cast<double>(window) + 1;
+  return window < 0 || seen >= rows ? rows * rows / 2 : rows * seen - seen * (seen - 1) / 2;
 }
 
 std::pair<at::Tensor, at::Tensor> fused_attention(const cuda::Target& target, const FusedInputs& in,
                                                   const FusedSpec& spec) {
-  const auto result = forward(target, in, spec);
-  cuda::issued(
-      target,
-      {"fused_attention", {&in.q, &in.k, &in.v}, {&result.first, &result.second}, {}, flops_of(in, spec.causal)});
+  const Operator& by = operator_of(spec);
+  const Result result = by.run(target, in, spec);
+  cuda::issued(target, {by.forward,
+                        {&in.q, &in.k, &in.v, &spec.documents},
+                        {&result.first, &result.second},
+                        {},
+                        flops_of(in, spec, 1, 1)});
   return result;
 }
 
 FusedGradients fused_attention_backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r,
                                         const FusedSpec& spec) {
-  const FusedGradients d = backward(target, in, r, spec);
-  constexpr double kProductsOfBackward = 5.0 / 2;
-  cuda::issued(target, {"fused_attention_backward",
-                        {&in.q, &in.k, &in.v, &r.out, &r.logsumexp, &r.dout},
+  const Operator& by = operator_of(spec);
+  const FusedGradients d = by.run_backward(target, in, r, spec);
+  cuda::issued(target, {by.backward,
+                        {&in.q, &in.k, &in.v, &r.out, &r.logsumexp, &r.dout, &spec.documents},
                         {&d.q, &d.k, &d.v},
                         {},
-                        kProductsOfBackward * flops_of(in, spec.causal)});
+                        flops_of(in, spec, 3, 2)});
   return d;
 }
 

@@ -1,13 +1,14 @@
-// libtorch's fused attention operators for GPUs behind one interface: flash attention for half types, the
-// memory-efficient one for fp32, none for fp64; for equal head sizes of q, k and v only. Without autograd. A recorder
-// is told 4 b heads s_q s_k d FLOPs for forward, half of that with a causal mask (as plan/model_flops.h counts), and
-// 5/2 of it for backward, which recomputes the scores: five products for forward's two.
+// libtorch's fused attention operators for GPUs behind one interface; config/attention.h says which of them takes
+// what. Without autograd. A recorder is told 2 b heads s_q s_k (d + dv) FLOPs for forward, half of that with a causal
+// mask (as plan/model_flops.h counts), what a window leaves of it, and 2 b heads s_q s_k (3 d + 2 dv) likewise for
+// backward, which recomputes the scores.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <utility>
 
+#include "config/attention.h"
 #include "cuda/launch_point.h"
 
 namespace metroplex::nn {
@@ -16,16 +17,23 @@ namespace metroplex::nn {
 struct FusedInputs {
   at::Tensor q, k, v;
 };
-// Whether a GPU has an operator for heads of this type and size.
-bool fused_on_gpu(const at::Tensor& q);
 
 struct FusedSpec {
+  config::AttentionBy by = config::AttentionBy::flash;  // none of our own
   bool causal = false;  // as many queries as keys: query i attends to keys 0 to i; else to every key
   double softmax_scale = 0;
+  // Of flash attention with a causal mask alone:
+  int64_t window = -1;   // how many keys before its own a query still sees; -1: all
+  at::Tensor documents;  // Microbatch::document_offsets: it sees keys of its own document
 };
-// softmax(softmax_scale q k^T) v, and the logsumexp of the scaled scores for backward.
+// softmax(softmax_scale q k^T) v, and the logsumexp of the scaled scores for backward, [b, heads, s_q], or with
+// documents [heads, b s_q]. Nothing is read on the host: of documents the operator is told their number, empty ones
+// among them, and s_q as the longest.
 std::pair<at::Tensor, at::Tensor> fused_attention(const cuda::Target& target, const FusedInputs& in,
                                                   const FusedSpec& spec);
+
+// Pairs of a query and a key that it sees among `rows` positions in order, of those within `window`.
+double causal_pairs(double rows, int64_t window);
 
 struct FusedResult {
   at::Tensor out, logsumexp, dout;
@@ -36,11 +44,17 @@ FusedGradients fused_attention_backward(const cuda::Target& target, const FusedI
 
 // The fused GPU attention operators on the meta device, for which libtorch has no kernels: results with the types,
 // sizes and strides of the real ones, and their internal allocations, made and freed in the same order, for the
-// memory prediction. After libtorch 2.11's flash_api.cpp and attention_backward.cu. Not modelled: flash attention's
-// split over keys where a microbatch is too small to fill a GPU.
+// memory prediction. After libtorch 2.11's flash_api.cpp, attention_backward.cu and MHA.cpp. Not modelled: flash
+// attention's split over keys where a microbatch is too small to fill a GPU; of cuDNN's workspace, which it alone
+// knows, the gradient of the queries in fp32.
 
-// As fused_attention and fused_attention_backward; all tensors are meta.
-std::pair<at::Tensor, at::Tensor> fused_attention_on_meta(const FusedInputs& in);
-FusedGradients fused_attention_backward_on_meta(const FusedInputs& in, const FusedResult& result);
+// As fused_attention and fused_attention_backward; all tensors are meta. Those of flash attention are [b, s, heads,
+// d] or, with `documents` offsets, [all rows, heads, d], as the operator has them.
+std::pair<at::Tensor, at::Tensor> flash_on_meta(const FusedInputs& in);
+FusedGradients flash_backward_on_meta(const FusedInputs& in, const FusedResult& result, const at::Tensor& documents);
+std::pair<at::Tensor, at::Tensor> cudnn_on_meta(const FusedInputs& in);
+FusedGradients cudnn_backward_on_meta(const FusedInputs& in, const FusedResult& result);
+std::pair<at::Tensor, at::Tensor> efficient_on_meta(const FusedInputs& in);
+FusedGradients efficient_backward_on_meta(const FusedInputs& in, const FusedResult& result);
 
 }  // namespace metroplex::nn

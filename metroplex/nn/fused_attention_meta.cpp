@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "nn/wide.h"
+#include <vector>
 
 namespace metroplex::nn {
 namespace {
@@ -17,38 +17,58 @@ at::Tensor random_state(const at::Tensor& like, at::IntArrayRef sizes) {
   return at::empty(sizes, like.options().dtype(at::kUInt64));
 }
 
-std::pair<at::Tensor, at::Tensor> flash_forward(const FusedInputs& in) {
-  const at::Tensor out = at::empty_like(sequence_second(in.q));
-  const at::Tensor logsumexp =
-      at::empty({in.q.size(0), in.q.size(1), in.q.size(2)}, in.q.options().dtype(at::kFloat));
-  const at::Tensor state = random_state(in.q, {2}), unused = random_state(in.q, {});
-  return {sequence_second(out), logsumexp};
-}
-
 // The sum over the queries' heads that share a head of keys.
 void sum_by_group(const at::Tensor& dx, const at::Tensor& expanded) {
   at::Tensor out = dx;
-  at::sum_out(out, expanded.unflatten(2, {dx.size(2), expanded.size(2) / dx.size(2)}), {3});
+  at::sum_out(out, expanded.unflatten(-2, {dx.size(-2), expanded.size(-2) / dx.size(-2)}), {-2});
 }
 
-FusedGradients flash_backward(const FusedInputs& in, const FusedResult& r) {
-  const int64_t b = in.q.size(0), heads = in.q.size(1), d = in.q.size(3), queries = rounded_up(in.q.size(2), 128),
-                width = rounded_up(d, d <= 128 ? 32 : 64);
+}  // namespace
+
+std::pair<at::Tensor, at::Tensor> flash_on_meta(const FusedInputs& in) {
+  const bool documents = in.q.dim() == 3;
+  const int64_t heads = in.q.size(-2);
+  const at::Tensor out = at::empty_like(in.q);
   const at::TensorOptions wide = in.q.options().dtype(at::kFloat);
-  const at::Tensor dout = sequence_second(r.dout).contiguous(), out = sequence_second(r.out).contiguous();
-  const at::Tensor dq = at::empty_like(sequence_second(in.q)), dk = at::empty_like(sequence_second(in.k)),
-                   dv = at::empty_like(sequence_second(in.v));
-  const at::Tensor sums = at::empty({b, heads, queries}, wide), dq_wide = at::empty({b, queries, heads, width}, wide);
-  if (in.k.size(1) != heads) {
-    const at::Tensor all_dk = at::empty({b, in.k.size(2), heads, d}, in.k.options()),
-                     all_dv = at::empty({b, in.k.size(2), heads, d}, in.k.options());
+  const at::Tensor logsumexp =
+      documents ? at::empty({heads, in.q.size(0)}, wide) : at::empty({in.q.size(0), heads, in.q.size(1)}, wide);
+  const at::Tensor state = random_state(in.q, {2}), unused = random_state(in.q, {});
+  return {out, logsumexp};
+}
+
+FusedGradients flash_backward_on_meta(const FusedInputs& in, const FusedResult& r, const at::Tensor& documents) {
+  constexpr int64_t kBlock = 128;  // of queries; each document has room for one more
+  const int64_t heads = in.q.size(-2), d = in.q.size(-1), width = rounded_up(d, d <= 128 ? 32 : 64);
+  const at::TensorOptions wide = in.q.options().dtype(at::kFloat);
+  const at::Tensor dout = r.dout.contiguous(), out = r.out.contiguous();
+  const at::Tensor dq = at::empty_like(in.q), dk = at::empty_like(in.k), dv = at::empty_like(in.v);
+  const int64_t rows = documents.defined() ? in.q.size(0) + kBlock * (documents.numel() - 1)
+                                           : in.q.size(0) * rounded_up(in.q.size(1), kBlock);
+  const at::Tensor sums = at::empty({heads, rows}, wide), dq_wide = at::empty({rows, heads, width}, wide);
+  if (in.k.size(-2) != heads) {
+    std::vector<int64_t> sizes = in.k.sizes().vec();
+    sizes[sizes.size() - 2] = heads;
+    const at::Tensor all_dk = at::empty(sizes, in.k.options()), all_dv = at::empty(sizes, in.k.options());
     sum_by_group(dk, all_dk);
     sum_by_group(dv, all_dv);
   }
-  return {sequence_second(dq), sequence_second(dk), sequence_second(dv)};
+  return {dq, dk, dv};
 }
 
-std::pair<at::Tensor, at::Tensor> efficient_forward(const FusedInputs& in) {
+std::pair<at::Tensor, at::Tensor> cudnn_on_meta(const FusedInputs& in) {
+  const at::Tensor& q = in.q;
+  const at::Tensor out = at::empty({q.size(2), q.size(0), q.size(1), in.v.size(3)}, q.options());
+  const at::Tensor logsumexp = at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(at::kFloat));
+  return {out.permute({1, 2, 0, 3}), logsumexp};
+}
+
+FusedGradients cudnn_backward_on_meta(const FusedInputs& in, const FusedResult&) {
+  const FusedGradients d{at::empty_like(in.q), at::empty_like(in.k), at::empty_like(in.v)};
+  const at::Tensor workspace = at::empty(in.q.sizes(), in.q.options().dtype(at::kFloat));
+  return d;
+}
+
+std::pair<at::Tensor, at::Tensor> efficient_on_meta(const FusedInputs& in) {
   const int64_t b = in.q.size(0), heads = in.q.size(1), queries = in.q.size(2), d = in.q.size(3);
   const at::Tensor out = at::empty({b, queries, heads, d}, in.q.options());
   const at::Tensor logsumexp = at::empty({b, heads, rounded_up(queries, 32)}, in.q.options().dtype(at::kFloat));
@@ -56,7 +76,7 @@ std::pair<at::Tensor, at::Tensor> efficient_forward(const FusedInputs& in) {
 }
 
 // The kernels for fp32 take 64 queries and 64 features at once; each such tile of dq has room with a lock.
-FusedGradients efficient_backward(const FusedInputs& in, const FusedResult& r) {
+FusedGradients efficient_backward_on_meta(const FusedInputs& in, const FusedResult& r) {
   constexpr int64_t kTile = 64, kLockBytes = 16;
   const int64_t b = in.q.size(0), heads = in.q.size(1),
                 tiles = rounded_up(in.q.size(2), kTile) / kTile * (rounded_up(in.q.size(3), kTile) / kTile);
@@ -67,16 +87,6 @@ FusedGradients efficient_backward(const FusedInputs& in, const FusedResult& r) {
   const at::Tensor workspace =
       at::empty({b * heads * tiles * (kTile * kTile * 4 + kLockBytes)}, in.q.options().dtype(at::kByte));
   return {sequence_second(d.q), sequence_second(d.k), sequence_second(d.v)};
-}
-
-}  // namespace
-
-std::pair<at::Tensor, at::Tensor> fused_attention_on_meta(const FusedInputs& in) {
-  return is_half(in.q) ? flash_forward(in) : efficient_forward(in);
-}
-
-FusedGradients fused_attention_backward_on_meta(const FusedInputs& in, const FusedResult& result) {
-  return is_half(in.q) ? flash_backward(in, result) : efficient_backward(in, result);
 }
 
 }  // namespace metroplex::nn

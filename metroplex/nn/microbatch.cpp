@@ -1,6 +1,7 @@
 #include "nn/microbatch.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 
 #include "base/error.h"
 #include "nn/kv_cache.h"
@@ -38,8 +39,23 @@ Microbatch empty_microbatch(const MicrobatchForm& form) {
   batch.loss_mask = at::empty({b, s}, integers.dtype(form.float_type));
   batch.position_ids = at::empty({b, s}, integers);
   if (form.documents) batch.document_ids = at::empty({b, s}, integers);
+  if (form.documents && form.max_documents > 0)
+    batch.document_offsets = at::empty({b * form.max_documents + 1}, integers);
   place_counters(batch, at::empty({b + 1}, integers));
   return batch;
+}
+
+at::Tensor document_offsets(const at::Tensor& document_ids, int64_t most) {
+  const int64_t b = document_ids.size(0), s = document_ids.size(1);
+  const at::Tensor ids = document_ids.contiguous(), offsets = at::full({b * most + 1}, b * s, at::kLong);
+  const auto* of = ids.const_data_ptr<int64_t>();
+  auto *next = offsets.mutable_data_ptr<int64_t>(), *end = next + b * most;
+  for (int64_t i = 0; i < b * s; ++i) {
+    if (i % s != 0 && of[i] == of[i - 1]) continue;
+    if (next == end) return {};
+    *next++ = i;
+  }
+  return offsets;
 }
 
 void place_counters(Microbatch& batch, const at::Tensor& both) {

@@ -38,6 +38,10 @@ struct Microbatch {
   double mask_sum = 0;      // of the whole sequence's loss_mask, whatever part of it is here
   at::Tensor position_ids;  // [b, s] int64
   at::Tensor document_ids;  // [b, whole s] int64: attention stays inside a document; undefined: off
+  // [n + 1] int64: where each of n documents begins, rows counted from sample to sample, then b whole s: the last
+  // ones may be empty. Undefined: document_ids alone say it, and attention of variable lengths is not for this
+  // microbatch.
+  at::Tensor document_offsets;
   // [b] int64, contiguous, on the device of the activations, sharing a storage with `step` only: the Philox counters
   // of dropout, see counters_of_samples(). Read in training only.
   at::Tensor sample_counters;
@@ -69,6 +73,7 @@ inline constexpr MicrobatchTensor kMicrobatchTensors[] = {{"tokens", &Microbatch
                                                           {"loss_mask", &Microbatch::loss_mask},
                                                           {"position_ids", &Microbatch::position_ids},
                                                           {"document_ids", &Microbatch::document_ids},
+                                                          {"document_offsets", &Microbatch::document_offsets},
                                                           {"sample_counters", &Microbatch::sample_counters},
                                                           {"step", &Microbatch::step},
                                                           {"rows", &Microbatch::rows},
@@ -80,9 +85,13 @@ struct MicrobatchForm {
   bool documents = false;  // attention stays inside one
   at::ScalarType float_type = at::kFloat;
   at::Device device = at::kCPU;
+  int64_t max_documents = 0;  // of a sample, where there are offsets
 };
 // With all tensors that a training step reads, their values unset.
 Microbatch empty_microbatch(const MicrobatchForm& form);
+// Microbatch::document_offsets [b most + 1] of document_ids [b, s] on the host, in which the rows of a document
+// follow one another; undefined where there are more than b most documents.
+at::Tensor document_offsets(const at::Tensor& document_ids, int64_t most);
 // Makes `sample_counters` and `step` views of `both` [b + 1] int64.
 void place_counters(Microbatch& batch, const at::Tensor& both);
 // Sets `sample_counters` and `step` of `batch`, in one storage, for samples with the global indices `numbers` [b]

@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
+#include <vector>
 
 #include "base/error.h"
 #include "comm/collectives.h"
@@ -23,12 +24,19 @@ class Sums {
   explicit Sums(const cuda::Target& target)
       : target_(target), sums_(at::zeros({kNumbers}, at::TensorOptions().dtype(at::kLong).device(target.memory()))) {}
 
-  void add(const at::Tensor& x) {
-    at::Tensor room;
-    if (target_.gpu()) room = at::empty({kNumbers * kernels::gradient_sums_blocks(x.numel())}, sums_.options());
-    cuda::launch(target_, {"gradient_sums", {&x, &sums_}, {&sums_, &room}}, add_on_host, kernels::gradient_sums_cuda,
-                 x.const_data_ptr(), number_of(x.scalar_type()), x.numel(),
-                 kernels::GradientSumsPlace{place(sums_), place(room)});
+  void add(const std::vector<at::Tensor>& all) {
+    if (all.empty()) return;
+    std::vector<kernels::GradientRange> ranges;
+    std::vector<const at::Tensor*> reads{&sums_};
+    int64_t blocks = 0;
+    for (const at::Tensor& x : all) {
+      ranges.push_back({x.const_data_ptr(), number_of(x.scalar_type()), x.numel()});
+      reads.push_back(&x);
+      blocks += kernels::gradient_sums_blocks(x.numel());
+    }
+    const at::Tensor room = target_.gpu() ? at::empty({kNumbers * blocks}, sums_.options()) : at::Tensor();
+    cuda::launch(target_, {"gradient_sums", reads, {&sums_}, {}, 0, {&room}}, kernels::add_gradient_sums,
+                 kernels::gradient_sums_cuda, ranges, kernels::GradientSumsPlace{place(sums_), place(room)});
   }
 
   // [3] double on the device: sum of squares, number not finite, number of zeros.
@@ -52,13 +60,6 @@ class Sums {
     out[1] = static_cast<double>(sums->num_nonfinite);
     out[2] = static_cast<double>(sums->num_zeros);
   }
-  static void add_on_host(const void* grad, kernels::Number number, int64_t n,
-                          const kernels::GradientSumsPlace& place) {
-    const kernels::GradientSums more = kernels::gradient_sums(grad, number, n);
-    place.sums->sum_of_squares += more.sum_of_squares;
-    place.sums->num_nonfinite += more.num_nonfinite;
-    place.sums->num_zeros += more.num_zeros;
-  }
 
   cuda::Target target_;
   at::Tensor sums_;  // a GradientSums
@@ -79,12 +80,15 @@ at::Tensor reduced(const std::vector<NormPart>& parts, at::Tensor (*numbers_of)(
 
 at::Tensor numbers_of_gradients(const NormPart& part) {
   Sums counted(part.ranks.target), others(part.ranks.target);
+  std::vector<at::Tensor> of_counted, of_others;
   int64_t padding = 0;
   for (const Slice& slice : part.slices) {
     const bool counts = slice.param->counts(part.ranks.at);
-    (counts ? counted : others).add(slice.gradient);
+    (counts ? of_counted : of_others).push_back(slice.gradient);
     if (counts) padding += slice.padding();
   }
+  counted.add(of_counted);
+  others.add(of_others);
   const at::Tensor numbers = counted.numbers();
   numbers.narrow(0, 1, 1).add_(others.numbers().narrow(0, 1, 1));
   numbers.narrow(0, 2, 1).sub_(padding);
@@ -92,10 +96,12 @@ at::Tensor numbers_of_gradients(const NormPart& part) {
 }
 
 at::Tensor numbers_of_values(const NormPart& part) {
-  Sums sums(part.ranks.target);
+  std::vector<at::Tensor> values;
   for (const Slice& slice : part.slices) {
-    if (slice.param->counts(part.ranks.at)) sums.add(slice.values);
+    if (slice.param->counts(part.ranks.at)) values.push_back(slice.values);
   }
+  Sums sums(part.ranks.target);
+  sums.add(values);
   return sums.numbers();
 }
 
@@ -120,7 +126,7 @@ double params_norm(const std::vector<NormPart>& parts) {
 const Slice* first_nonfinite(const std::vector<Slice>& slices, const cuda::Target& target) {
   for (const Slice& slice : slices) {
     Sums sums(target);
-    sums.add(slice.gradient);
+    sums.add({slice.gradient});
     if (sums.numbers()[1].item<double>() > 0) return &slice;
   }
   return nullptr;

@@ -30,6 +30,17 @@ void check_tokens(const HostBatch& batch, int64_t row, const char* what, const s
   }
 }
 
+at::Tensor offsets_of(const HostBatch& batch, const at::Tensor& document_ids) {
+  const int64_t most = batch.documents.per_sample;
+  if (most == 0) return {};
+  at::Tensor offsets = nn::document_offsets(document_ids, most);
+  MPX_CHECK(offsets.defined() || !batch.documents.must_fit, "data", "the samples from ", batch.numbers.first, " on, ",
+            document_ids.size(0), " of a microbatch, have more than ", most,
+            " documents each on average, and captured graphs have room for as many; raise "
+            "data.max_documents_per_sample, or set train.cuda_graph_impl: none");
+  return offsets;
+}
+
 // The header of a microbatch, sent between hosts: present, the bits of mask_sum, full_seq_len, how many lists
 // of runs its keys and keys_of_groups have each way, the number of all runs, and two sizes for each of
 // kMicrobatchTensors (-1: no such dimension).
@@ -195,6 +206,7 @@ nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type) 
     if (documents) copy_row(out.document_ids, row, sample.document_ids);
     std::copy(sample.loss_mask.begin(), sample.loss_mask.end(), out.loss_mask.mutable_data_ptr<float>() + row * s);
   }
+  if (documents) out.document_offsets = offsets_of(batch, out.document_ids);
   out.loss_mask = out.loss_mask.to(float_type);
   out.mask_sum = out.loss_mask.sum(at::kDouble).item<double>();
   MPX_ASSERT(batch.numbers.step >= 0, "a microbatch has samples and no step");
@@ -253,6 +265,7 @@ std::vector<nn::Microbatch> BatchStream::next(const std::vector<SampleNumbers>& 
     HostBatch batch;
     batch.numbers = of;
     batch.vocab_size = vocab_size_;
+    batch.documents = documents_;
     if (!loader_->next(batch.samples) || batch.samples.empty()) break;
     mine.push_back(part_of(stack_samples(batch, float_type_), parts_));
   }

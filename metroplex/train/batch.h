@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/group.h"
+#include "config/attention.h"
 #include "data/loader.h"
 #include "nn/microbatch.h"
 #include "train/sequence_part.h"
@@ -24,10 +25,12 @@ struct HostBatch {
   std::vector<data::Sample> samples;
   SampleNumbers numbers;
   int64_t vocab_size = 0;
+  config::DocumentBound documents;
 };
 
 // Stacks the samples, in host memory. float_type is that of the loss mask (float or double). A token outside the
-// vocabulary is refused here, as a base::Error that names its sample: a layer would have to wait for the device.
+// vocabulary is refused here, as a base::Error that names its sample: a layer would have to wait for the device. So
+// are more documents than there must be at most.
 nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type);
 
 // Of all tensors of the microbatch.
@@ -49,13 +52,15 @@ class BatchStream {
  public:
   // `loader` is null on ranks that only receive.
   BatchStream(std::unique_ptr<data::Loader> loader, int64_t vocab_size, comm::Group batch_group,
-              at::ScalarType float_type, at::Device device = at::kCPU, const SequenceParts& parts = {})
+              at::ScalarType float_type, at::Device device = at::kCPU, const SequenceParts& parts = {},
+              const config::DocumentBound& documents = {})
       : loader_(std::move(loader)),
         vocab_size_(vocab_size),
         group_(std::move(batch_group)),
         float_type_(float_type),
         device_(device),
-        parts_(parts) {}
+        parts_(parts),
+        documents_(documents) {}
   // Collective over the batch group: the microbatches of a step, fewer where the data ended. `numbers` are those of
   // their samples in the order of the run.
   std::vector<nn::Microbatch> next(const std::vector<SampleNumbers>& numbers);
@@ -67,6 +72,7 @@ class BatchStream {
   at::ScalarType float_type_;
   at::Device device_;
   SequenceParts parts_;
+  config::DocumentBound documents_;
 };
 
 }  // namespace metroplex::train

@@ -6,6 +6,8 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "config/attention.h"
+#include "cuda/device.h"
 #include "data/build.h"
 #include "data/sampler.h"
 
@@ -85,9 +87,14 @@ BatchStream RunData::stream(Split split, int64_t consumed_samples) const {
     loader = std::make_unique<data::Loader>(datasets_[split], sampler_options(consumed_samples), ahead,
                                             std::max(1, workers));
   }
-  return {std::move(loader),  a_.vocab_size,
-          a_.groups().batch,  a_.dtype == at::kDouble ? at::kDouble : at::kFloat,
-          a_.world->device(), sequence_parts(a_.config.parallel, a_.groups().cp)};
+  const bool gpu = a_.world->device().is_cuda();
+  return {std::move(loader),
+          a_.vocab_size,
+          a_.groups().batch,
+          a_.dtype == at::kDouble ? at::kDouble : at::kFloat,
+          a_.world->device(),
+          sequence_parts(a_.config.parallel, a_.groups().cp),
+          gpu ? config::document_bound(a_.config, cuda::compute_capability()) : config::DocumentBound()};
 }
 
 std::vector<nn::Microbatch> RunData::next(BatchStream& stream, const Wanted& wanted) const {

@@ -7,7 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "config/attention.h"
 #include "config/derived.h"
+#include "cuda/device.h"
 #include "cuda/memory_meter.h"
 #include "moe/paged_stash.h"
 #include "optim/clip.h"
@@ -232,9 +234,11 @@ plan::RankTrace trace_rank(const RankRequest& request) {
   const int64_t tokens = parallel.context_parallel_token_slack > 0
                              ? config::most_context_tokens(config) * parallel.cp()
                              : config.train.seq_length;
+  const config::DocumentBound documents =
+      request.device.is_cuda() ? config::document_bound(config, cuda::compute_capability()) : config::DocumentBound();
   const nn::Microbatch whole =
       nn::empty_microbatch({config.train.micro_batch_size, tokens, config.data.reset_attention_mask,
-                            wide ? at::kDouble : at::kFloat, world.device()});
+                            wide ? at::kDouble : at::kFloat, world.device(), documents.per_sample});
   const std::vector<nn::Microbatch> batches(2, part_of(whole, sequence_parts(parallel, world.groups().cp)));
   out.batch = batch_bytes(batches[0]);
   const pipeline::BorderShape border = a->border(batches[0]);

@@ -419,6 +419,8 @@ class Drawing:
             self.put("data.split", self.one("50,30,20", "1,1"))
         for key in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss"):
             self.maybe(f"data.{key}", "true", odds=0.08)
+        if self.keys.get("data.reset_attention_mask") == "true":
+            self.maybe("data.max_documents_per_sample", 1, 3, odds=0.5)
         self.maybe("data.num_workers", 0, 2)
         self.maybe("data.dataloader_type", "cyclic", odds=0.15)
         if self.keys.get("data.dataloader_type") == "cyclic":

@@ -38,12 +38,14 @@ tool tools/python 'echo "python $*"'
 for program in metroplex metroplex-torch cuda_gpu_test gpu_step; do tool "build/bin/$program" 'echo "ran $*"'; done
 tool build/bin/metroplex_parity 'echo "parity $*"; case "$*" in *llama_fp16_small.json*) echo "DIFFERS"; exit 1 ;; esac'
 tool build/bin/kernel_bandwidth 'echo "| copy | 1.0 |"'
+tool build/bin/attention_operators 'echo "| GPT-2 | flash (chosen) | $* |"'
 bringup 1 --build "$work/build" --no-build --python "$work/tools/python"
 [ "$(count 'skipped')" = 0 ] || fail "a part was skipped"
 page_says '2 of '
 page_says '| golden runs, ranks as threads on one GPU | FAILED (1) |'
 page_says '| compute-sanitizer memcheck over the kernels | ok |'
 page_says '| copy | 1.0 |'
+page_says '| GPT-2 | flash (chosen) | cuda 50 |'
 page_says 'NVIDIA H100'
 logs=$(echo "$work"/report/*.logs)
 runs=$(ls "$repository"/tests/vectors/golden/*.json | grep -vc golden_index)

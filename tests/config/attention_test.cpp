@@ -1,6 +1,8 @@
 // Which attention a GPU computes with, for every head size, type, mask and architecture, and what a run is told.
 #include "config/attention.h"
 
+#include <map>
+
 #include "config/support.h"
 
 namespace metroplex::config::attention_test {
@@ -8,42 +10,89 @@ namespace {
 
 constexpr int kGpus[] = {80, 86, 89, 90, 100, 103, 120, 121};
 
+// What the operators take, in the words of their sources.
+bool flash_takes(int64_t d, int64_t dv, int gpu) {
+  const bool no_backward = d > 192 && d <= 224 && (gpu == 86 || gpu == 89 || gpu >= 120);
+  return d == dv && d % 8 == 0 && d <= 256 && !no_backward;
+}
+bool cudnn_has(int64_t d, int64_t dv, int gpu) {
+  const bool sizes = (d <= 128 && dv <= 128) || (d == 192 && dv == 128);
+  return sizes && d % 8 == 0 && dv % 8 == 0 && (gpu == 90 || gpu == 100 || gpu == 103);
+}
+
 TEST(Attention, IsLibtorchsForWhatItsOperatorsTake) {
+  std::map<AttentionBy, int> chosen;
   for (const ParamsDtype dtype : {ParamsDtype::bf16, ParamsDtype::fp16, ParamsDtype::fp32, ParamsDtype::fp64}) {
+    const bool half = dtype == ParamsDtype::bf16 || dtype == ParamsDtype::fp16, single = dtype == ParamsDtype::fp32;
     for (int64_t d = 1; d <= 300; ++d) {
-      for (const int gpu : kGpus) {
-        const AttentionBy by = gpu_attention({dtype, d, d, true, true, false, false, gpu}).by;
-        const bool half = dtype == ParamsDtype::bf16 || dtype == ParamsDtype::fp16;
-        const bool no_backward = d > 192 && d <= 224 && (gpu == 86 || gpu == 89 || gpu >= 120);
-        AttentionBy wanted = AttentionBy::own;
-        if (d % 8 == 0 && d <= 256 && half) wanted = no_backward ? AttentionBy::own : AttentionBy::flash;
-        if (d % 8 == 0 && d <= 256 && dtype == ParamsDtype::fp32) wanted = AttentionBy::memory_efficient;
-        ASSERT_EQ(by, wanted) << d << " on sm_" << gpu;
-        ASSERT_EQ(attention_depends_on_gpu(d), d > 192 && d <= 224);
+      for (const int64_t dv : {d, int64_t{64}, int64_t{100}, int64_t{128}, int64_t{136}}) {
+        for (const int gpu : kGpus) {
+          for (const bool window : {false, true}) {
+            for (const bool documents : {false, true}) {
+              const AttentionBy by = gpu_attention({dtype, d, dv, true, true, window, false, documents, gpu}).by;
+              AttentionBy wanted = AttentionBy::own;
+              if (half && cudnn_has(d, dv, gpu) && !window && !documents) wanted = AttentionBy::cudnn;
+              if (half && flash_takes(d, dv, gpu)) wanted = AttentionBy::flash;
+              if (single && d == dv && d % 8 == 0 && d <= 256 && !window && !documents)
+                wanted = AttentionBy::memory_efficient;
+              ASSERT_EQ(by, wanted) << d << " and " << dv << " on sm_" << gpu << (window ? " window" : "")
+                                    << (documents ? " documents" : "");
+              ++chosen[by];
+              // What does not depend on the GPU is the same where it is not known.
+              if (attention_depends_on_gpu(d, dv)) continue;
+              ASSERT_EQ(gpu_attention({dtype, d, dv, true, true, window, false, documents}).by, wanted);
+            }
+          }
+        }
       }
     }
   }
+  EXPECT_EQ(chosen.size(), 4u);
 }
 
 TEST(Attention, IsOursWhereOneOfThemTakesNoneOfIt) {
   const AttentionCase plain{ParamsDtype::bf16, 128, 128};
   EXPECT_EQ(gpu_attention(plain).by, AttentionBy::flash);
   EXPECT_STREQ(gpu_attention(plain).why, "");
-  AttentionCase c = plain;
-  c.dropout = true;
-  EXPECT_NE(std::string(gpu_attention(c).why).find("dropout"), std::string::npos);
-  c = plain, c.documents = true;
-  EXPECT_NE(std::string(gpu_attention(c).why).find("documents"), std::string::npos);
-  c = plain, c.plain_mask = false;
-  EXPECT_NE(std::string(gpu_attention(c).why).find("causal"), std::string::npos);
-  c = plain, c.plain_scores = false;
-  EXPECT_NE(std::string(gpu_attention(c).why).find("windows"), std::string::npos);
-  c = plain, c.v_head_dim = 64;
-  EXPECT_NE(std::string(gpu_attention(c).why).find("another head size"), std::string::npos);
-  c = plain, c.head_dim = c.v_head_dim = 208, c.capability = 89;
-  EXPECT_NE(std::string(gpu_attention(c).why).find("backward"), std::string::npos);
-  c = plain, c.head_dim = c.v_head_dim = 264;
-  EXPECT_NE(std::string(gpu_attention(c).why).find("above 256"), std::string::npos);
+  const auto why = [&](const auto& change) {
+    AttentionCase c = plain;
+    change(c);
+    EXPECT_EQ(gpu_attention(c).by, AttentionBy::own);
+    return std::string(gpu_attention(c).why);
+  };
+  using C = AttentionCase;
+  const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
+  EXPECT_TRUE(has(why([](C& c) { c.dropout = true; }), "dropout"));
+  EXPECT_TRUE(has(why([](C& c) { c.documents = c.dropout = true; }), "dropout"));
+  EXPECT_TRUE(has(why([](C& c) { c.dtype = ParamsDtype::fp32, c.documents = true; }), "documents"));
+  EXPECT_TRUE(has(why([](C& c) { c.dtype = ParamsDtype::fp32, c.window = true; }), "windows"));
+  EXPECT_TRUE(has(why([](C& c) { c.plain_mask = false; }), "causal"));
+  EXPECT_TRUE(has(why([](C& c) { c.plain_scores = false; }), "capped"));
+  EXPECT_TRUE(has(why([](C& c) { c.v_head_dim = 64; }), "another head size"));
+  EXPECT_TRUE(has(why([](C& c) { c.v_head_dim = 64, c.capability = 80; }), "another head size"));
+  EXPECT_TRUE(has(why([](C& c) { c.v_head_dim = 64, c.window = true, c.capability = 90; }), "windows"));
+  EXPECT_TRUE(has(why([](C& c) { c.v_head_dim = 64, c.documents = true, c.capability = 90; }), "documents"));
+  EXPECT_TRUE(has(why([](C& c) { c.head_dim = c.v_head_dim = 208, c.capability = 89; }), "backward"));
+  EXPECT_TRUE(has(why([](C& c) { c.head_dim = c.v_head_dim = 264; }), "above 256"));
+  EXPECT_TRUE(has(why([](C& c) { c.v_head_dim = 12; }), "8 does not divide"));
+}
+
+// Of a whole run: what is set aside for documents, or nothing where they are left to other kernels.
+TEST(Attention, RoomForDocumentsIsKnownBeforeTheRun) {
+  const auto bound = [](std::vector<std::string> overrides) {
+    overrides.insert(overrides.end(), {"precision.params_dtype=bf16", "model.kv_channels=64"});
+    return document_bound(resolved(good(overrides), kWorld));
+  };
+  const int64_t s = resolved(good(), kWorld).train.seq_length;
+  EXPECT_EQ(bound({}).per_sample, 0);
+  EXPECT_EQ(bound({"data.reset_attention_mask=true"}).per_sample, (s + 127) / 128);
+  EXPECT_EQ(bound({"data.reset_attention_mask=true", "train.seq_length=1000"}).per_sample, 8);
+  EXPECT_EQ(bound({"data.reset_attention_mask=true", "data.max_documents_per_sample=50"}).per_sample, 50);
+  EXPECT_EQ(bound({"data.max_documents_per_sample=50"}).per_sample, 0);
+  EXPECT_EQ(bound({"data.reset_attention_mask=true", "model.attention_dropout=0.1"}).per_sample, 0);
+  EXPECT_EQ(bound({"data.reset_attention_mask=true", "model.attn_logit_softcapping=30"}).per_sample, 0);
+  EXPECT_FALSE(bound({"data.reset_attention_mask=true"}).must_fit);
+  EXPECT_TRUE(bound({"data.reset_attention_mask=true", "train.cuda_graph_impl=full_iteration"}).must_fit);
 }
 
 TEST(Attention, OfARunIsNamedWithItsKeyWhereItIsOurs) {
@@ -53,15 +102,21 @@ TEST(Attention, OfARunIsNamedWithItsKeyWhereItIsOurs) {
   EXPECT_EQ(of({"precision.params_dtype=bf16", "model.kv_channels=64"}), "");
   for (const auto& [override, text] : std::vector<std::pair<std::string, std::string>>{
            {"model.attention_dropout=0.1", "model.attention_dropout = 0.1"},
-           {"data.reset_attention_mask=true", "data.reset_attention_mask = true"},
            {"model.kv_channels=12", "head size 12"},
-           {"model.window_size=5", "model.window_size = 5"},
+           {"parallel.context_parallel_size=2", "parallel.context_parallel_size = 2"},
            {"model.attn_logit_softcapping=30", "model.attn_logit_softcapping = 30"},
            {"model.softmax_type=learnable", "model.softmax_type = learnable"},
            {"precision.params_dtype=fp64", "params_dtype = fp64"}}) {
     const std::string said = of({"precision.params_dtype=bf16", "model.kv_channels=64", override});
     EXPECT_NE(said.find(text), std::string::npos) << said;
     EXPECT_NE(said.find("slower than libtorch's"), std::string::npos) << said;
+  }
+  for (const auto& [override, text] : std::vector<std::pair<std::string, std::string>>{
+           {"data.reset_attention_mask=true", "data.reset_attention_mask = true"},
+           {"model.window_size=5", "model.window_size = 5"}}) {
+    EXPECT_EQ(of({"precision.params_dtype=bf16", "model.kv_channels=64", override}), "");
+    const std::string said = of({"model.kv_channels=64", override});
+    EXPECT_NE(said.find(text), std::string::npos) << said;
   }
 }
 

@@ -129,7 +129,7 @@ void check_sums() {
       right.num_zeros += part.num_zeros;
       at::Tensor workspace = at::empty({gradient_sums_blocks(n) * static_cast<int64_t>(sizeof(GradientSums))},
                                        at::TensorOptions(at::kCUDA).dtype(at::kByte));
-      gradient_sums_cuda(device.pointer(), number, n,
+      gradient_sums_cuda({{device.pointer(), number, n}},
                          {static_cast<GradientSums*>(sums.mutable_data_ptr()),
                           static_cast<GradientSums*>(workspace.mutable_data_ptr())},
                          current_stream());
@@ -150,7 +150,7 @@ void expect_refusals(const std::string& why) {
                               refusal([&] { sgd_step_cuda({{range}}, kSgd.hyper(), nullptr, nullptr); }),
                               refusal([&] { lion_step_cuda({{range}}, kLion.hyper(), nullptr, nullptr); }),
                               refusal([&] {
-                                gradient_sums_cuda(range.grad, Number::f32, 16, {sums, sums + 1}, nullptr);
+                                gradient_sums_cuda({{range.grad, Number::f32, 16}}, {sums, sums + 1}, nullptr);
                               })};
   const std::string names[] = {"adam_step", "sgd_step", "lion_step", "gradient_sums"};
   for (size_t i = 0; i < 4; ++i)

@@ -73,9 +73,10 @@ void check_route(const RouteShape& s, bool bias) {
                    dprobs = values<T>({s.tokens, s.k}, 0.3), dx = at::empty_like(x), probs = at::empty_like(dprobs),
                    experts = at::arange(s.k, at::kLong).expand({s.tokens, s.k}).contiguous();
   const at::Tensor gx = on_gpu(x), gb = on_gpu(b), gdprobs = on_gpu(dprobs), gdx = on_gpu(dx), gprobs = on_gpu(probs),
-                   gexperts = on_gpu(experts);
+                   gexperts = on_gpu(experts), ggroups = on_gpu(at::empty({s.tokens, s.groups}, x.options()));
   route_forward<T>({data<T>(x), data<T>(b), data<int64_t>(experts), data<T>(probs)}, s);
-  route_forward_cuda<T>({data<T>(gx), data<T>(gb), data<int64_t>(gexperts), data<T>(gprobs)}, s, current_stream());
+  route_forward_cuda<T>({data<T>(gx), data<T>(gb), data<int64_t>(gexperts), data<T>(gprobs), data<T>(ggroups)}, s,
+                        current_stream());
   EXPECT_TRUE(gexperts.cpu().equal(experts));
   expect_twins<T>(gprobs, probs, "probabilities");
   route_backward<T>({data<T>(dprobs), data<T>(x), data<int64_t>(experts), data<T>(dx)}, s);
@@ -114,6 +115,9 @@ void check_all() {
     check_route<T>({33, 8, 2, score}, false);
     check_route<T>({33, 100, 8, score, 2.5}, own);
     check_route<T>({5, 8, 1, score}, own);
+    check_route<T>(
+        {.tokens = 65, .experts = 256, .k = 8, .score = score, .groups = 8, .groups_chosen = 4, .best_of_group = 2},
+        own);
     check_route<T>({9, 8, 8, score, 1, true}, false);
   }
 }

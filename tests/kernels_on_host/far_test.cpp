@@ -223,11 +223,22 @@ TEST(FarOnHost, StepsAndSumsOfLargeRangesReachTheirEnd) {
   EXPECT_EQ(scales.data()[last / 256], one_scale);
   EXPECT_EQ(param.data()[last].bits, one_param.bits);
 
+  // Without blocks of scales a thread takes 8 elements at once.
+  range.second = {};
+  main.data()[last] = one_main = 1, first.data()[last] = one_first = 0;
+  lion_step(one, {}, {&value, &rate});
+  only_the_last(last / 8);
+  lion_step_cuda({{range, rates.data()}}, {}, values.data(), nullptr);
+  EXPECT_NE(one_main, 1);
+  EXPECT_FLOAT_EQ(main.data()[last], one_main);
+  EXPECT_FLOAT_EQ(first.data()[last], one_first);
+  EXPECT_EQ(param.data()[last].bits, one_param.bits);
+
   const FarArray<GradientSums> workspace(gradient_sums_blocks(kFar), "workspace");
   const DeviceArray<double> sums(std::vector<double>(3), Use::both, "sums");
   ASSERT_EQ((gradient_sums_blocks(kFar) - 1) % 8192, 0);  // the one block of the total takes the last part as well
   only_row(0);
-  gradient_sums_cuda(grad.data(), Number::bf16, kFar,
+  gradient_sums_cuda({{grad.data(), Number::bf16, kFar}},
                      {reinterpret_cast<GradientSums*>(sums.data()), workspace.data()}, nullptr);
   EXPECT_EQ(sums.data()[0], 9.0);
   set_order({});

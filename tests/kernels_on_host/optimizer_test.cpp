@@ -177,7 +177,7 @@ void check_optimizers(const Range& r) {
 }
 
 TEST(OptimizerOnHost, StepsAreAsTheirCpuTwinsInEveryStorage) {
-  for (const int64_t n : {0, 1, 257, 600}) {
+  for (const int64_t n : {0, 1, 257, 603}) {
     check_optimizers({Number::f64, Number::f64, Number::f64, false, false, n});
     for (const Number grad : {Number::f32, Number::bf16, Number::f16}) {
       for (const Number moment : {Number::f32, Number::bf16, Number::block8}) {
@@ -201,7 +201,7 @@ TEST(OptimizerOnHost, SumsOfGradientsAreThoseOfTheCpuInAnotherOrder) {
         const DeviceArray<double> sums(std::vector<double>(3), Use::both, "sums"),
             workspace(std::vector<double>(static_cast<size_t>(3 * gradient_sums_blocks(n))), Use::out, "workspace");
         gradient_sums_cuda(
-            there.data(), number, n,
+            {{there.data(), number, n}},
             {reinterpret_cast<GradientSums*>(sums.data()), reinterpret_cast<GradientSums*>(workspace.data())},
             nullptr);
         return std::tuple{sums.values()};
@@ -214,6 +214,35 @@ TEST(OptimizerOnHost, SumsOfGradientsAreThoseOfTheCpuInAnotherOrder) {
       EXPECT_EQ(sums.num_nonfinite, want.num_nonfinite);
     }
   }
+}
+
+// More ranges than one pair of launches takes, of other lengths, types and alignments, some of them empty.
+TEST(OptimizerOnHost, SumsOfManyRangesAreThoseOfEach) {
+  constexpr Number kNumbers[] = {Number::f32, Number::bf16, Number::f16, Number::f64};
+  std::vector<std::unique_ptr<DeviceArray<uint8_t>>> there;
+  std::vector<GradientRange> ranges, here;
+  std::vector<Bytes> values;
+  int64_t blocks = 0, elements = 0;
+  for (int64_t i = 0; i < 199; ++i) {
+    const Number number = kNumbers[i % 4];
+    const int64_t n = i == 77 ? 40003 : i % 9 == 4 ? 0 : i * 37 % 301;
+    values.push_back(numbers(number, n, 0.7 + 0.01 * static_cast<double>(i), false));
+    there.push_back(
+        std::make_unique<DeviceArray<uint8_t>>(values.back(), Use::in, "grad", i % 3 == 1 ? bytes_of(number) : 0));
+    ranges.push_back({there.back()->data(), number, n});
+    blocks += gradient_sums_blocks(n), elements += n;
+  }
+  for (size_t i = 0; i < values.size(); ++i) here.push_back({values[i].data(), ranges[i].number, ranges[i].n});
+  GradientSums want{1.5, 2, 3};
+  add_gradient_sums(here, {&want, nullptr});
+  const DeviceArray<double> workspace(std::vector<double>(static_cast<size_t>(3 * blocks)), Use::out, "workspace");
+  const DeviceArray<GradientSums> place({GradientSums{1.5, 2, 3}}, Use::both, "sums");
+  gradient_sums_cuda(ranges, {place.data(), reinterpret_cast<GradientSums*>(workspace.data())}, nullptr);
+  const GradientSums got = place.values()[0];
+  const double roundings = 2 * static_cast<double>(elements) * 0x1p-53;
+  EXPECT_NEAR(got.sum_of_squares, want.sum_of_squares, roundings * want.sum_of_squares);
+  EXPECT_EQ(got.num_zeros, want.num_zeros);
+  EXPECT_EQ(got.num_nonfinite, want.num_nonfinite);
 }
 
 TEST(OptimizerOnHost, EightBitsAndSplitFloatsHaveTheBitsOfTheCpu) {
@@ -258,7 +287,7 @@ TEST(OptimizerOnHost, EightBitsAndSplitFloatsHaveTheBitsOfTheCpu) {
 TEST(OptimizerOnHost, ManyRangesAreSteppedAsEachAlone) {
   std::vector<Range> forms;
   for (int64_t i = 0; i < 2 * kRangesOfLaunch + 3; ++i) {
-    const int64_t n = i % 7 == 3 ? 0 : i * 97 % 700;
+    const int64_t n = i % 7 == 3 ? 0 : i == 9 ? 4503 : i * 97 % 700;
     const bool wide = i % 11 == 5;
     const Number number = wide ? Number::f64 : Number::f32;
     forms.push_back(

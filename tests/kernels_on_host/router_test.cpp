@@ -44,16 +44,16 @@ void check_route(const RouteShape& s, bool with_bias, size_t shift) {
   std::vector<int64_t> experts(dprobs.size());
   for (size_t i = 0; i < experts.size(); ++i) experts[i] = static_cast<int64_t>(i) % s.k;
   const std::vector<int64_t> given = experts;
-  std::vector<T> probs(dprobs.size()), dx(x.size());
+  std::vector<T> probs(dprobs.size()), dx(x.size()), groups(static_cast<size_t>(s.tokens * s.groups));
   route_forward<T>({x.data(), with_bias ? bias.data() : nullptr, experts.data(), probs.data()}, s);
   route_backward<T>({dprobs.data(), x.data(), experts.data(), dx.data()}, s);
   const auto got = in_all_orders([&] {
     const DeviceArray<T> gx(x, Use::in, "logits", shift), gbias(bias, Use::in, "bias", shift),
         gdprobs(dprobs, Use::in, "dprobs", shift), gprobs(probs, Use::out, "probs", shift),
-        gdx(dx, Use::out, "dlogits", shift);
+        gdx(dx, Use::out, "dlogits", shift), ggroups(groups, Use::out, "group scores", shift);
     const DeviceArray<int64_t> gexperts(given, s.chosen ? Use::in : Use::out, "experts");
-    route_forward_cuda<T>({gx.data(), with_bias ? gbias.data() : nullptr, gexperts.data(), gprobs.data()}, s,
-                          nullptr);
+    route_forward_cuda<T>(
+        {gx.data(), with_bias ? gbias.data() : nullptr, gexperts.data(), gprobs.data(), ggroups.data()}, s, nullptr);
     route_backward_cuda<T>({gdprobs.data(), gx.data(), gexperts.data(), gdx.data()}, s, nullptr);
     return std::tuple{gexperts.values(), gprobs.values(), gdx.values()};
   });
@@ -108,6 +108,13 @@ void check_all() {
     const bool own = score == RouteScore::sigmoid || score == RouteScore::sqrtsoftplus;
     for (const size_t shift : {0, 1}) check_route<T>({33, 8, 2, score}, false, shift);
     check_route<T>({9, 100, 8, score, 2.5}, own, 1);
+    for (const size_t shift : {0, 1})
+      check_route<T>(
+          {.tokens = 9, .experts = 24, .k = 3, .score = score, .groups = 4, .groups_chosen = 2, .best_of_group = 2},
+          own, shift);
+    check_route<T>(
+        {.tokens = 5, .experts = 80, .k = 8, .score = score, .groups = 40, .groups_chosen = 5, .best_of_group = 1},
+        own && score == RouteScore::sigmoid, 0);
     check_route<T>({5, 8, 1, score}, own, 0);
     check_route<T>({9, 8, 8, score, 1, true}, false, 0);
     check_route<T>({0, 8, 2, score}, false, 0);

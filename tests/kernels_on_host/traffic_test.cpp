@@ -175,7 +175,7 @@ void run_optimizer(const Room& r) {
   adam_step_cuda({{range, place.rates}}, {}, place.values, nullptr);
   sgd_step_cuda({{range, place.rates}}, {0.9}, place.values, nullptr);
   lion_step_cuda({{range, place.rates}}, {}, place.values, nullptr);
-  gradient_sums_cuda(r.x.data(), Number::bf16, kCount,
+  gradient_sums_cuda({{r.x.data(), Number::bf16, kCount}},
                      {reinterpret_cast<GradientSums*>(r.d.data()), reinterpret_cast<GradientSums*>(r.d.data()) + 1},
                      nullptr);
   block8_encode_cuda(r.f.data(), kCount, true, r.codes.data(), r.g.data(), nullptr);

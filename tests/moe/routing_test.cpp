@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "base/error.h"
 #include "moe/router_tools.h"
 #include "moe/dense_routing.h"
@@ -92,6 +94,41 @@ TEST(Routing, OfEqualScoresTheLowerExpertIsBetterAndWhatIsNoNumberWorst) {
                                        {at::tensor({0.0, 0.5, 0.25, 0.5}, at::kFloat), {}})
                                 .experts;
   EXPECT_TRUE(biased.equal(at::tensor({1, 3}, at::kLong).view({1, 2})));
+}
+
+// Groups and experts alike: of equal ones the first; what is no number makes its group the last.
+TEST(Routing, OfEqualGroupsTheFirstIsBetter) {
+  const double none = std::numeric_limits<double>::quiet_NaN();
+  const at::Tensor logits =
+      at::tensor({1.0, 2.0, 2.0, 1.0, 1.5, 1.5, 3.0, none, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0}, at::kDouble);
+  moe::TopKRule rule{.k = 3};
+  rule.num_groups = 4, rule.group_topk = 2, rule.group_score_topk = 2;
+  const at::Tensor experts = moe::route({}, logits.view({2, 8}), rule).experts;
+  EXPECT_TRUE(experts.equal(at::tensor({1, 2, 0, 4, 5, 6}, at::kLong).view({2, 3}))) << experts;
+}
+
+// The choice in one kernel is that of libtorch's operators over the scores, to the bit: where no two are equal.
+TEST(Routing, OfGroupsTheChoiceIsThatOfSeparateOperators) {
+  for (const ScoreFunction function : {ScoreFunction::softmax, ScoreFunction::sigmoid, ScoreFunction::sqrtsoftplus}) {
+    for (const bool pre : {false, true}) {
+      for (const auto& [k, groups, of, best] :
+           {std::array<int64_t, 4>{8, 8, 4, 2}, {6, 8, 3, 0}, {8, 4, 2, 0}, {4, 16, 4, 4}, {1, 2, 1, 1}}) {
+        moe::TopKRule rule{.k = k, .score_function = function, .pre_softmax = pre};
+        rule.num_groups = groups, rule.group_topk = of, rule.group_score_topk = best;
+        const bool softmax = function == ScoreFunction::softmax;
+        for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
+          const at::Tensor logits = sample({64, 64}, 11, type).mul(2),
+                           bias = softmax ? at::Tensor() : sample({64}, 12, type).mul(0.3);
+          at::Tensor scores = softmax                              ? (pre ? at::softmax(logits, -1) : logits)
+                              : function == ScoreFunction::sigmoid ? at::sigmoid(logits)
+                                                                   : at::softplus(logits).sqrt();
+          if (bias.defined()) scores = scores + bias;
+          EXPECT_TRUE(moe::route({}, logits, rule, {bias, {}}).experts.equal(moe::choose(scores, rule)))
+              << static_cast<int>(function) << " " << pre << " " << k << " of " << groups << " " << type;
+        }
+      }
+    }
+  }
 }
 
 // One token after the other, with a list a expert.

@@ -1,5 +1,6 @@
-// Core attention of a GPU (flash for half types, memory-efficient for fp32, blocked for the rest) against the formula
-// in float64: causal, grouped queries, a single query over a cache, masks, dropout, values of another head size.
+// Core attention of a GPU (flash or cuDNN's for half types, memory-efficient for fp32, blocked for the rest) against
+// the formula in float64: causal, grouped queries, a single query over a cache, masks, windows, documents, dropout,
+// values of another head size.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +17,7 @@ at::Tensor values(std::vector<int64_t> sizes, double step) {
 }
 
 struct Shape {
-  int64_t queries, keys, batch, heads, groups, dim, v_dim = dim;
+  int64_t queries, keys, batch, heads, groups, dim, v_dim = dim, window = -1;
 };
 
 // Of numbers up to 1. Half types round q, k, v, the
@@ -34,11 +35,14 @@ void check(const Shape& s, at::ScalarType dtype, const Microbatch& batch, double
                    v = rounded({s.keys, s.batch, s.groups, s.v_dim}, 0.9),
                    dy = rounded({s.queries, s.batch, s.heads, s.v_dim}, 0.5);
   CoreSpec spec = test::core_spec({q, k, v}, dropout);
+  spec.window = s.window;
   CorePositions positions;
   positions.queries.first = s.keys - s.queries;
   spec.target.device = at::kCUDA;
   Microbatch there = batch;
-  if (there.document_ids.defined()) there.document_ids = there.document_ids.to(at::kCUDA);
+  for (at::Tensor* x : {&there.document_ids, &there.document_offsets}) {
+    if (x->defined()) *x = x->to(at::kCUDA);
+  }
   if (there.sample_counters.defined()) there.sample_counters = there.sample_counters.to(at::kCUDA);
   spec.dropout.target = spec.target;
   const test::Attended gpu =
@@ -54,7 +58,8 @@ TEST(CoreAttentionOnGpu, IsTheFormula) {
     for (const Shape& s :
          {Shape{16, 16, 2, 4, 4, 16}, Shape{33, 33, 3, 6, 2, 24}, Shape{130, 130, 1, 2, 1, 64},
           Shape{1, 9, 2, 4, 2, 16}, Shape{16, 16, 2, 4, 4, 12}, Shape{3, 9, 1, 2, 2, 16},
-          Shape{33, 33, 3, 6, 2, 24, 16}, Shape{130, 130, 1, 2, 1, 64, 96}, Shape{3, 9, 1, 2, 2, 5, 3}}) {
+          Shape{33, 33, 3, 6, 2, 24, 16}, Shape{130, 130, 1, 2, 1, 64, 96}, Shape{3, 9, 1, 2, 2, 5, 3},
+          Shape{130, 130, 2, 2, 2, 192, 128}, Shape{130, 130, 2, 4, 2, 64, 64, 20}}) {
       SCOPED_TRACE(testing::Message() << dtype << " queries " << s.queries << " keys " << s.keys << " heads "
                                       << s.heads << " groups " << s.groups << " dim " << s.dim << " v " << s.v_dim);
       Microbatch batch;
@@ -64,7 +69,11 @@ TEST(CoreAttentionOnGpu, IsTheFormula) {
     }
     Microbatch documents;
     documents.document_ids = at::arange(16).div(5, "floor").to(at::kLong).expand({2, 16}).contiguous();
-    check({16, 16, 2, 4, 2, 16}, dtype, documents, 0);
+    for (const int64_t room : {0, 4, 9}) {  // own kernels; as many documents as there are; more
+      documents.document_offsets = room > 0 ? document_offsets(documents.document_ids, room) : at::Tensor();
+      check({16, 16, 2, 4, 2, 16}, dtype, documents, 0);
+      check({16, 16, 2, 4, 2, 16, 16, 3}, dtype, documents, 0);
+    }
   }
 }
 

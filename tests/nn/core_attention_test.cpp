@@ -2,8 +2,9 @@
 // recomputed core gives the same bits; blocks of keys joined, as the ranks of a ring do.
 #include "nn/core_attention.h"
 
-#include "config/attention.h"
+#include <map>
 
+#include "config/attention.h"
 #include "cuda/memory_meter.h"
 #include "nn/kv_cache.h"
 #include "nn/plain_attention.h"
@@ -298,44 +299,56 @@ TEST(CoreAttention, IsFusedForEqualHeadSizesOnlyAndTellsTheFlopsOfEach) {
   };
   const double pairs = 2 * 4 * 16 * 16 / 2;
   EXPECT_EQ(calls(16, 16),
-            (Calls{{"fused_attention", 2 * pairs * 32}, {"fused_attention_backward", 2 * pairs * 80}}));
+            (Calls{{"flash_attention", 2 * pairs * 32}, {"flash_attention_backward", 2 * pairs * 80}}));
   EXPECT_EQ(calls(16, 8), (Calls{{"attention_forward", 2 * pairs * (16 + 8)},
                                  {"attention_backward", 2 * pairs * (3 * 16 + 2 * 8)}}));
 }
 
-// What a GPU is asked for, against the table that says it (config/attention.h), for head sizes and masks.
+// What a GPU is asked for, against the table that says it (config/attention.h), for head sizes, masks and windows.
 TEST(CoreAttention, AsksAGpuForWhatTheTableOfChoicesSays) {
-  int fused = 0, own = 0;
+  std::map<std::string, int> asked;
+  enum Documents { none, by_number, by_offset };
   for (const at::ScalarType type : {at::kBFloat16, at::kHalf, at::kFloat, at::kDouble}) {
     for (const int64_t d : {8, 12, 64, 128, 208, 256, 264}) {
-      for (const bool documents : {false, true}) {
-        for (const bool later : {false, true}) {  // the queries begin behind the first key
-          Told told;
-          const cuda::Target target{at::Device(at::kCUDA, 0), &told, true};
-          const Heads h{4, 2, d, d};
-          const nn::CoreInputs real = inputs(h, 16, 16, type);
-          const nn::CoreInputs in{real.q.to(at::kMeta), real.k.to(at::kMeta), real.v.to(at::kMeta)};
-          nn::CoreSpec spec = core_spec(in);
-          spec.target = spec.dropout.target = target;
-          nn::Microbatch batch;
-          if (documents) batch.document_ids = at::zeros({in.q.size(1), 16}, at::kLong).to(at::kMeta);
-          nn::CorePositions positions;
-          if (later) positions.queries.first = 3;
-          nn::attend(in, {spec, positions, batch});
-          config::AttentionCase c{.head_dim = d, .v_head_dim = d, .plain_mask = !later, .documents = documents};
-          if (type == at::kFloat) c.dtype = config::ParamsDtype::fp32;
-          if (type == at::kDouble) c.dtype = config::ParamsDtype::fp64;
-          const bool by_library = config::gpu_attention(c).by != config::AttentionBy::own;
-          ASSERT_EQ(told.calls.size(), 1u);
-          EXPECT_EQ(told.calls[0].first, by_library ? "fused_attention" : "attention_forward")
-              << type << " " << d << (documents ? " documents" : "") << (later ? " later" : "");
-          ++(by_library ? fused : own);
+      for (const Documents documents : {none, by_number, by_offset}) {
+        for (const int64_t window : {-1, 5}) {
+          for (const bool later : {false, true}) {  // the queries begin behind the first key
+            Told told;
+            const cuda::Target target{at::Device(at::kCUDA, 0), &told, true};
+            const Heads h{4, 2, d, d};
+            const nn::CoreInputs real = inputs(h, 16, 16, type);
+            const nn::CoreInputs in{real.q.to(at::kMeta), real.k.to(at::kMeta), real.v.to(at::kMeta)};
+            nn::CoreSpec spec = core_spec(in);
+            spec.target = spec.dropout.target = target;
+            spec.window = window;
+            nn::Microbatch batch;
+            const auto integers = at::TensorOptions().dtype(at::kLong).device(at::kMeta);
+            if (documents != none) batch.document_ids = at::zeros({in.q.size(1), 16}, integers);
+            if (documents == by_offset) batch.document_offsets = at::zeros({9}, integers);
+            nn::CorePositions positions;
+            if (later) positions.queries.first = 3;
+            nn::attend(in, {spec, positions, batch});
+            config::AttentionCase c{.head_dim = d, .v_head_dim = d};
+            c.plain_mask = !later && documents != by_number;
+            c.window = window >= 0, c.documents = documents != none;
+            if (type == at::kFloat) c.dtype = config::ParamsDtype::fp32;
+            if (type == at::kDouble) c.dtype = config::ParamsDtype::fp64;
+            const std::map<config::AttentionBy, std::string> names{
+                {config::AttentionBy::flash, "flash_attention"},
+                {config::AttentionBy::memory_efficient, "efficient_attention"},
+                {config::AttentionBy::own, "attention_forward"}};
+            ASSERT_EQ(told.calls.size(), 1u);
+            EXPECT_EQ(told.calls[0].first, names.at(config::gpu_attention(c).by))
+                << type << " " << d << " documents " << documents << " window " << window << (later ? " later" : "");
+            ++asked[told.calls[0].first];
+          }
         }
       }
     }
   }
-  EXPECT_EQ(fused, 3 * 5) << "halves and fp32, head sizes that 8 divides up to 256, plain masks";
-  EXPECT_EQ(own, 4 * 7 * 4 - fused);
+  EXPECT_EQ(asked["flash_attention"], 2 * 5 * 2 * 2) << "halves, 8 divides and up to 256, no numbers, windows or not";
+  EXPECT_EQ(asked["efficient_attention"], 5) << "fp32, the same sizes, plain masks alone";
+  EXPECT_EQ(asked["attention_forward"], 4 * 7 * 3 * 2 * 2 - 45);
 }
 
 }  // namespace

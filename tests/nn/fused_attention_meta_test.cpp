@@ -10,6 +10,8 @@ namespace {
 struct Case {
   int64_t s, b, heads, groups, d;
   at::ScalarType dtype;
+  config::AttentionBy by = config::AttentionBy::flash;
+  int64_t documents = 0;  // for which there is room; 0: no offsets
 };
 
 // As attention has them: views into [s, b, groups, heads a group + 2, d], where there is one head a group.
@@ -30,14 +32,14 @@ Outcome outcome(const Case& c) {
   const cuda::Target target{at::Device(at::kCUDA, 0), nullptr, true};
   const nn::FusedInputs in = inputs(c, target.memory());
   const at::Tensor dout = at::zeros({c.s, c.b, c.heads, c.d}, in.q.options()).permute({1, 2, 0, 3});
+  nn::FusedSpec spec{c.by, true, 0.125, -1, {}};
+  if (c.documents > 0) spec.documents = at::zeros({c.documents + 1}, in.q.options().dtype(at::kLong));
   Outcome outcome;
   at::Tensor out, logsumexp;
   nn::FusedGradients d;
-  outcome.forward = allocations_of([&] {
-    std::tie(out, logsumexp) = nn::fused_attention(target, in, {true, 0.125});
-  });
+  outcome.forward = allocations_of([&] { std::tie(out, logsumexp) = nn::fused_attention(target, in, spec); });
   outcome.backward = allocations_of([&] {
-    d = nn::fused_attention_backward(target, in, {out, logsumexp, dout}, {true, 0.125});
+    d = nn::fused_attention_backward(target, in, {out, logsumexp, dout}, spec);
   });
   return outcome;
 }
@@ -54,8 +56,32 @@ TEST(FusedAttentionOnMeta, TakesWhatFlashAttentionTakesOfAGpu) {
   EXPECT_EQ(held(gpu.backward).peak, q + 2 * k + work);
 }
 
+// As above, and of one sample, which needs no copies: room for 5 documents, each with a block of queries to spare. No
+// value is read, for a meta tensor has none.
+TEST(FusedAttentionOnMeta, TakesWhatFlashAttentionOfDocumentsTakesOfAGpu) {
+  for (const int64_t b : {1, 2}) {
+    const Outcome gpu = outcome({130, b, 4, 2, 64, at::kBFloat16, config::AttentionBy::flash, 5});
+    const int64_t q = b * 130 * 4 * 64 * 2, k = q / 2, offsets = 6 * 4, rows = b * 130 + 5 * 128;
+    EXPECT_EQ(held(gpu.forward).kept, q + 4 * b * 130 * 4);
+    const int64_t copies = b == 1 ? 0 : q + 2 * k + q /* q, k, v and dout by samples, as out is already */;
+    const int64_t work = copies + offsets + 16 /* seed */ + 4 * rows * 4 /* sums */ +
+                         rows * 4 * 64 * 4 /* dq in fp32 */ + 2 * q /* dk, dv of every head */;
+    EXPECT_EQ(held(gpu.backward).kept, q + 2 * k);
+    EXPECT_EQ(held(gpu.backward).peak, q + 2 * k + work) << b;
+  }
+}
+
+// cuDNN's own workspace is guessed.
+TEST(FusedAttentionOnMeta, TakesWhatLibtorchTakesAroundCudnn) {
+  const Outcome gpu = outcome({130, 1, 4, 4, 64, at::kBFloat16, config::AttentionBy::cudnn});
+  const int64_t x = 130 * 4 * 64 * 2;
+  EXPECT_EQ(held(gpu.forward).kept, x + 4 * 130 * 4);
+  EXPECT_EQ(held(gpu.backward).kept, 3 * x);
+  EXPECT_EQ(held(gpu.backward).peak, 3 * x + 16 /* seed */ + 2 * x);
+}
+
 TEST(FusedAttentionOnMeta, TakesWhatTheMemoryEfficientOneTakesOfAGpu) {
-  const Outcome gpu = outcome({130, 2, 4, 4, 72, at::kFloat});
+  const Outcome gpu = outcome({130, 2, 4, 4, 72, at::kFloat, config::AttentionBy::memory_efficient});
   const int64_t x = 2 * 130 * 4 * 72 * 4, sums = 2 * 4 * 130 * 4;
   EXPECT_EQ(held(gpu.forward).kept, x + 2 * 4 * 160 * 4) << "logsumexp in steps of 32";
   const int64_t workspace = 2 * 4 * 3 * 2 * (64 * 64 * 4 + 16);  // tiles of 64 queries by 64 features

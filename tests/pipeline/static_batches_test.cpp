@@ -28,6 +28,7 @@ nn::Microbatch batch(int64_t step, int64_t number = 0, at::ScalarType mask = at:
   batch.mask_sum = batch.loss_mask.sum(at::kDouble).item<double>();
   batch.position_ids = numbers.remainder(2) + first;
   batch.document_ids = numbers.div(4, "floor") + first;
+  batch.document_offsets = nn::document_offsets(batch.document_ids, kLength);
   nn::set_counters(batch, step, at::arange(first, first + kSamples, at::kLong));
   batch.rows = at::arange(kLength, at::kLong) + step;
   batch.all_rows = at::stack({batch.rows, batch.rows + kLength});
@@ -135,7 +136,7 @@ TEST_F(StaticBatchesTest, CountersAndStepShareAStorageAndOthersDoNot) {
 TEST_F(StaticBatchesTest, BytesAreThoseOfAllBuffers) {
   held.make(batches(1));
   const int64_t matrix = kSamples * kLength;
-  const int64_t values = 3 * (4 * matrix * 8 + matrix * 4 + (kSamples + 1) * 8 + 3 * kLength * 8);
+  const int64_t values = 3 * (4 * matrix * 8 + matrix * 4 + (kSamples + 1) * 8 + 3 * kLength * 8 + (matrix + 1) * 8);
   EXPECT_EQ(held.bytes(), values);
 }
 

@@ -114,25 +114,58 @@ TEST(StackSamples, ATokenOrLabelOutsideTheVocabularyIsAnErrorWithItsSample) {
             "tokenizer");
 }
 
+// kLength / 3 documents a sample, rounded up.
+TEST(StackSamples, OffsetsOfDocumentsAreMadeWhereThereIsRoomOrRefused) {
+  const int64_t each = (kLength + 2) / 3;
+  train::HostBatch batch = host_batch(7, 2, true);
+  EXPECT_FALSE(train::stack_samples(batch, at::kFloat).document_offsets.defined());
+  batch.documents = {each + 1, true};
+  const nn::Microbatch roomy = train::stack_samples(batch, at::kFloat);
+  ASSERT_EQ(roomy.document_offsets.numel(), 2 * (each + 1) + 1);
+  for (int64_t i = 0; i < roomy.document_offsets.numel(); ++i) {
+    const int64_t wanted = i < 2 * each ? i / each * kLength + i % each * 3 : 2 * kLength;
+    EXPECT_EQ(roomy.document_offsets[i].item<int64_t>(), wanted) << i;
+  }
+  batch.documents = {each - 1, false};
+  EXPECT_FALSE(train::stack_samples(batch, at::kFloat).document_offsets.defined());
+  batch.documents.must_fit = true;
+  std::string said;
+  try {
+    train::stack_samples(batch, at::kFloat);
+  } catch (const base::Error& error) { said = error.what(); }
+  EXPECT_NE(said.find("the samples from 7 on"), std::string::npos) << said;
+  EXPECT_NE(said.find("raise data.max_documents_per_sample"), std::string::npos) << said;
+  batch = host_batch(7, 2, false);
+  batch.documents = {1, true};
+  EXPECT_FALSE(train::stack_samples(batch, at::kFloat).document_offsets.defined()) << "attention over all documents";
+}
+
 // Of several sizes, with documents and without, and fewer than there could be.
 TEST(BroadcastBatches, EveryRankGetsWhatTheFirstOneRead) {
   run_ranks(4, {.tp = 4}, [&](const comm::World& world) {
     std::vector<nn::Microbatch> mine;
     if (world.rank() == 0) {
       mine.push_back(train::stack_samples(host_batch(3, 2, false), at::kDouble));
-      mine.push_back(train::stack_samples(host_batch(5, 3, true), at::kDouble));
+      train::HostBatch documents = host_batch(5, 3, true);
+      documents.documents.per_sample = kLength;
+      mine.push_back(train::stack_samples(documents, at::kDouble));
     }
     const auto batches = train::broadcast_batches(mine, 3, world.groups().batch, at::kDouble);
     ASSERT_EQ(batches.size(), 2U);
     expect_samples(batches[0], 3, 2, false);
     expect_samples(batches[1], 5, 3, true);
+    EXPECT_FALSE(batches[0].document_offsets.defined());
+    ASSERT_TRUE(batches[1].document_offsets.defined());
+    EXPECT_TRUE(batches[1].document_offsets.equal(nn::document_offsets(batches[1].document_ids, kLength)));
   });
 }
 
 // A part of a longer sequence: the rows that are here, for the device and for the host.
 TEST(BroadcastBatches, EveryTensorArrivesAndSoDoTheRowsOfASequence) {
   run_ranks(2, {.tp = 2}, [&](const comm::World& world) {
-    nn::Microbatch part = train::stack_samples(host_batch(3, 2, true), at::kDouble);
+    train::HostBatch of_documents = host_batch(3, 2, true);
+    of_documents.documents.per_sample = kLength;
+    nn::Microbatch part = train::stack_samples(of_documents, at::kDouble);
     part.rows = at::tensor({0, 1, 7, 8, 9}, at::kLong);
     part.all_rows = at::stack({part.rows, at::tensor({2, 3, 4, 5, 6}, at::kLong)});
     part.row_runs = {{0, 2}, {7, 3}};

@@ -1,6 +1,8 @@
 // What a trace follows by itself, and what the meter finds against it.
 #include <ATen/core/grad_mode.h>
 
+#include <map>
+
 #include "nn/autograd_node.h"
 #include "models/registry.h"
 #include "train/memory_cases.h"
@@ -129,6 +131,43 @@ TEST(Trace, AGpusBytesAreInBlocksOfItsAllocator) {
   EXPECT_EQ(gpu.use.moments, cpu.use.moments);
   EXPECT_NE(gpu.use.activations, cpu.use.activations);
   EXPECT_EQ((gpu.use.activations - gpu.borders) % 512, 0);
+}
+
+// Documents and windows on a GPU: by flash attention, whose room grows with the number of documents.
+TEST(Trace, AGpusAttentionOfDocumentsIsTheLibrarysWithRoomForThem) {
+  config::Config config = small_config();
+  config.precision.params_dtype = "bf16";
+  config.model.kv_channels = 8;
+  config.data.reset_attention_mask = true;
+  const auto traced = [&] { return train::trace_rank({config, 1, 0, 50, 0, at::Device(at::kCUDA, 0)}); };
+  const auto calls = [&] {
+    std::map<std::string, int> count;
+    const plan::RankTrace trace = traced();
+    for (const plan::ActionTrace* action : {&trace.chunks.at(0).forward, &trace.chunks.at(0).backward}) {
+      for (const plan::IslandTrace& island : action->islands) {
+        for (const plan::TraceOperation& operation : island.operations) ++count[operation.name];
+      }
+    }
+    return count;
+  };
+  const auto layers = static_cast<int>(config.model.num_layers);
+  EXPECT_EQ(calls()["flash_attention"], layers);
+  EXPECT_EQ(calls()["flash_attention_backward"], layers);
+  EXPECT_EQ(calls()["attention_forward"], 0);
+  const auto peak = [&] { return train::predict_memory({config, 1, 0, 50, 0, at::Device(at::kCUDA, 0)}).peak; };
+  config.data.max_documents_per_sample = 1000;
+  const int64_t thousand = peak();
+  config.data.max_documents_per_sample = 2000;
+  // For every document more 128 queries of 8 numbers, in rows of 32, and a sum each in fp32, for every head; its
+  // offset in 8 bytes in every microbatch, and in 4. Tensors grow in blocks of 512 bytes.
+  const config::Train& t = config.train;
+  const int64_t each =
+      128 * config.model.num_attention_heads * 33 * 4 + t.global_batch_size / t.micro_batch_size * 8 + 4;
+  EXPECT_NEAR(static_cast<double>(peak() - thousand), static_cast<double>(t.micro_batch_size * 1000 * each),
+              32 * 512.0);
+  config.model.attention_dropout = 0.1;
+  EXPECT_EQ(calls()["flash_attention"], 0);
+  EXPECT_EQ(calls()["attention_forward"], layers);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include "cuda/kernels/activation.h"
+#include "cuda/kernels/activation_kinds.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/wide_access.h"
 
@@ -101,26 +102,7 @@ void launch(const Operands<T>& o, const ActivationShape& s, CUstream_st* stream)
 template <class T>
 void dispatch(const Operands<T>& o, const ActivationShape& s, CUstream_st* stream) {
   if (s.rows == 0 || s.width == 0) return;
-  switch (s.kind) {
-    case Activation::gelu:
-      launch<Activation::gelu>(o, s, stream);
-      break;
-    case Activation::gelu_tanh:
-      launch<Activation::gelu_tanh>(o, s, stream);
-      break;
-    case Activation::quick_gelu:
-      launch<Activation::quick_gelu>(o, s, stream);
-      break;
-    case Activation::silu:
-      launch<Activation::silu>(o, s, stream);
-      break;
-    case Activation::relu:
-      launch<Activation::relu>(o, s, stream);
-      break;
-    case Activation::squared_relu:
-      launch<Activation::squared_relu>(o, s, stream);
-      break;
-  }
+  with_kind(s.kind, [&]<Activation kind>() { launch<kind>(o, s, stream); });
 }
 
 }  // namespace

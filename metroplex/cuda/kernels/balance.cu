@@ -1,20 +1,19 @@
 #include "cuda/kernels/route.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/route_math.h"
+#include "cuda/kernels/row_softmax.h"
 
 namespace metroplex::cuda::kernels {
 namespace {
 
-constexpr unsigned kWarp = 32, kWarps = kThreads / kWarp, kAll = 0xFFFFFFFFU;
-
 // What a warp finds of a row: all of its lanes hold the same.
 template <class T>
 struct RowSums {
-  T largest = 0, exp_sum = 1;  // of the logits
-  T sum = 1;                   // of the scores that are made of one logit each
+  RowSoftmax<T> all;
+  T sum = 1;  // of the scores that are made of one logit each
 
-  __device__ T softmax(T x) const { return exp(x - largest) / exp_sum; }
-  __device__ T logsumexp() const { return largest + log(exp_sum); }
+  __device__ T softmax(T x) const { return exp(x - all.largest) / all.sum; }
+  __device__ T logsumexp() const { return all.largest + log(all.sum); }
 };
 
 __device__ RouteScore own(BalanceScore score) {
@@ -22,29 +21,13 @@ __device__ RouteScore own(BalanceScore score) {
 }
 
 template <class T>
-__device__ T warp_sum(T x) {
-  for (unsigned offset = kWarp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(kAll, x, offset);
-  return x;
-}
-
-template <class T>
 __device__ RowSums<T> read_row(const T* x, const BalanceShape& s, unsigned lane) {
   RowSums<T> row;
-  if (s.z || s.score == BalanceScore::softmax) {
-    row.largest = x[0];
-    for (int64_t e = lane; e < s.experts; e += kWarp) row.largest = x[e] > row.largest ? x[e] : row.largest;
-    for (unsigned offset = kWarp / 2; offset > 0; offset /= 2) {
-      const T other = __shfl_xor_sync(kAll, row.largest, offset);
-      row.largest = other > row.largest ? other : row.largest;
-    }
-    T sum = 0;
-    for (int64_t e = lane; e < s.experts; e += kWarp) sum += exp(x[e] - row.largest);
-    row.exp_sum = warp_sum(sum);
-  }
+  if (s.z || s.score == BalanceScore::softmax) row.all = row_softmax(x, s.experts, lane);
   if (s.score == BalanceScore::none || s.score == BalanceScore::softmax) return row;
   T sum = 0;
   for (int64_t e = lane; e < s.experts; e += kWarp) sum += own_score(own(s.score), x[e]);
-  row.sum = warp_sum(sum) + static_cast<T>(kLeastSum);
+  row.sum = warp_reduce(sum, Add()) + static_cast<T>(kLeastSum);
   return row;
 }
 
@@ -106,7 +89,7 @@ __global__ void __launch_bounds__(kThreads)
     T mean = 0;
     for (int64_t e = lane; shares && e < s.experts; e += kWarp)
       mean += share_of(row, x[e], s) * static_cast<T>(dshares[e]);
-    mean = warp_sum(mean);
+    mean = warp_reduce(mean, Add());
     for (int64_t e = lane; e < s.experts; e += kWarp) {
       T d = 0;
       if (shares) {

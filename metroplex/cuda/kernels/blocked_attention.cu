@@ -7,7 +7,6 @@
 namespace metroplex::cuda::kernels {
 namespace {
 
-constexpr unsigned kWarp = 32, kWarps = kThreads / kWarp, kAll = 0xFFFFFFFFU;
 constexpr int kMostTile = 32, kRowsOfWarp = kMostTile / kWarps;
 constexpr int64_t kRoom = 48 * 1024;  // bytes of shared memory that every GPU gives without asking
 
@@ -95,18 +94,6 @@ __device__ W cap_slope(const AttentionShape& s, W score) {
   return W(1) - share * share;
 }
 
-template <class W>
-__device__ W warp_max(W value) {
-  for (unsigned offset = kWarp / 2; offset > 0; offset /= 2)
-    value = Max()(value, __shfl_xor_sync(kAll, value, offset));
-  return value;
-}
-template <class W>
-__device__ W warp_sum(W value) {
-  for (unsigned offset = kWarp / 2; offset > 0; offset /= 2) value = value + __shfl_xor_sync(kAll, value, offset);
-  return value;
-}
-
 __device__ int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // Where the rows of a tile are.
@@ -131,10 +118,10 @@ __device__ void softmax_rows(const AttentionShape& s, const DropoutFactor<W>& fa
     W* const score = scores + i * (t.tile + 1) + lane;
     const bool seen = lane < at.keys && s.sees(at.sample, at.query + i, at.key + lane);
     const W x = seen ? capped(s, *score * scale_of<W>(s)) : -infinity<W>();
-    const W most = Max()(rows.largest[n], warp_max(x)), base = most == -infinity<W>() ? W(0) : most;
+    const W most = Max()(rows.largest[n], warp_reduce(x, Max())), base = most == -infinity<W>() ? W(0) : most;
     const W p = x == -infinity<W>() ? W(0) : exp(x - base);
     const W less = rows.largest[n] == -infinity<W>() ? W(0) : exp(rows.largest[n] - base);
-    rows.total[n] = rows.total[n] * less + warp_sum(p);
+    rows.total[n] = rows.total[n] * less + warp_reduce(p, Add());
     rows.largest[n] = most;
     if (lane == 0) shrink[i] = less;
     if (lane < at.keys) {
@@ -225,7 +212,7 @@ __device__ void load_queries(const AttentionBackward<T>& o, const AttentionShape
                                                                          o.dout.at(at.sample, at.head, at.query + i);
     W sum = 0;
     for (int c = lane; c < t.v.dim; c += static_cast<int>(kWarp)) sum += load(out[c]) * load(dout[c]);
-    sum = warp_sum(sum);
+    sum = warp_reduce(sum, Add());
     if (lane != 0) continue;
     room.delta[i] = sum;
     room.logsumexp[i] = o.logsumexp[(at.sample * s.heads + at.head) * s.queries + at.query + i];

@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "cuda/kernels/activation.h"
+#include "cuda/kernels/activation_kinds.h"
 #include "cuda/kernels/expert_rows.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/wide_access.h"
@@ -246,40 +247,17 @@ __global__ void __launch_bounds__(kThreads)
   sums[walk.expert * shape.width + column] = sum;
 }
 
-#define MPX_BY_KIND(call)             \
-  switch (shape.kind) {               \
-    case Activation::gelu:            \
-      call(Activation::gelu);         \
-      break;                          \
-    case Activation::gelu_tanh:       \
-      call(Activation::gelu_tanh);    \
-      break;                          \
-    case Activation::quick_gelu:      \
-      call(Activation::quick_gelu);   \
-      break;                          \
-    case Activation::silu:            \
-      call(Activation::silu);         \
-      break;                          \
-    case Activation::relu:            \
-      call(Activation::relu);         \
-      break;                          \
-    case Activation::squared_relu:    \
-      call(Activation::squared_relu); \
-      break;                          \
-  }
-
 }  // namespace
 
 template <class T>
 void expert_activation_cuda(const T* x, const T* bias, const Wide<T>* probs, const int64_t* counts, T* out,
                             const ExpertShape& shape, CUstream_st* stream) {
   by_packs<T>(in_packs<T>(shape.width, x, bias, out), [&](auto n) {
-#define MPX_CALL(kind)                                                                                           \
-  launch_rows("expert_activation", counts, shape,                                                                \
-              Forward<kind, T, decltype(n)::value>{x, bias, probs, out, shape.width, shape.gated, shape.limits}, \
-              stream)
-    MPX_BY_KIND(MPX_CALL)
-#undef MPX_CALL
+    with_kind(shape.kind, [&]<Activation kind>() {
+      launch_rows("expert_activation", counts, shape,
+                  Forward<kind, T, decltype(n)::value>{x, bias, probs, out, shape.width, shape.gated, shape.limits},
+                  stream);
+    });
   });
 }
 
@@ -287,11 +265,10 @@ template <class T>
 void expert_activation_backward_cuda(const ExpertActivationGradient<T>& g, const int64_t* counts,
                                      const ExpertShape& shape, CUstream_st* stream) {
   by_packs<T>(in_packs<T>(shape.width, g.dy, g.x, g.bias, g.dx), [&](auto n) {
-#define MPX_CALL(kind)                                     \
-  launch_rows("expert_activation_backward", counts, shape, \
-              Backward<kind, T, decltype(n)::value>{g, shape.width, shape.gated, shape.limits}, stream)
-    MPX_BY_KIND(MPX_CALL)
-#undef MPX_CALL
+    with_kind(shape.kind, [&]<Activation kind>() {
+      launch_rows("expert_activation_backward", counts, shape,
+                  Backward<kind, T, decltype(n)::value>{g, shape.width, shape.gated, shape.limits}, stream);
+    });
   });
 }
 

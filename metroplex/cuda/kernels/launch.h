@@ -10,7 +10,8 @@
 
 namespace metroplex::cuda::kernels {
 
-constexpr unsigned kThreads = 256;
+constexpr unsigned kThreads = 256, kWarp = 32, kWarps = kThreads / kWarp;
+constexpr unsigned kAll = 0xFFFFFFFFU;  // lanes of a warp
 
 // Blocks of kThreads for `n` work items. Kernels stride over what is left: the grid ends at what keeps a large GPU
 // full (132 or 148 processors of 8 blocks), several times over.
@@ -67,18 +68,23 @@ struct Max {
   }
 };
 
+// Every lane of the warp must call it and gets the result.
+template <class T, class Op>
+__device__ T warp_reduce(T value, const Op& op) {
+  for (unsigned offset = kWarp / 2; offset > 0; offset /= 2) value = op(value, __shfl_xor_sync(kAll, value, offset));
+  return value;
+}
+
 // Every thread of the block must call it and gets the result.
 template <class T, class Op>
 __device__ T block_reduce(T value, const Op& op) {
-  constexpr unsigned kWarp = 32;
-  __shared__ T parts[kThreads / kWarp];
-  for (unsigned offset = kWarp / 2; offset > 0; offset /= 2)
-    value = op(value, __shfl_xor_sync(0xFFFFFFFFU, value, offset));
+  __shared__ T parts[kWarps];
+  value = warp_reduce(value, op);
   __syncthreads();  // the parts of the call before have been read
   if (threadIdx.x % kWarp == 0) parts[threadIdx.x / kWarp] = value;
   __syncthreads();
   T total = parts[0];
-  for (unsigned i = 1; i < kThreads / kWarp; ++i) total = op(total, parts[i]);
+  for (unsigned i = 1; i < kWarps; ++i) total = op(total, parts[i]);
   return total;
 }
 

@@ -2,76 +2,97 @@
 
 #include "cuda/kernels/block8_store.h"
 #include "cuda/kernels/optimizer_math.h"
+#include "cuda/kernels/stored_numbers.h"
 
 namespace metroplex::cuda::kernels {
 namespace {
 
-template <class T>
-__device__ T loaded(const void* data, Number number, int64_t i) {
-  if constexpr (sizeof(T) == sizeof(double)) return static_cast<const double*>(data)[i];
-  if (number == Number::f32) return static_cast<const float*>(data)[i];
-  const uint16_t half = static_cast<const uint16_t*>(data)[i];
-  return number == Number::bf16 ? bf16_to_float(half) : f16_to_float(half);
-}
-
-template <bool is_signed, class T>
-__device__ T loaded_moment(const MomentArray& moment, int64_t i) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    if (moment.number == Number::block8)
-      return block8_decode<is_signed>(static_cast<const uint8_t*>(moment.data)[i], moment.scales[i / kBlock8]);
-  }
-  return loaded<T>(moment.data, moment.number, i);
-}
-
-template <class T>
-__device__ T loaded_main(const OptimizerRange& r, int64_t i) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    if (r.remainder != nullptr) return join_float(static_cast<const uint16_t*>(r.param)[i], r.remainder[i]);
-  }
-  return loaded<T>(r.main, r.main_number, i);
-}
-
-template <bool is_signed, class T>
-__device__ void store_moment(const MomentArray& moment, int64_t i, bool inside, T x, const uint32_t* noise) {
-  if constexpr (sizeof(T) == sizeof(float)) {
+template <int64_t count, bool is_signed, class T>
+__device__ void load_moment(const MomentArray& moment, int64_t i, T* to) {
+  if constexpr (sizeof(T) == sizeof(float) && count == 1) {
     if (moment.number == Number::block8) {
-      store_block8<is_signed>({static_cast<uint8_t*>(moment.data), moment.scales}, i, inside, x, noise);
+      *to = block8_decode<is_signed>(static_cast<const uint8_t*>(moment.data)[i], moment.scales[i / kBlock8]);
       return;
+    }
+  }
+  load_stored<count>(moment.data, moment.number, i, to);
+}
+
+template <int64_t count, class T>
+__device__ void load_main(const OptimizerRange& r, int64_t i, T* to) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    if (r.remainder != nullptr) {
+      uint16_t param[count], remainder[count];
+      read_stored<count>(static_cast<const uint16_t*>(r.param) + i, param);
+      read_stored<count>(r.remainder + i, remainder);
+      for (int64_t l = 0; l < count; ++l) to[l] = join_float(param[l], remainder[l]);
+      return;
+    }
+  }
+  load_stored<count>(r.main, r.main_number, i, to);
+}
+
+// 16 random bits for each element; not `stochastic`: to the nearest.
+template <int64_t count>
+struct Noise {
+  bool stochastic;
+  uint32_t bits[count];
+};
+
+template <int64_t count, bool is_signed, class T>
+__device__ void store_moment(const MomentArray& moment, int64_t i, bool inside, const T* x,
+                             const Noise<count>& noise) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    if constexpr (count == 1) {
+      if (moment.number == Number::block8)
+        return store_block8<is_signed>({static_cast<uint8_t*>(moment.data), moment.scales}, i, inside, *x,
+                                       noise.stochastic ? noise.bits : nullptr);
     }
     if (inside && moment.number == Number::bf16) {
-      static_cast<uint16_t*>(moment.data)[i] = noise == nullptr ? float_to_bf16(x) : float_to_bf16(x, *noise);
-      return;
+      uint16_t halves[count];
+      for (int64_t l = 0; l < count; ++l)
+        halves[l] = noise.stochastic ? float_to_bf16(x[l], noise.bits[l]) : float_to_bf16(x[l]);
+      return write_stored<count>(static_cast<uint16_t*>(moment.data) + i, halves);
     }
   }
-  if (inside) static_cast<T*>(moment.data)[i] = x;
+  if (inside) write_stored<count>(static_cast<T*>(moment.data) + i, x);
 }
 
-template <class T>
-__device__ void store_main(const OptimizerRange& r, int64_t i, T x, uint32_t key) {
+template <int64_t count>
+__device__ void store_param(const OptimizerRange& r, int64_t i, const float* x) {
+  if (r.param == nullptr) return;
+  if (r.param_number == Number::f32) return write_stored<count>(static_cast<float*>(r.param) + i, x);
+  uint16_t halves[count];
+  for (int64_t l = 0; l < count; ++l)
+    halves[l] = r.param_number == Number::bf16 ? float_to_bf16(x[l]) : float_to_f16(x[l]);
+  write_stored<count>(static_cast<uint16_t*>(r.param) + i, halves);
+}
+
+// Rounds x where the main parameter is rounded.
+template <int64_t count, class T>
+__device__ void store_main(const OptimizerRange& r, int64_t i, T* x, uint32_t key) {
   if constexpr (sizeof(T) == sizeof(double)) {
-    static_cast<double*>(r.main)[i] = x;
+    write_stored<count>(static_cast<double*>(r.main) + i, x);
+  } else if (r.remainder != nullptr) {
+    uint16_t param[count], remainder[count];
+    for (int64_t l = 0; l < count; ++l) {
+      const SplitFloat split = split_float(x[l]);
+      param[l] = split.param, remainder[l] = split.remainder;
+    }
+    write_stored<count>(static_cast<uint16_t*>(r.param) + i, param);
+    write_stored<count>(r.remainder + i, remainder);
+  } else if (r.main_number == Number::bf16) {
+    uint16_t halves[count];
+    for (int64_t l = 0; l < count; ++l) {
+      const uint32_t noise = position_noise(key, r.noise_start + i + l) & 0xFFFF;
+      halves[l] = r.stochastic ? float_to_bf16(x[l], noise) : float_to_bf16(x[l]);
+      x[l] = bf16_to_float(halves[l]);
+    }
+    write_stored<count>(static_cast<uint16_t*>(r.main) + i, halves);
+    store_param<count>(r, i, x);
   } else {
-    uint16_t* param = static_cast<uint16_t*>(r.param);
-    if (r.remainder != nullptr) {
-      const SplitFloat split = split_float(x);
-      param[i] = split.param;
-      r.remainder[i] = split.remainder;
-      return;
-    }
-    if (r.main_number == Number::bf16) {
-      const uint32_t noise = position_noise(key, r.noise_start + i) & 0xFFFF;
-      const uint16_t half = r.stochastic ? float_to_bf16(x, noise) : float_to_bf16(x);
-      static_cast<uint16_t*>(r.main)[i] = half;
-      x = bf16_to_float(half);
-    } else {
-      static_cast<float*>(r.main)[i] = x;
-    }
-    if (param == nullptr) return;
-    if (r.param_number == Number::f32) {
-      static_cast<float*>(r.param)[i] = x;
-    } else {
-      param[i] = r.param_number == Number::bf16 ? float_to_bf16(x) : float_to_f16(x);
-    }
+    write_stored<count>(static_cast<float*>(r.main) + i, x);
+    store_param<count>(r, i, x);
   }
 }
 
@@ -79,18 +100,42 @@ struct NoiseKeys {
   uint32_t moments, main;
 };
 
-// Blocks of kThreads elements, those of a range behind those of the range before.
+// Elements i to i + count, which are `inside` or not. With count 1 and block8 all threads of a block take part.
+template <int64_t count, class Update>
+__device__ void step_elements(const OptimizerRange& r, const Update& update, const NoiseKeys& keys, int64_t i,
+                              bool inside) {
+  using T = typename Update::Scalar;
+  T g[count] = {}, p[count] = {}, m[count] = {}, v[count] = {};
+  if (inside) {
+    load_stored<count>(r.grad, r.grad_number, i, g);
+    load_main<count>(r, i, p);
+    if constexpr (Update::kMoments > 0) load_moment<count, true>(r.first, i, m);
+    if constexpr (Update::kMoments > 1) load_moment<count, false>(r.second, i, v);
+    for (int64_t l = 0; l < count; ++l) update(g[l], p[l], m[l], v[l]);
+    store_main<count>(r, i, p, keys.main);
+  }
+  Noise<count> low{r.stochastic, {}}, high{r.stochastic, {}};
+  for (int64_t l = 0; l < count; ++l) {
+    const uint32_t word = r.stochastic ? position_noise(keys.moments, r.noise_start + i + l) : 0;
+    low.bits[l] = word & 0xFFFF, high.bits[l] = word >> 16;
+  }
+  // A scale is stored when all threads have read it: block_max lies between.
+  if constexpr (Update::kMoments > 0) store_moment<count, true>(r.first, i, inside, m, low);
+  if constexpr (Update::kMoments > 1) store_moment<count, false>(r.second, i, inside, v, high);
+}
+
+// Blocks of kThreads threads, those of a range behind those of the range before.
 struct RangeTable {
   OptimizerRange ranges[kRangesOfLaunch];
   const GroupRates* rates[kRangesOfLaunch];
   int64_t first[kRangesOfLaunch + 1];  // block of each; behind the last one, their number
+  bool packs[kRangesOfLaunch];         // a thread takes kAtOnce elements, else one
   int count;
 };
 static_assert(sizeof(RangeTable) <= 4000, "the arguments of a launch take 4096 bytes at most");
 
 template <class Update, class Hyper>
 __global__ void __launch_bounds__(kThreads) step_kernel(RangeTable table, Hyper hyper, const StepValues* values) {
-  using T = typename Update::Scalar;
   if (values->updates == 0) return;
   int of = 0;
   Update update(hyper, *values, *table.rates[0]);
@@ -102,23 +147,20 @@ __global__ void __launch_bounds__(kThreads) step_kernel(RangeTable table, Hyper 
     const OptimizerRange& r = table.ranges[of];
     const uint64_t key = step_key(r.noise_key, values->number);
     const NoiseKeys keys{mixed_key(key), mixed_key(~key)};
-    const int64_t i = (block - table.first[of]) * kThreads + threadIdx.x;
-    const bool inside = i < r.n;
-    T g = 0, p = 0, m = 0, v = 0;
-    if (inside) {
-      g = loaded<T>(r.grad, r.grad_number, i);
-      p = loaded_main<T>(r, i);
-      if constexpr (Update::kMoments > 0) m = loaded_moment<true, T>(r.first, i);
-      if constexpr (Update::kMoments > 1) v = loaded_moment<false, T>(r.second, i);
-      update(g, p, m, v);
-      store_main(r, i, p, keys.main);
+    const int64_t thread = (block - table.first[of]) * kThreads + threadIdx.x;
+    if (!table.packs[of]) {
+      step_elements<1>(r, update, keys, thread, thread < r.n);
+    } else if (thread * kAtOnce + kAtOnce <= r.n) {
+      step_elements<kAtOnce>(r, update, keys, thread * kAtOnce, true);
+    } else {
+      for (int64_t i = thread * kAtOnce; i < r.n; ++i) step_elements<1>(r, update, keys, i, true);
     }
-    const uint32_t word = r.stochastic ? position_noise(keys.moments, r.noise_start + i) : 0;
-    const uint32_t low = word & 0xFFFF, high = word >> 16;
-    // A scale is stored when all threads have read it: block_max lies between.
-    if constexpr (Update::kMoments > 0) store_moment<true>(r.first, i, inside, m, r.stochastic ? &low : nullptr);
-    if constexpr (Update::kMoments > 1) store_moment<false>(r.second, i, inside, v, r.stochastic ? &high : nullptr);
   }
+}
+
+bool takes_packs(const OptimizerRange& r) {
+  const bool blocks = r.first.number == Number::block8 || r.second.number == Number::block8;
+  return !blocks && aligned_for_packs(r.grad, r.main, r.param, r.remainder, r.first.data, r.second.data);
 }
 
 bool is_wide(const OptimizerRange& r) { return r.remainder == nullptr && r.main_number == Number::f64; }
@@ -133,8 +175,9 @@ RangeTable next_table(const std::vector<RatedRange>& ranges, size_t& begin) {
     if (is_wide(of.range) != wide) break;
     table.ranges[table.count] = of.range;
     table.rates[table.count] = of.rates;
-    const int64_t blocks = (of.range.n + kThreads - 1) / kThreads;
-    table.first[table.count + 1] = table.first[table.count] + blocks;
+    table.packs[table.count] = takes_packs(of.range);
+    const int64_t of_block = table.packs[table.count] ? kThreads * kAtOnce : kThreads;
+    table.first[table.count + 1] = table.first[table.count] + (of.range.n + of_block - 1) / of_block;
     ++table.count;
   }
   return table;

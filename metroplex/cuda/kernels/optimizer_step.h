@@ -98,18 +98,26 @@ struct GradientSums {
 };
 
 // `grad` [n] as f64, f32, bf16 or f16.
+struct GradientRange {
+  const void* grad = nullptr;
+  Number number = Number::f32;
+  int64_t n = 0;
+};
 GradientSums gradient_sums(const void* grad, Number number, int64_t n);
 
-// The same on a GPU, enqueued on `stream`: adds to *sums, so that one result serves several ranges. All pointers are
-// of the device. The order of addition is fixed, and another than the CPU's. base::Error("cuda", ...) when nothing
-// was launched.
+// Of all ranges, added to *sums one after the other.
 struct GradientSumsPlace {
   GradientSums* sums = nullptr;
-  GradientSums* workspace = nullptr;  // [gradient_sums_blocks(n)]
+  GradientSums* workspace = nullptr;  // on a GPU: [gradient_sums_blocks() of all ranges]
 };
+void add_gradient_sums(const std::vector<GradientRange>& ranges, const GradientSumsPlace& place);
+
+// The same on a GPU, enqueued on `stream`, in two launches for up to 96 ranges, whose arguments hold them. All
+// pointers are of the device. The order of addition is fixed, and another than the CPU's. base::Error("cuda", ...)
+// when nothing was launched.
 constexpr int64_t kSumsBlock = 16384;
 constexpr int64_t gradient_sums_blocks(int64_t n) { return (n + kSumsBlock - 1) / kSumsBlock; }
-void gradient_sums_cuda(const void* grad, Number number, int64_t n, const GradientSumsPlace& place,
+void gradient_sums_cuda(const std::vector<GradientRange>& ranges, const GradientSumsPlace& place,
                         CUstream_st* stream);
 
 }  // namespace metroplex::cuda::kernels

@@ -1,15 +1,9 @@
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/optimizer_step.h"
+#include "cuda/kernels/stored_numbers.h"
 
 namespace metroplex::cuda::kernels {
 namespace {
-
-__device__ double loaded(const void* data, Number number, int64_t i) {
-  if (number == Number::f64) return static_cast<const double*>(data)[i];
-  if (number == Number::f32) return static_cast<const float*>(data)[i];
-  const uint16_t half = static_cast<const uint16_t*>(data)[i];
-  return number == Number::bf16 ? bf16_to_float(half) : f16_to_float(half);
-}
 
 __device__ void add(GradientSums& to, const GradientSums& from) {
   to.sum_of_squares += from.sum_of_squares;
@@ -17,40 +11,42 @@ __device__ void add(GradientSums& to, const GradientSums& from) {
   to.num_zeros += from.num_zeros;
 }
 
-// The sum over the thread block, in a fixed order; for thread 0.
+// Over the thread block, for every thread.
 __device__ GradientSums block_sum(const GradientSums& mine) {
-  __shared__ double squares[kThreads];  // apart: shared memory takes no initial values
-  __shared__ int64_t nonfinite[kThreads], zeros[kThreads];
-  const unsigned t = threadIdx.x;
-  squares[t] = mine.sum_of_squares;
-  nonfinite[t] = mine.num_nonfinite;
-  zeros[t] = mine.num_zeros;
-  for (unsigned half = kThreads / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (t < half) {
-      squares[t] += squares[t + half];
-      nonfinite[t] += nonfinite[t + half];
-      zeros[t] += zeros[t + half];
-    }
-  }
-  GradientSums total;
-  if (t == 0) total = {squares[0], nonfinite[0], zeros[0]};
-  __syncthreads();  // before the arrays are written again
-  return total;
+  return {block_reduce(mine.sum_of_squares, Add()), block_reduce(mine.num_nonfinite, Add()),
+          block_reduce(mine.num_zeros, Add())};
 }
 
-__global__ void __launch_bounds__(kThreads)
-    partial_sums_kernel(const void* grad, Number number, int64_t n, GradientSums* partial) {
-  const int64_t blocks = gradient_sums_blocks(n);
-  for (int64_t b = blockIdx.x; b < blocks; b += gridDim.x) {
+// Blocks of kSumsBlock elements, those of a range behind those of the range before.
+constexpr int kSumsOfLaunch = 96;
+struct SumsTable {
+  GradientRange ranges[kSumsOfLaunch];
+  int64_t first[kSumsOfLaunch + 1];  // block of each; behind the last one, their number
+  bool packs[kSumsOfLaunch];         // a thread takes kAtOnce elements, else one
+  int count;
+};
+static_assert(sizeof(SumsTable) <= 4000, "the arguments of a launch take 4096 bytes at most");
+
+template <int64_t count>
+__device__ void add_elements(GradientSums& sums, const GradientRange& r, int64_t i) {
+  double x[count];
+  load_stored<count>(r.grad, r.number, i, x);
+  for (int64_t l = 0; l < count; ++l) add(sums, {x[l] * x[l], x[l] - x[l] != 0, x[l] == 0});
+}
+
+__global__ void __launch_bounds__(kThreads) partial_sums_kernel(SumsTable table, GradientSums* partial) {
+  int of = 0;
+  for (int64_t block = blockIdx.x; block < table.first[table.count]; block += gridDim.x) {
+    while (block >= table.first[of + 1]) ++of;
+    const GradientRange& r = table.ranges[of];
+    const int64_t begin = (block - table.first[of]) * kSumsBlock, left = r.n - begin,
+                  n = left < kSumsBlock ? left : kSumsBlock, whole = table.packs[of] ? n / kAtOnce * kAtOnce : 0;
     GradientSums sums;
-    const int64_t end = (b + 1) * kSumsBlock < n ? (b + 1) * kSumsBlock : n;
-    for (int64_t i = b * kSumsBlock + threadIdx.x; i < end; i += kThreads) {
-      const double x = loaded(grad, number, i);
-      add(sums, {x * x, x - x != 0, x == 0});
-    }
+    for (int64_t i = threadIdx.x * kAtOnce; i < whole; i += kThreads * kAtOnce)
+      add_elements<kAtOnce>(sums, r, begin + i);
+    for (int64_t i = whole + threadIdx.x; i < n; i += kThreads) add_elements<1>(sums, r, begin + i);
     const GradientSums total = block_sum(sums);
-    if (threadIdx.x == 0) partial[b] = total;
+    if (threadIdx.x == 0) partial[block] = total;
   }
 }
 
@@ -64,15 +60,26 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void gradient_sums_cuda(const void* grad, Number number, int64_t n, const GradientSumsPlace& place,
+void gradient_sums_cuda(const std::vector<GradientRange>& ranges, const GradientSumsPlace& place,
                         CUstream_st* stream) {
-  MPX_ASSERT(number != Number::block8, "gradients are not stored as block8");
-  const int64_t blocks = gradient_sums_blocks(n);
-  if (blocks == 0) return;
-  launch_kernel("gradient_sums", partial_sums_kernel, Grid{blocks_for(blocks * kThreads), kThreads, 0, stream}, grad,
-                number, n, place.workspace);
-  launch_kernel("gradient_sums_total", total_kernel, Grid{1, kThreads, 0, stream}, place.workspace, blocks,
-                place.sums);
+  for (size_t i = 0; i < ranges.size();) {
+    SumsTable table{};
+    for (; i < ranges.size() && table.count < kSumsOfLaunch; ++i) {
+      const GradientRange& r = ranges[i];
+      MPX_ASSERT(r.number != Number::block8, "gradients are not stored as block8");
+      if (r.n == 0) continue;
+      table.ranges[table.count] = r;
+      table.packs[table.count] = aligned_for_packs(r.grad);
+      table.first[table.count + 1] = table.first[table.count] + gradient_sums_blocks(r.n);
+      ++table.count;
+    }
+    if (table.count == 0) return;
+    const int64_t blocks = table.first[table.count];
+    launch_kernel("gradient_sums", partial_sums_kernel, Grid{blocks_for(blocks * kThreads), kThreads, 0, stream},
+                  table, place.workspace);
+    launch_kernel("gradient_sums_total", total_kernel, Grid{1, kThreads, 0, stream}, place.workspace, blocks,
+                  place.sums);
+  }
 }
 
 }  // namespace metroplex::cuda::kernels

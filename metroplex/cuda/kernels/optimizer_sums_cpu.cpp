@@ -104,6 +104,12 @@ int64_t count_nonfinite(const void* grad, Number number, int64_t begin, int64_t 
   return count;
 }
 
+void add(GradientSums& to, const GradientSums& from) {
+  to.sum_of_squares += from.sum_of_squares;
+  to.num_nonfinite += from.num_nonfinite;
+  to.num_zeros += from.num_zeros;
+}
+
 }  // namespace
 
 GradientSums gradient_sums(const void* grad, Number number, int64_t n) {
@@ -118,12 +124,12 @@ GradientSums gradient_sums(const void* grad, Number number, int64_t n) {
     }
   });
   GradientSums total;
-  for (const GradientSums& block : partial) {
-    total.sum_of_squares += block.sum_of_squares;
-    total.num_nonfinite += block.num_nonfinite;
-    total.num_zeros += block.num_zeros;
-  }
+  for (const GradientSums& block : partial) add(total, block);
   return total;
+}
+
+void add_gradient_sums(const std::vector<GradientRange>& ranges, const GradientSumsPlace& place) {
+  for (const GradientRange& r : ranges) add(*place.sums, gradient_sums(r.grad, r.number, r.n));
 }
 
 }  // namespace metroplex::cuda::kernels

@@ -5,7 +5,6 @@
 namespace metroplex::cuda::kernels {
 namespace {
 
-constexpr unsigned kWarp = 32, kWarps = kThreads / kWarp, kAll = 0xFFFFFFFFU;
 constexpr int64_t kTile = 1024, kMostExperts = 1024;
 
 // Assignments in tiles, one a block of threads; a warp takes a stretch of its tile. Three passes: what each tile has

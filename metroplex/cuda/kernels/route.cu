@@ -1,23 +1,9 @@
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/route_math.h"
+#include "cuda/kernels/row_softmax.h"
 
 namespace metroplex::cuda::kernels {
 namespace {
-
-// A warp takes a row.
-constexpr unsigned kWarp = 32, kRowsOfBlock = kThreads / kWarp, kAll = 0xFFFFFFFFU;
-
-template <class T>
-struct Place {
-  T value;
-  int64_t index;  // -1: none
-
-  // Comes before `other` in descending order, of equal values the lower index.
-  __device__ bool before(const Place& other) const {
-    if (index < 0 || other.index < 0) return index >= 0;
-    return value > other.value || (value == other.value && index < other.index);
-  }
-};
 
 template <class T>
 __device__ Place<T> first_of_warp(Place<T> mine) {
@@ -28,51 +14,58 @@ __device__ Place<T> first_of_warp(Place<T> mine) {
   return mine;
 }
 
-template <class T>
-__device__ T what_is_compared(const RouteForward<T>& o, const RouteShape& s, int64_t e) {
-  return comparable(o.bias != nullptr ? own_score(s.score, o.logits[e]) + o.bias[e] : o.logits[e]);
+// The first of values(0..n-1) behind `last`, of those that are taken.
+template <class T, class Values, class Taken>
+__device__ Place<T> next_of_warp(const Place<T>& last, int64_t n, unsigned lane, const Values& values,
+                                 const Taken& taken) {
+  Place<T> mine;
+  for (int64_t i = lane; i < n; i += kWarp) {
+    const Place<T> one{values(i), i};
+    if ((last.index < 0 || last.before(one)) && one.before(mine) && taken(i)) mine = one;
+  }
+  return first_of_warp(mine);
 }
 
-// Place after place: the first one behind the last.
+// The last one of the groups that are chosen: others are not before it.
 template <class T>
-__device__ void choose_row(const RouteForward<T>& o, const RouteShape& s, unsigned lane) {
-  Place<T> last{T(0), -1};
+__device__ Place<T> last_group(const RouteForward<T>& o, const RouteShape& s, const RowSoftmax<T>& whole,
+                               unsigned lane) {
+  for (int64_t g = lane; g < s.groups; g += kWarp) o.group_scores[g] = group_score(o, s, whole, g);
+  __syncwarp();
+  Place<T> last;
+  for (int64_t j = 0; j < s.groups_chosen; ++j)
+    last = next_of_warp(
+        last, s.groups, lane, [&](int64_t g) { return o.group_scores[g]; }, [](int64_t) { return true; });
+  return last;
+}
+
+template <class T>
+__device__ void choose_row(const RouteForward<T>& o, const RouteShape& s, const RowSoftmax<T>& whole, unsigned lane) {
+  Place<T> group, last;
+  const int64_t of_group = s.groups > 0 ? s.experts / s.groups : s.experts;
+  if (s.groups > 0) group = last_group(o, s, whole, lane);
+  const auto taken = [&](int64_t e) {
+    const int64_t g = e / of_group;
+    return s.groups == 0 || !group.before({o.group_scores[g], g});
+  };
   for (int64_t j = 0; j < s.k; ++j) {
-    Place<T> mine{T(0), -1};
-    for (int64_t e = lane; e < s.experts; e += kWarp) {
-      const Place<T> one{what_is_compared(o, s, e), e};
-      if ((last.index < 0 || last.before(one)) && one.before(mine)) mine = one;
-    }
-    last = first_of_warp(mine);
+    last = next_of_warp(
+        last, s.experts, lane, [&](int64_t e) { return compared(o, s, e); }, taken);
     if (lane == 0) o.experts[j] = last.index;
   }
   __syncwarp();
 }
 
-template <class T>
-__device__ RowSoftmax<T> row_softmax(const T* x, int64_t n, unsigned lane) {
-  RowSoftmax<T> all;
-  all.largest = x[0];
-  for (int64_t e = lane; e < n; e += kWarp) all.largest = x[e] > all.largest ? x[e] : all.largest;
-  for (unsigned offset = kWarp / 2; offset > 0; offset /= 2) {
-    const T other = __shfl_xor_sync(kAll, all.largest, offset);
-    all.largest = other > all.largest ? other : all.largest;
-  }
-  all.sum = 0;
-  for (int64_t e = lane; e < n; e += kWarp) all.sum += exp(x[e] - all.largest);
-  for (unsigned offset = kWarp / 2; offset > 0; offset /= 2) all.sum += __shfl_xor_sync(kAll, all.sum, offset);
-  return all;
-}
-
+// A warp takes a row.
 template <class T>
 __global__ void __launch_bounds__(kThreads) route_forward_kernel(RouteForward<T> all, RouteShape s) {
   const unsigned lane = threadIdx.x % kWarp;
-  const int64_t stride = int64_t{gridDim.x} * kRowsOfBlock;
-  for (int64_t t = int64_t{blockIdx.x} * kRowsOfBlock + threadIdx.x / kWarp; t < s.tokens; t += stride) {
-    const RouteForward<T> o{all.logits + t * s.experts, all.bias, all.experts + t * s.k, all.probs + t * s.k};
-    if (!s.chosen) choose_row(o, s, lane);
+  const int64_t stride = int64_t{gridDim.x} * kWarps;
+  for (int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; t < s.tokens; t += stride) {
+    const RouteForward<T> o = all.row(t, s);
     RowSoftmax<T> whole;
     if (s.score == RouteScore::softmax_of_all) whole = row_softmax(o.logits, s.experts, lane);
+    if (!s.chosen) choose_row(o, s, whole, lane);
     if (lane == 0) chosen_probs(o.logits, o.experts, o.probs, whole, s);
   }
 }
@@ -80,8 +73,8 @@ __global__ void __launch_bounds__(kThreads) route_forward_kernel(RouteForward<T>
 template <class T>
 __global__ void __launch_bounds__(kThreads) route_backward_kernel(RouteBackward<T> all, RouteShape s) {
   const unsigned lane = threadIdx.x % kWarp;
-  const int64_t stride = int64_t{gridDim.x} * kRowsOfBlock;
-  for (int64_t t = int64_t{blockIdx.x} * kRowsOfBlock + threadIdx.x / kWarp; t < s.tokens; t += stride) {
+  const int64_t stride = int64_t{gridDim.x} * kWarps;
+  for (int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; t < s.tokens; t += stride) {
     const RouteBackward<T> o{all.dprobs + t * s.k, all.logits + t * s.experts, all.experts + t * s.k,
                              all.dlogits + t * s.experts};
     const bool of_all = s.score == RouteScore::softmax_of_all;

@@ -23,16 +23,27 @@ struct RouteShape {
   double scale = 1;     // multiplies the probabilities
   bool chosen = false;  // the choice is given
   bool normalizes = true;
+  // Of equal groups of consecutive experts, the `groups_chosen` whose best `best_of_group` experts have the largest
+  // sum of scores (with the bias, where there is one); the choice is among their experts. 0 groups: among all.
+  int64_t groups = 0, groups_chosen = 0, best_of_group = 0;
 };
 
 // logits [tokens, experts]; bias [experts] or null, added to the scores for the choice alone; experts [tokens, k] is
 // written, or with shape.chosen read; probs [tokens, k]. In descending order of what is chosen by; of equal ones the
-// lowest expert first, and what is no number last.
+// lowest expert or group first, and what is no number last. group_scores [tokens, groups] is room to work in, which
+// is read where there are groups and no choice is given.
 template <class T>
 struct RouteForward {
   const T *logits = nullptr, *bias = nullptr;
   int64_t* experts = nullptr;
   T* probs = nullptr;
+  T* group_scores = nullptr;
+
+  // Of row t.
+  constexpr RouteForward row(int64_t t, const RouteShape& s) const {
+    return {logits + t * s.experts, bias, experts + t * s.k, probs + t * s.k,
+            group_scores == nullptr ? nullptr : group_scores + t * s.groups};
+  }
 };
 template <class T>
 void route_forward(const RouteForward<T>& operands, const RouteShape& shape);

@@ -20,33 +20,59 @@ RowSoftmax<T> row_softmax(const T* x, int64_t n) {
   return all;
 }
 
-// The k largest of values(0..n-1) with their places in descending order: the list grows by insertion.
-template <class T, class Values>
-void choose_row(const Values& values, int64_t n, int64_t k, T* best, int64_t* places) {
-  for (int64_t e = 0; e < n; ++e) {
-    const T value = comparable(values(e));
-    const int64_t known = std::min(e, k);
-    if (known == k && !(value > best[k - 1])) continue;
-    int64_t at = std::min(known, k - 1);
-    for (; at > 0 && value > best[at - 1]; --at) {
-      best[at] = best[at - 1];
+// The best of what add() is given in ascending order of places, in descending order: grows by insertion.
+template <class T>
+struct Best {
+  int64_t most;
+  T* values;
+  int64_t* places;
+  int64_t known = 0;
+
+  void add(T value, int64_t place) {
+    if (known == most && !(value > values[most - 1])) return;
+    int64_t at = std::min(known, most - 1);
+    for (; at > 0 && value > values[at - 1]; --at) {
+      values[at] = values[at - 1];
       places[at] = places[at - 1];
     }
-    best[at] = value;
-    places[at] = e;
+    values[at] = value;
+    places[at] = place;
+    known = std::min(known + 1, most);
   }
+};
+
+// Room for what is best so far of one row.
+template <class T>
+struct Room {
+  std::vector<T> values, group_values;
+  std::vector<int64_t> groups;
+
+  explicit Room(const RouteShape& s)
+      : values(static_cast<size_t>(s.k)),
+        group_values(static_cast<size_t>(s.groups_chosen)),
+        groups(static_cast<size_t>(s.groups_chosen)) {}
+};
+
+template <class T>
+void choose_row(const RouteForward<T>& o, const RouteShape& s, const RowSoftmax<T>& all, Room<T>& room) {
+  Best<T> best{s.k, room.values.data(), o.experts};
+  const auto add_all = [&](int64_t begin, int64_t end) {
+    for (int64_t e = begin; e < end; ++e) best.add(compared(o, s, e), e);
+  };
+  if (s.groups == 0) return add_all(0, s.experts);
+  Best<T> groups{s.groups_chosen, room.group_values.data(), room.groups.data()};
+  for (int64_t g = 0; g < s.groups; ++g) groups.add(group_score(o, s, all, g), g);
+  std::sort(room.groups.begin(), room.groups.end());
+  const int64_t of_group = s.experts / s.groups;
+  for (const int64_t g : room.groups) add_all(g * of_group, (g + 1) * of_group);
 }
 
 template <class T>
-void forward_row(const RouteForward<T>& o, const RouteShape& s, T* best) {
-  if (!s.chosen && o.bias != nullptr) {
-    const auto score = [&](int64_t e) { return own_score(s.score, o.logits[e]) + o.bias[e]; };
-    choose_row(score, s.experts, s.k, best, o.experts);
-  } else if (!s.chosen) {
-    choose_row([&](int64_t e) { return o.logits[e]; }, s.experts, s.k, best, o.experts);
-  }
+void forward_row(const RouteForward<T>& o, const RouteShape& s, Room<T>& room) {
   const bool whole = s.score == RouteScore::softmax_of_all;
-  chosen_probs(o.logits, o.experts, o.probs, whole ? row_softmax(o.logits, s.experts) : RowSoftmax<T>(), s);
+  const RowSoftmax<T> all = whole ? row_softmax(o.logits, s.experts) : RowSoftmax<T>();
+  if (!s.chosen) choose_row(o, s, all, room);
+  chosen_probs(o.logits, o.experts, o.probs, all, s);
 }
 
 template <class T>
@@ -69,9 +95,8 @@ int64_t grain(const RouteShape& s) { return std::max<int64_t>(1, 8192 / std::max
 template <class T>
 void route_forward(const RouteForward<T>& o, const RouteShape& s) {
   at::parallel_for(0, s.tokens, grain(s), [&](int64_t begin, int64_t end) {
-    std::vector<T> best(static_cast<size_t>(s.k));
-    for (int64_t t = begin; t < end; ++t)
-      forward_row<T>({o.logits + t * s.experts, o.bias, o.experts + t * s.k, o.probs + t * s.k}, s, best.data());
+    Room<T> room(s);
+    for (int64_t t = begin; t < end; ++t) forward_row(o.row(t, s), s, room);
   });
 }
 

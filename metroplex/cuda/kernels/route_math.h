@@ -44,11 +44,57 @@ MPX_BOTH T comparable(T x) {
   return x == x ? x : -static_cast<T>(INFINITY);
 }
 
+// What experts are ordered by.
+template <class T>
+MPX_BOTH T compared(const RouteForward<T>& row, const RouteShape& s, int64_t e) {
+  return comparable(row.bias != nullptr ? own_score(s.score, row.logits[e]) + row.bias[e] : row.logits[e]);
+}
+
 // Of a row's exponentials, taken after its largest logit is subtracted.
 template <class T>
 struct RowSoftmax {
   T largest = 0, sum = 1;
 };
+
+// What a group adds up of an expert: its score, not whatever orders it.
+template <class T>
+MPX_BOTH T group_term(const RouteForward<T>& row, const RouteShape& s, const RowSoftmax<T>& all, int64_t e) {
+  const T x = row.logits[e];
+  if (s.score == RouteScore::softmax_of_chosen) return comparable(x);
+  if (s.score == RouteScore::softmax_of_all) return comparable(std::exp(x - all.largest) / all.sum);
+  return comparable(own_score(s.score, x) + (row.bias != nullptr ? row.bias[e] : T(0)));
+}
+
+// A value and where it is; -1: nowhere.
+template <class T>
+struct Place {
+  T value = 0;
+  int64_t index = -1;
+
+  // Comes before `other` in descending order, of equal values the lower index.
+  MPX_BOTH bool before(const Place& other) const {
+    if (index < 0 || other.index < 0) return index >= 0;
+    return value > other.value || (value == other.value && index < other.index);
+  }
+};
+
+// Of group g, in descending order of its terms: each time the first one behind the last.
+template <class T>
+MPX_BOTH T group_score(const RouteForward<T>& row, const RouteShape& s, const RowSoftmax<T>& all, int64_t g) {
+  const int64_t of_group = s.experts / s.groups;
+  Place<T> last;
+  T sum = 0;
+  for (int64_t j = 0; j < s.best_of_group; ++j) {
+    Place<T> best;
+    for (int64_t e = g * of_group; e < (g + 1) * of_group; ++e) {
+      const Place<T> one{group_term(row, s, all, e), e};
+      if ((last.index < 0 || last.before(one)) && one.before(best)) best = one;
+    }
+    sum += best.value;
+    last = best;
+  }
+  return sum;
+}
 
 // probs[j] of logits[experts[j]]. `all`: of the whole row, for softmax_of_all.
 template <class T>

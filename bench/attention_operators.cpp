@@ -1,0 +1,130 @@
+// attention_operators [cuda|cpu] [repetitions]: core attention, forward and backward, by each operator that a GPU may
+// be given: flash attention, cuDNN's and our own kernels, in bf16 with a causal mask. They take turns. Prints
+// Markdown; the table of choices (config/attention.h) should name the quickest that takes the case. On a CPU only
+// ours runs.
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "config/attention.h"
+#include "cuda/device.h"
+#include "nn/blocked_attention.h"
+#include "nn/fused_attention.h"
+#include "timing.h"
+
+namespace {
+
+using namespace metroplex;
+using config::AttentionBy;
+
+struct Case {
+  const char* name;
+  int64_t b, s, heads, groups, d, dv;
+  int64_t documents = 0;  // of a sample; 0: no ids
+};
+constexpr Case kCases[] = {{"GPT-2", 8, 1024, 12, 12, 64, 64},
+                           {"Llama 3 8B", 1, 8192, 32, 8, 128, 128},
+                           {"Llama 3 8B, 16 documents", 1, 8192, 32, 8, 128, 128, 16},
+                           {"DeepSeek-V3", 1, 4096, 16, 16, 192, 128}};
+constexpr AttentionBy kOperators[] = {AttentionBy::flash, AttentionBy::cudnn, AttentionBy::own};
+constexpr const char* kNames[] = {"flash", "cuDNN", "own"};
+
+struct Operands {
+  nn::CoreInputs in;
+  at::Tensor dy;
+  nn::CoreSpec spec;
+  nn::Microbatch batch;
+};
+
+Operands operands_of(const Case& c, const cuda::Target& target, int64_t s) {
+  const auto random = [&](int64_t heads, int64_t d) {
+    return at::randn({s, c.b, heads, d}).to(at::kBFloat16).to(target.device);
+  };
+  Operands o{{random(c.heads, c.d), random(c.groups, c.d), random(c.groups, c.dv)}, random(c.heads, c.dv), {}, {}};
+  o.spec.heads = c.heads, o.spec.groups = c.groups, o.spec.head_dim = c.d, o.spec.v_head_dim = c.dv;
+  o.spec.softmax_scale = 1 / std::sqrt(static_cast<double>(c.d));
+  o.spec.target = target;
+  if (c.documents == 0) return o;
+  const int64_t each = (s + c.documents - 1) / c.documents;
+  const at::Tensor ids = at::arange(s, at::kLong).div(each, "floor").expand({c.b, s}).contiguous();
+  o.batch.document_offsets = nn::document_offsets(ids, 2 * c.documents).to(target.device);
+  o.batch.document_ids = ids.to(target.device);
+  return o;
+}
+
+at::Tensor heads_first(const at::Tensor& x) { return x.permute({1, 2, 0, 3}); }
+
+void run(const Operands& o, AttentionBy by) {
+  const nn::CoreCall call{o.spec, {}, o.batch};
+  if (by == AttentionBy::own) {
+    nn::blocked_attention_backward(o.dy, o.in, nn::blocked_attention(o.in, call), call);
+    return;
+  }
+  const nn::FusedInputs in{heads_first(o.in.q), heads_first(o.in.k), heads_first(o.in.v)};
+  const nn::FusedSpec spec{by, true, o.spec.softmax_scale, -1, o.batch.document_offsets};
+  const auto [out, logsumexp] = nn::fused_attention(o.spec.target, in, spec);
+  nn::fused_attention_backward(o.spec.target, in, {out, logsumexp, heads_first(o.dy)}, spec);
+}
+
+// Milliseconds, in turns; none where the operator does not take the case, and what it said.
+struct Times {
+  std::vector<double> all;
+  std::string refusal;
+};
+
+void measure(const Case& c, const cuda::Target& target, int repetitions) {
+  const Operands o = operands_of(c, target, target.gpu() ? c.s : 64);
+  config::AttentionCase asked{config::ParamsDtype::bf16, c.d, c.dv};
+  asked.documents = c.documents > 0;
+  asked.capability = target.gpu() ? cuda::compute_capability() : 90;
+  Times times[std::size(kOperators)];
+  for (int turn = -2; turn < repetitions; ++turn) {
+    for (size_t i = 0; i < std::size(kOperators); ++i) {
+      if (!times[i].refusal.empty()) continue;
+      if (!target.gpu() && kOperators[i] != AttentionBy::own) times[i].refusal = "takes a GPU";
+      if (kOperators[i] == AttentionBy::cudnn && c.documents > 0) times[i].refusal = "has no documents here";
+      if (kOperators[i] == AttentionBy::flash && c.d != c.dv) times[i].refusal = "takes one head size";
+      if (!times[i].refusal.empty()) continue;
+      try {
+        if (target.gpu()) cuda::synchronize();
+        const auto start = bench::Clock::now();
+        run(o, kOperators[i]);
+        if (target.gpu()) cuda::synchronize();
+        if (turn >= 0) times[i].all.push_back(bench::seconds_since(start) * 1e3);
+      } catch (const c10::Error& error) {
+        times[i].refusal = error.what_without_backtrace();
+        times[i].refusal = times[i].refusal.substr(0, times[i].refusal.find('\n'));
+      }
+    }
+  }
+  double best = 1e30;
+  for (const Times& of : times) best = of.all.empty() ? best : std::min(best, bench::median(of.all));
+  for (size_t i = 0; i < std::size(kOperators); ++i) {
+    const bool chosen = config::gpu_attention(asked).by == kOperators[i];
+    std::printf("| %s | %s%s | ", c.name, kNames[i], chosen ? " (chosen)" : "");
+    if (times[i].all.empty()) std::printf("| | %s |\n", times[i].refusal.c_str());
+    else std::printf("%.3f | %.2f | |\n", bench::median(times[i].all), bench::median(times[i].all) / best);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bench::as_metroplex_runs(argv);
+  const std::string device = argc > 1 ? argv[1] : "cuda";
+  if (device == "cuda" && cuda::device_count() == 0) {
+    std::fprintf(stderr, "attention_operators: there is no GPU; give cpu\n");
+    return 2;
+  }
+  const at::NoGradGuard no_grad;
+  const cuda::Target target{at::Device(device == "cuda" ? at::kCUDA : at::kCPU)};
+  std::printf("| case | operator | ms | times the quickest | |\n| --- | --- | --- | --- | --- |\n");
+  for (const Case& c : kCases) measure(c, target, argc > 2 ? std::atoi(argv[2]) : 20);
+  return 0;
+}
