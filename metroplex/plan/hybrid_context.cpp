@@ -69,7 +69,7 @@ class Planner {
     }
     const double mean = total / request_.ranks;
     std::vector<HybridPlan> plans;  // coarse to fine
-    for (const double share : {0.0, 1.0, 0.5, 0.25, 0.125})
+    for (const double share : {0.0, 1.0, 0.5, 0.25, 0.125, 0.0625})
       plans.push_back(plan_of(share == 0 ? std::numeric_limits<double>::infinity() : share * mean));
     double shortest = plans.front().span;
     for (const HybridPlan& plan : plans) shortest = std::min(shortest, plan.span);
