@@ -164,7 +164,7 @@ void print_hybrids(int64_t length) {
       static_cast<long long>(length));
   std::mt19937 random(5);
   for (const double sigma : {1.0, 2.0}) {
-    std::lognormal_distribution<double> lengths(std::log(400.0), sigma);
+    std::lognormal_distribution<double> lengths(std::log(2000.0), sigma);
     for (const auto& [dp, cp] : {std::pair{2, 2}, {4, 4}, {8, 8}}) {
       plan::DocumentLengths samples(static_cast<size_t>(4 * dp));
       for (auto& of_sample : samples) of_sample = filled(length, [&] { return lengths(random); });
@@ -173,11 +173,11 @@ void print_hybrids(int64_t length) {
   }
   // Long samples among short ones, as where texts of one kind are in a row.
   for (const auto& [dp, cp] : {std::pair{2, 2}, {4, 4}, {8, 8}}) {
-    std::uniform_int_distribution<int64_t> crumb(1, 400);
+    std::uniform_int_distribution<int64_t> crumb(1, 4000);
     plan::DocumentLengths samples(static_cast<size_t>(4 * dp));
     for (size_t s = 0; s < samples.size(); ++s)
       samples[s] = s % 5 == 0 ? std::vector<int64_t>{length} : filled(length, [&] { return crumb(random); });
-    print_hybrid("one of all tokens in each fifth sample, else up to 400", samples, dp, cp);
+    print_hybrid("one of all tokens in each fifth sample, else up to 4000", samples, dp, cp);
   }
 }
 
@@ -195,6 +195,6 @@ int main(int argc, char** argv) {
     for (int cp = 2; cp <= 64; cp *= 2) print(lengths, cp);
   }
   print_times();
-  print_hybrids(32768);
+  print_hybrids(kTokens);
   return 0;
 }

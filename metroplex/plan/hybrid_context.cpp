@@ -16,6 +16,12 @@ struct Document {
   double cost = 0;  // on one rank
 };
 
+// What a rank may take at most for a document that it shares, as far as there are ranks to share it, and for
+// documents that are put together.
+struct Limits {
+  double shared = 0, together = 0;
+};
+
 // Documents that are computed together.
 struct Bin {
   int64_t sample = 0, tokens = 0;
@@ -68,9 +74,14 @@ class Planner {
       for (const Document& document : documents) total += document.cost;
     }
     const double mean = total / request_.ranks;
-    std::vector<HybridPlan> plans;  // coarse to fine
-    for (const double share : {0.0, 1.0, 0.5, 0.25, 0.125, 0.0625})
-      plans.push_back(plan_of(share == 0 ? std::numeric_limits<double>::infinity() : share * mean));
+    const auto share_of_mean = [&](double share) {
+      return share == 0 ? std::numeric_limits<double>::infinity() : share * mean;
+    };
+    std::vector<HybridPlan> plans;  // from few documents that are shared, and few microbatches, to many
+    for (const double shared : {0.0, 1.0, 0.5, 0.25, 0.125, 0.0625}) {
+      for (const double together : {0.0, 1.0, 0.5, 0.25, 0.125, 0.0625})
+        plans.push_back(plan_of({share_of_mean(shared), share_of_mean(together)}));
+    }
     double shortest = plans.front().span;
     for (const HybridPlan& plan : plans) shortest = std::min(shortest, plan.span);
     return *std::find_if(plans.begin(), plans.end(),
@@ -102,11 +113,11 @@ class Planner {
   }
 
   // Of the documents of a sample: those that share ranks alone, the others together, as many as fit and as take no
-  // longer than `limit`.
-  void add_bins(const std::vector<Document>& documents, double limit, std::vector<Bin>& bins) const {
+  // longer than they may.
+  void add_bins(const std::vector<Document>& documents, const Limits& limits, std::vector<Bin>& bins) const {
     std::vector<const Document*> whole;
     for (const Document& document : documents) {
-      const int ranks = ranks_of(document, limit);
+      const int ranks = ranks_of(document, limits.shared);
       if (ranks == 1) whole.push_back(&document);
       else bins.push_back({document.sample, document.run.count, ranks, document.cost, {document.run}});
     }
@@ -116,7 +127,7 @@ class Planner {
     size_t open = first;  // bins before it are full
     for (const Document* document : whole) {
       const auto takes = [&](const Bin& bin) {
-        return fits(bin.tokens + document->run.count, 1) && bin.cost + document->cost <= limit;
+        return fits(bin.tokens + document->run.count, 1) && bin.cost + document->cost <= limits.together;
       };
       auto bin = std::find_if(bins.begin() + static_cast<std::ptrdiff_t>(open), bins.end(), takes);
       if (bin == bins.end()) bin = bins.insert(bin, Bin{document->sample, 0, 1, 0, {}});
@@ -140,9 +151,9 @@ class Planner {
     return runs;
   }
 
-  HybridPlan plan_of(double limit) const {
+  HybridPlan plan_of(const Limits& limits) const {
     std::vector<Bin> bins;
-    for (const auto& documents : samples_) add_bins(documents, limit, bins);
+    for (const auto& documents : samples_) add_bins(documents, limits, bins);
     std::stable_sort(bins.begin(), bins.end(), [](const Bin& a, const Bin& b) {
       return a.ranks != b.ranks ? a.ranks > b.ranks : a.each() > b.each();
     });

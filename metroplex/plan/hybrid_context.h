@@ -46,8 +46,9 @@ struct HybridPlan {
 
 // `documents`: of each sample the lengths, in order. Takes the plan with the fewest pieces whose span is within 2 %
 // of the shortest that it finds: longest first, each to the group that is free first, with documents that take longer
-// than a share of the mean spread over more ranks than max_tokens asks for. Throws base::Error("plan") for lengths
-// below 1, a sample that is no multiple, and a document that does not fit on the largest group.
+// than a share of the mean spread over more ranks than max_tokens asks for, and fewer of the others put together.
+// Throws base::Error("plan") for lengths below 1, a sample that is no multiple, and a document that does not fit on
+// the largest group.
 HybridPlan plan_hybrid_context(const DocumentLengths& documents, const HybridRequest& request);
 
 }  // namespace metroplex::plan
