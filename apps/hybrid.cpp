@@ -43,6 +43,10 @@ void declare(CLI::App& app, HybridOptions& options) {
                  "of a query and a key that it sees, where a token costs 1; training computes it from the model")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
+  app.add_option("--microbatch-cost", options.request.microbatch_cost,
+                 "of a microbatch beside its tokens and pairs; training takes a 16th of the tokens that fit")
+      ->check(CLI::Range(0.0, 1e12))
+      ->capture_default_str();
   app.add_option("--multiple", options.request.multiple, "a rank's tokens are a multiple of this")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();

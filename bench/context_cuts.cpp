@@ -129,7 +129,8 @@ void print_hybrid(const std::string& name, const plan::DocumentLengths& samples,
     for (const int64_t of : samples[s]) length += of;
     tokens += length;
   }
-  const plan::HybridRequest request{dp * cp, length / cp, 1, kPairCost};
+  const int64_t most = length / cp;
+  const plan::HybridRequest request{dp * cp, most, 1, kPairCost, static_cast<double>(most) / 16};
   std::vector<double> times;
   plan::HybridPlan plan;
   for (int i = 0; i < 5; ++i) {
@@ -137,8 +138,12 @@ void print_hybrid(const std::string& name, const plan::DocumentLengths& samples,
     plan = plan::plan_hybrid_context(samples, request);
     times.push_back(bench::seconds_since(start) * 1e3);
   }
-  size_t most = 0;
-  for (int rank = 0; rank < dp * cp; ++rank) most = std::max(most, plan.of_rank(rank).size());
+  size_t microbatches = 0;
+  for (int rank = 0; rank < dp * cp; ++rank) microbatches = std::max(microbatches, plan.of_rank(rank).size());
+  double mean = 0;  // of what the documents cost
+  for (const double of_rank : fixed) mean += of_rank / dp;
+  const double fixed_span = *std::max_element(fixed.begin(), fixed.end()) +
+                            request.microbatch_cost * static_cast<double>(samples.size() / fixed.size());
   for (const plan::HybridMicrobatch& m : plan.microbatches) {
     std::vector<int64_t> lengths;
     for (const plan::PositionRun& piece : m.pieces()) lengths.push_back(piece.count);
@@ -147,12 +152,11 @@ void print_hybrid(const std::string& name, const plan::DocumentLengths& samples,
     shared += m.ranks > 1 ? static_cast<int64_t>(m.documents.size()) : 0;
   }
   std::printf("| %lld in %zu samples: %s | %d x %d | %.3f | %.3f | %.2f | %.2f | %.1f %% | %zu, %zu | %.1f |\n",
-              static_cast<long long>(documents), samples.size(), name.c_str(), dp, cp,
-              *std::max_element(fixed.begin(), fixed.end()) / plan.mean(), plan.span / plan.mean(),
-              static_cast<double>(fixed_keys) / static_cast<double>(tokens),
+              static_cast<long long>(documents), samples.size(), name.c_str(), dp, cp, fixed_span / mean,
+              plan.span / mean, static_cast<double>(fixed_keys) / static_cast<double>(tokens),
               static_cast<double>(hybrid_keys) / static_cast<double>(tokens),
-              100 * static_cast<double>(shared) / static_cast<double>(documents), samples.size() / fixed.size(), most,
-              bench::median(times));
+              100 * static_cast<double>(shared) / static_cast<double>(documents), samples.size() / fixed.size(),
+              microbatches, bench::median(times));
 }
 
 void print_hybrids(int64_t length) {

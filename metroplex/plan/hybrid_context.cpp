@@ -58,9 +58,9 @@ class Planner {
  public:
   Planner(const DocumentLengths& lengths, const HybridRequest& request)
       : request_(request), sizes_(config::hybrid_context_sizes(request.ranks)) {
-    MPX_CHECK(request.ranks >= 1 && request.multiple >= 1 && request.pair_cost >= 0, "plan", "a plan for ",
-              request.ranks, " ranks with multiples of ", request.multiple, " and a pair that costs ",
-              request.pair_cost, "; choose numbers from 1 up, and a cost from 0 up");
+    MPX_CHECK(request.ranks >= 1 && request.multiple >= 1 && request.pair_cost >= 0 && request.microbatch_cost >= 0,
+              "plan", "a plan for ", request.ranks, " ranks with multiples of ", request.multiple,
+              " and a pair that costs ", request.pair_cost, "; choose numbers from 1 up, and a cost from 0 up");
     most_units_ = request.max_tokens / request.multiple;
     MPX_CHECK(most_units_ >= 1, "plan", "ranks take at most ", request.max_tokens, " tokens, and multiples of ",
               request.multiple, "; raise the limit to it");
@@ -163,8 +163,10 @@ class Planner {
     std::vector<bool> counted(samples_.size(), false);
     for (const Bin& bin : bins) place(plan, free, bin);
     for (int rank = 0; rank < request_.ranks; ++rank) {
-      if (free[static_cast<size_t>(rank)] == 0)
-        plan.microbatches.push_back({0, {}, fillers(0, {}, request_.multiple), rank});
+      if (!plan.of_rank(rank).empty()) continue;
+      plan.microbatches.push_back(
+          {0, {}, fillers(0, {}, request_.multiple), rank, 1, false, request_.microbatch_cost});
+      free[static_cast<size_t>(rank)] = plan.load[static_cast<size_t>(rank)] = request_.microbatch_cost;
     }
     for (HybridMicrobatch& microbatch : plan.microbatches) {
       const auto sample = static_cast<size_t>(microbatch.sample);
@@ -182,17 +184,18 @@ class Planner {
       const double when = *std::max_element(free.begin() + first, free.begin() + first + bin.ranks);
       if (when < start) start = when, best = first;
     }
-    HybridMicrobatch microbatch{bin.sample, bin.documents, {}, best, bin.ranks, false, bin.each()};
+    HybridMicrobatch microbatch{
+        bin.sample, bin.documents, {}, best, bin.ranks, false, bin.each() + request_.microbatch_cost};
     std::sort(microbatch.documents.begin(), microbatch.documents.end(),
               [](const auto& a, const auto& b) { return a.first < b.first; });
     const int64_t units = whole_units(bin.tokens, request_.multiple),
                   padded = std::max<int64_t>(units, bin.ranks) * request_.multiple;
     microbatch.fillers = fillers(bin.sample, microbatch.documents, padded - bin.tokens);
-    plan.microbatches.push_back(std::move(microbatch));
     for (int rank = best; rank < best + bin.ranks; ++rank) {
-      free[static_cast<size_t>(rank)] = start + bin.each();
-      plan.load[static_cast<size_t>(rank)] += bin.each();
+      free[static_cast<size_t>(rank)] = start + microbatch.cost;
+      plan.load[static_cast<size_t>(rank)] += microbatch.cost;
     }
+    plan.microbatches.push_back(std::move(microbatch));
   }
 
   HybridRequest request_;

@@ -14,10 +14,11 @@
 namespace metroplex::plan {
 
 struct HybridRequest {
-  int ranks = 1;           // of dp x cp
-  int64_t max_tokens = 1;  // of one microbatch on one rank
-  int64_t multiple = 1;    // of the tokens of a microbatch on every rank
-  double pair_cost = 0;    // of a query and a key that it sees, where a token costs 1
+  int ranks = 1;               // of dp x cp
+  int64_t max_tokens = 1;      // of one microbatch on one rank
+  int64_t multiple = 1;        // of the tokens of a microbatch on every rank
+  double pair_cost = 0;        // of a query and a key that it sees, where a token costs 1
+  double microbatch_cost = 0;  // of each rank beside its tokens and pairs
 };
 
 // Whole documents of one sample.
@@ -39,16 +40,16 @@ struct HybridPlan {
   std::vector<HybridMicrobatch> microbatches;  // every rank is in one at least
   std::vector<double> load;                    // cost of each rank, without what it waits
   double span = 0;      // from the first start to the last end, where ranks wait for each other
-  double mean() const;  // of the loads, below which no plan's span is
+  double mean() const;  // of the loads
   // The numbers of a rank's microbatches, in order.
   std::vector<size_t> of_rank(int rank) const;
 };
 
-// `documents`: of each sample the lengths, in order. Takes the plan with the fewest pieces whose span is within 2 %
-// of the shortest that it finds: longest first, each to the group that is free first, with documents that take longer
-// than a share of the mean spread over more ranks than max_tokens asks for, and fewer of the others put together.
-// Throws base::Error("plan") for lengths below 1, a sample that is no multiple, and a document that does not fit on
-// the largest group.
+// `documents`: of each sample the lengths, in order. Of all plans that it tries, takes the first whose span is within
+// 2 % of the shortest: longest first, each to the group that is free first, from plans in which documents are on the
+// fewest ranks that max_tokens allows and as many as fit are put together, to those in which neither takes longer
+// than a small share of the mean. Throws base::Error("plan") for lengths below 1, a sample that is no multiple, and a
+// document that does not fit on the largest group.
 HybridPlan plan_hybrid_context(const DocumentLengths& documents, const HybridRequest& request);
 
 }  // namespace metroplex::plan

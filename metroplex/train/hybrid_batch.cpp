@@ -7,6 +7,9 @@
 
 namespace metroplex::train {
 
+// An estimate: layers take so small a share of the time of a full microbatch however few its tokens are.
+static constexpr double kMicrobatchShare = 16;
+
 double pair_cost(const config::Config& config, int64_t vocab_size) {
   const int64_t padded =
       config::padded_vocab_size(vocab_size, config.model.make_vocab_size_divisible_by, config.parallel.tp());
@@ -21,6 +24,7 @@ HybridParts hybrid_parts(const config::Config& config, int64_t vocab_size, const
   parts.request.max_tokens = config::most_hybrid_tokens(config);
   parts.request.multiple = config::context_multiple(config.parallel);
   parts.request.pair_cost = pair_cost(config, vocab_size);
+  parts.request.microbatch_cost = static_cast<double>(parts.request.max_tokens) / kMicrobatchShare;
   parts.rank = dp_cp.index();
   parts.cut = sequence_parts(config.parallel, comm::Group());
   return parts;
