@@ -261,7 +261,7 @@ MUTANTS = [
     ("rows_of_a_group_start_anew", "train/sequence_part.cpp", "{before + run.first", "{run.first", "train_test SequencePart*"),
     ("dropout_counts_from_the_first_head", "nn/attention_by_heads.cpp", "    spec.first_head += spec.heads * sharing.index();\n", "", "nn_test ContextAttention*"),
     ("keys_are_not_sent_again", "plan/context_traffic.cpp", "out.backward[rank] += sent + gradients", "out.backward[rank] += gradients", "train_test ContextTraffic*"),
-    ("hybrid_fillers_overlap", "plan/hybrid_context.cpp", "      if (std::find(documents.begin(), documents.end(), other.run) != documents.end()) continue;\n", "", "plan_test HybridContext*"),
+    ("hybrid_fillers_overlap", "plan/hybrid_context.cpp", "other.run) != documents.end()) continue;", "other.run) == documents.end()) continue;", "plan_test HybridContext*"),
     ("hybrid_limit_is_passed", "plan/hybrid_context.cpp", "whole_units(whole_units(tokens, request_.multiple), ranks) <= most_units_", "whole_units(whole_units(tokens, request_.multiple), ranks) <= most_units_ + 1", "plan_test HybridContext*"),
     ("hybrid_fillers_count", "train/hybrid_batch.cpp", "whole.loss_mask.narrow(1, run.first, run.count).zero_();", "whole.loss_mask.narrow(1, run.first, run.count).contiguous();", "train_test HybridContext*"),
     ("hybrid_every_rank_counts", "train/hybrid_batch.cpp", "planned.counts && cut.rank == 0", "planned.counts", "train_test HybridContext*"),
