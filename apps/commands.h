@@ -16,6 +16,7 @@ int run_tokenizer(const std::vector<std::string>& arguments);
 int run_ranks(const std::vector<std::string>& arguments);
 int run_schedule(const std::vector<std::string>& arguments);
 int run_sequence(const std::vector<std::string>& arguments);  // what run_schedule does with --sequence
+int run_hybrid(const std::vector<std::string>& arguments);    // and with --hybrid
 int run_experts(const std::vector<std::string>& arguments);
 int run_convert(const std::vector<std::string>& arguments);
 int run_inspect(const std::vector<std::string>& arguments);

@@ -117,7 +117,8 @@ void declare(CLI::App& app, ScheduleOptions& options) {
       ->needs(graphs);
   app.footer(
       "Example:\n  metroplex schedule --pp 4 --vpp 2 --microbatches 8 --svg interleaved.svg\n"
-      "  metroplex schedule --sequence --help     how context-parallel ranks share a sequence");
+      "  metroplex schedule --sequence --help     how context-parallel ranks share a sequence\n"
+      "  metroplex schedule --hybrid --help       how they share the documents of a global batch");
 }
 
 struct Graphs {
@@ -282,6 +283,7 @@ void print_table(const plan::PipelineTable& table) {
 
 int run_schedule(const std::vector<std::string>& arguments) {
   if (std::find(arguments.begin(), arguments.end(), "--sequence") != arguments.end()) return run_sequence(arguments);
+  if (std::find(arguments.begin(), arguments.end(), "--hybrid") != arguments.end()) return run_hybrid(arguments);
   CLI::App app(
       "Draws a pipeline schedule: who runs which microbatch when, how long each rank idles (beside the\n"
       "textbook's formula), and how many activations it holds. The table drawn is the one training runs.",

@@ -1,6 +1,8 @@
 // context_cuts [PREFIX...]: how even the cuts of a sequence are, cp 2 to 64: the most attention area of a rank over
 // the mean, and the keys that travel as a share of those of a gather; of made-up lengths with fixed seeds, and of the
-// documents of data sets (PREFIX.idx, .bin), shuffled and packed end to end. Then the planner's time.
+// documents of data sets (PREFIX.idx, .bin), shuffled and packed end to end. Then the planner's time. Then hybrid
+// context parallelism: how long a global batch takes by cost, and whose keys travel, with groups of one size and of
+// any.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -11,6 +13,7 @@
 
 #include "files/file_system.h"
 #include "files/indexed_dataset.h"
+#include "plan/hybrid_context.h"
 #include "plan/sequence_draw.h"
 #include "timing.h"
 
@@ -96,6 +99,92 @@ void print_times() {
   }
 }
 
+// Attention of a model whose layers have 12 h^2 parameters, over a token's other work: 4 h / (2 * 12 h^2).
+constexpr double kPairCost = 1.0 / (6 * 4096);
+
+double cost_of(const std::vector<int64_t>& lengths) {
+  double sum = 0;
+  for (const int64_t length : lengths) {
+    const auto n = static_cast<double>(length);
+    sum += n + kPairCost * n * (n + 1) / 2;
+  }
+  return sum;
+}
+
+int64_t keys_sent(const std::vector<int64_t>& lengths, int cp) {
+  if (cp == 1) return 0;
+  const plan::DocumentLengths documents{lengths};
+  const plan::SequenceCut cut = plan::cut_sequence(documents, {SequenceCutKind::balanced, cp});
+  return plan::key_traffic(cut, plan::seen_keys(documents, cut)).seen;
+}
+
+// Samples of packed documents, each data-parallel rank with its own, and the same by a plan.
+void print_hybrid(const std::string& name, const plan::DocumentLengths& samples, int dp, int cp) {
+  std::vector<double> fixed(static_cast<size_t>(dp), 0);
+  int64_t tokens = 0, fixed_keys = 0, hybrid_keys = 0, documents = 0, shared = 0, length = 0;
+  for (size_t s = 0; s < samples.size(); ++s) {
+    fixed[s % fixed.size()] += cost_of(samples[s]) / cp;
+    fixed_keys += keys_sent(samples[s], cp);
+    length = 0;
+    for (const int64_t of : samples[s]) length += of;
+    tokens += length;
+  }
+  const int64_t most = length / cp;
+  const plan::HybridRequest request{dp * cp, most, 1, kPairCost, static_cast<double>(most) / 16};
+  std::vector<double> times;
+  plan::HybridPlan plan;
+  for (int i = 0; i < 5; ++i) {
+    const auto start = bench::Clock::now();
+    plan = plan::plan_hybrid_context(samples, request);
+    times.push_back(bench::seconds_since(start) * 1e3);
+  }
+  size_t microbatches = 0;
+  for (int rank = 0; rank < dp * cp; ++rank) microbatches = std::max(microbatches, plan.of_rank(rank).size());
+  double mean = 0;  // of what the documents cost
+  for (const double of_rank : fixed) mean += of_rank / dp;
+  const double fixed_span = *std::max_element(fixed.begin(), fixed.end()) +
+                            request.microbatch_cost * static_cast<double>(samples.size() / fixed.size());
+  for (const plan::HybridMicrobatch& m : plan.microbatches) {
+    std::vector<int64_t> lengths;
+    for (const plan::PositionRun& piece : m.pieces()) lengths.push_back(piece.count);
+    hybrid_keys += keys_sent(lengths, m.ranks);
+    documents += static_cast<int64_t>(m.documents.size());
+    shared += m.ranks > 1 ? static_cast<int64_t>(m.documents.size()) : 0;
+  }
+  std::printf("| %lld in %zu samples: %s | %d x %d | %.3f | %.3f | %.2f | %.2f | %.1f %% | %zu, %zu | %.1f |\n",
+              static_cast<long long>(documents), samples.size(), name.c_str(), dp, cp, fixed_span / mean,
+              plan.span / mean, static_cast<double>(fixed_keys) / static_cast<double>(tokens),
+              static_cast<double>(hybrid_keys) / static_cast<double>(tokens),
+              100 * static_cast<double>(shared) / static_cast<double>(documents), samples.size() / fixed.size(),
+              microbatches, bench::median(times));
+}
+
+void print_hybrids(int64_t length) {
+  std::printf(
+      "\n| documents of samples of %lld tokens | dp x cp | one size | hybrid | keys a token, one size | hybrid | "
+      "documents "
+      "that are shared | microbatches of a rank, one size, hybrid | plan, ms "
+      "|\n|---|---|---|---|---|---|---|---|---|\n",
+      static_cast<long long>(length));
+  std::mt19937 random(5);
+  for (const double sigma : {1.0, 2.0}) {
+    std::lognormal_distribution<double> lengths(std::log(2000.0), sigma);
+    for (const auto& [dp, cp] : {std::pair{2, 2}, {4, 4}, {8, 8}}) {
+      plan::DocumentLengths samples(static_cast<size_t>(4 * dp));
+      for (auto& of_sample : samples) of_sample = filled(length, [&] { return lengths(random); });
+      print_hybrid("log-normal, sigma " + std::to_string(static_cast<int>(sigma)), samples, dp, cp);
+    }
+  }
+  // Long samples among short ones, as where texts of one kind are in a row.
+  for (const auto& [dp, cp] : {std::pair{2, 2}, {4, 4}, {8, 8}}) {
+    std::uniform_int_distribution<int64_t> crumb(1, 4000);
+    plan::DocumentLengths samples(static_cast<size_t>(4 * dp));
+    for (size_t s = 0; s < samples.size(); ++s)
+      samples[s] = s % 5 == 0 ? std::vector<int64_t>{length} : filled(length, [&] { return crumb(random); });
+    print_hybrid("one of all tokens in each fifth sample, else up to 4000", samples, dp, cp);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -110,5 +199,6 @@ int main(int argc, char** argv) {
     for (int cp = 2; cp <= 64; cp *= 2) print(lengths, cp);
   }
   print_times();
+  print_hybrids(kTokens);
   return 0;
 }

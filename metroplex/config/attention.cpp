@@ -64,7 +64,7 @@ static AttentionCase attention_case(const Config& config, int capability) {
   c.head_dim = c.v_head_dim =
       m.kv_channels > 0 ? m.kv_channels : m.hidden_size / std::max<int64_t>(1, m.num_attention_heads);
   if (m.multi_latent_attention) c.head_dim = m.qk_head_dim + m.qk_pos_emb_head_dim, c.v_head_dim = m.v_head_dim;
-  c.plain_mask = config.parallel.cp() == 1;
+  c.plain_mask = config.parallel.cp() == 1 && !config.parallel.hybrid_context_parallel;
   c.plain_scores = not_plain(m).empty();
   c.window = m.has_window();
   c.dropout = m.attention_dropout > 0;
@@ -85,6 +85,7 @@ std::string own_attention(const Config& config, int capability) {
   if (c.dtype == ParamsDtype::fp64) key = "precision.params_dtype = fp64";
   if (!c.plain_scores) key = not_plain(m);
   if (!c.plain_mask) key = base::concat("parallel.context_parallel_size = ", config.parallel.cp());
+  if (config.parallel.hybrid_context_parallel) key = "parallel.hybrid_context_parallel = true";
   if (c.dropout) key = base::concat("model.attention_dropout = ", m.attention_dropout);
   return base::concat("attention is by kernels of our own, slower than libtorch's: ", choice.why, " (", key, ")");
 }

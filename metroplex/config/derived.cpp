@@ -65,6 +65,19 @@ int64_t most_context_tokens(const Config& config) {
   return static_cast<int64_t>(most + 1e-6) / multiple * multiple;
 }
 
+std::vector<int> hybrid_context_sizes(int64_t ranks) {
+  std::vector<int> sizes{1};
+  while (ranks % (2 * static_cast<int64_t>(sizes.back())) == 0) sizes.push_back(2 * sizes.back());
+  return sizes;
+}
+
+int64_t most_hybrid_tokens(const Config& config) {
+  const Parallel& p = config.parallel;
+  const int64_t multiple = context_multiple(p), seq = config.train.seq_length;
+  const int64_t most = p.max_seqlen_per_dp_cp_rank > 0 ? p.max_seqlen_per_dp_cp_rank : (seq + p.cp() - 1) / p.cp();
+  return p.max_seqlen_per_dp_cp_rank > 0 ? most / multiple * multiple : (most + multiple - 1) / multiple * multiple;
+}
+
 int64_t default_bucket_size(int64_t dp) { return std::max<int64_t>(40'000'000, 1'000'000 * dp); }
 
 }  // namespace metroplex::config

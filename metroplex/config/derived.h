@@ -30,6 +30,11 @@ std::vector<int64_t> context_levels(const Parallel& parallel);
 int64_t context_multiple(const Parallel& parallel);
 // The most tokens of a sequence that a context-parallel rank holds, by parallel.context_parallel_token_slack.
 int64_t most_context_tokens(const Config& config);
+// The sizes of the groups of hybrid context parallelism: powers of two that divide the ranks of dp x cp.
+std::vector<int> hybrid_context_sizes(int64_t ranks);
+// The most tokens that a rank holds of a microbatch with hybrid context parallelism, a multiple of context_multiple:
+// parallel.max_seqlen_per_dp_cp_rank, or what it would hold without.
+int64_t most_hybrid_tokens(const Config& config);
 // parallel.ddp_bucket_size where it is 0: max(40M, 1M * dp) elements, as Megatron has it.
 int64_t default_bucket_size(int64_t dp);
 

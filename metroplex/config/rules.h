@@ -48,6 +48,7 @@ void refuse_without(Rules& rules, const char* switched, bool (*belongs)(std::str
 void check_ranks(Rules& rules);
 void check_device(Rules& rules);
 void check_context_parallel(Rules& rules);
+void check_hybrid_context(Rules& rules);
 void check_model(Rules& rules);
 void check_attention(Rules& rules);
 void check_peft(Rules& rules);  // and of what is frozen

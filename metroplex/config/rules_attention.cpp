@@ -101,7 +101,8 @@ void check_softmax(Rules& rules) {
   const std::vector<std::string> ways = comma_list(rules.config.parallel.cp_comm_type);
   const bool heads_travel =
       std::any_of(ways.begin(), ways.end(), [](const std::string& way) { return way.starts_with("a2a"); });
-  rules.require(rules.config.parallel.cp() == 1 || !heads_travel, "model.softmax_type", m.softmax_type,
+  const bool shared = rules.config.parallel.cp() > 1 || rules.config.parallel.hybrid_context_parallel;
+  rules.require(!shared || !heads_travel, "model.softmax_type", m.softmax_type,
                 "excludes parallel.cp_comm_type = a2a and a2a+p2p", "use p2p or all_gather");
 }
 

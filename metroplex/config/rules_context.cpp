@@ -70,6 +70,14 @@ int64_t check_levels(Rules& rules, bool used) {
   return (*sizes)[0];
 }
 
+// Of the groups that share sequences.
+std::vector<int64_t> group_sizes(const Rules& rules) {
+  const Parallel& p = rules.config.parallel;
+  if (!p.hybrid_context_parallel || rules.dp == 0) return {p.cp()};
+  const std::vector<int> sizes = hybrid_context_sizes(rules.dp * p.cp());
+  return {sizes.begin(), sizes.end()};
+}
+
 void check_exchanges(Rules& rules) {
   const Parallel& p = rules.config.parallel;
   const int64_t layers = rules.config.model.num_layers;
@@ -86,7 +94,12 @@ void check_exchanges(Rules& rules) {
   const auto used = [&](CpCommType type) {
     return std::find(words.begin(), words.end(), text_of(type)) != words.end();
   };
-  if (used(CpCommType::a2a)) check_heads(rules, "a2a", p.cp());
+  const std::vector<int64_t> sizes = group_sizes(rules);
+  for (const int64_t size : sizes) {
+    const size_t before = rules.list.size();
+    if (used(CpCommType::a2a)) check_heads(rules, "a2a", size);
+    if (rules.list.size() > before) break;
+  }
   const int64_t ranks = check_levels(rules, used(CpCommType::a2a_p2p));
   if (ranks > 0) check_heads(rules, "a2a+p2p", ranks);
 }
@@ -153,6 +166,8 @@ void check_slack(Rules& rules) {
 
 void check_context_parallel(Rules& rules) {
   const Parallel& p = rules.config.parallel;
+  check_hybrid_context(rules);
+  if (p.hybrid_context_parallel) return check_exchanges(rules);
   if (p.cp() == 1) {
     rules.require(p.hierarchical_context_parallel_sizes.empty(), kLevels, p.hierarchical_context_parallel_sizes,
                   concat("has no effect with ", key_is(kSize, 1)), "leave it out, or set context_parallel_size");

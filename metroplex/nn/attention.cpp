@@ -76,6 +76,7 @@ CoreSpec core_spec(const AttentionSpec& spec, const config::Model& model, const 
   core.target = context.target;
   core.cp = context.cp;
   core.cp_a2a = context.cp_a2a, core.cp_p2p = context.cp_p2p;
+  core.cp_by_size = context.cp_by_size;
   const auto& exchanges = context.cp_comm_types;
   if (!exchanges.empty()) core.exchange = exchanges[std::min(exchanges.size() - 1, static_cast<size_t>(spec.layer))];
   return core;

@@ -14,7 +14,7 @@ void check_call(const CoreInputs& in, const CoreCall& call) {
   MPX_ASSERT(batch.cache == nullptr, "generation holds whole sequences");
   const bool even = batch.rank_rows.empty();
   MPX_ASSERT(
-      batch.all_rows.defined() && batch.all_rows.numel() == batch.full_seq_len &&
+      batch.all_rows.defined() && (batch.context_ranks > 0 || batch.all_rows.numel() == batch.full_seq_len) &&
           (even ? batch.all_rows.size(0) : static_cast<int64_t>(batch.rank_rows.size())) == call.spec.cp.size() &&
           rows_of(batch, call.spec.cp.index()).rows.size(0) == in.q.size(0),
       "a context-parallel rank with ", in.q.size(0), " queries does not know the rows of the others");

@@ -106,11 +106,21 @@ CoreAttention::CoreAttention(const CoreSpec& spec, const SavePolicy& saving, std
   MPX_ASSERT(spec.groups > 0 && spec.heads % spec.groups == 0 && spec.head_dim > 0 && spec.v_head_dim > 0,
              "core attention of ", spec.heads, " heads in ", spec.groups, " groups of sizes ", spec.head_dim, " and ",
              spec.v_head_dim);
+  for (const comm::Group& group : spec.cp_by_size) by_size_.emplace_back(spec).cp = group;
+}
+
+const CoreSpec& CoreAttention::spec_for(const Microbatch& batch) const {
+  if (batch.context_ranks == 0) return spec_;
+  for (const CoreSpec& spec : by_size_) {
+    if (spec.cp.size() == batch.context_ranks) return spec;
+  }
+  MPX_ASSERT(false, "a microbatch for ", batch.context_ranks, " ranks, of which there is no group");
+  return spec_;
 }
 
 CoreResult CoreAttention::compute(const CoreInputs& in, const CorePositions& positions,
                                   const Microbatch& batch) const {
-  const CoreCall call{spec_, positions, batch};
+  const CoreCall call{spec_for(batch), positions, batch};
   const CoreResult result = exchanges(call) ? context_attention(in, call) : attend(in, call);
   return spec_.softmax == config::SoftmaxType::vanilla ? result : with_sinks(result);
 }
@@ -177,7 +187,7 @@ Input CoreAttention::forward(const Input& q, const Input& k, const Input& v, con
 
 CoreInputs CoreAttention::backward(const at::Tensor& dout, const CoreSaved& saved) const {
   const at::NoGradGuard no_grad;
-  const CoreCall call{spec_, saved.positions, saved.batch};
+  const CoreCall call{spec_for(saved.batch), saved.positions, saved.batch};
   const CoreInputs in{saved.q.get(), saved.k.get(), saved.v.get()};
   const std::vector<int64_t> sizes{in.q.size(0), in.q.size(1), spec_.heads, spec_.v_head_dim};
   const CoreResult result{saved.out.get().view(sizes), saved.logsumexp.get()};

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "comm/group.h"
 #include "config/model.h"
@@ -31,9 +32,10 @@ struct CoreSpec {
   cuda::Target target;
   comm::Group cp = {};  // whose ranks hold the keys of the sequence (context_attention.h)
   config::CpCommType exchange = config::CpCommType::p2p;
-  comm::Group cp_a2a = {}, cp_p2p = {};  // the levels of cp, where the exchange is a2a+p2p
-  int64_t window = -1;                   // how many positions before its own a query attends to; -1: all
-  double softcap = 0;                    // scaled scores x become softcap tanh(x / softcap); 0: they stay
+  comm::Group cp_a2a = {}, cp_p2p = {};      // the levels of cp, where the exchange is a2a+p2p
+  std::vector<comm::Group> cp_by_size = {};  // instead of cp, for a microbatch that says how many ranks share it
+  int64_t window = -1;                       // how many positions before its own a query attends to; -1: all
+  double softcap = 0;                        // scaled scores x become softcap tanh(x / softcap); 0: they stay
   config::SoftmaxType softmax = config::SoftmaxType::vanilla;
 };
 
@@ -87,12 +89,14 @@ class CoreAttention {
   CoreInputs backward(const at::Tensor& dout, const CoreSaved& saved) const;
 
  private:
+  const CoreSpec& spec_for(const Microbatch& batch) const;
   CoreResult compute(const CoreInputs& in, const CorePositions& positions, const Microbatch& batch) const;
   at::Tensor sink_scores(const at::Tensor& logsumexp) const;
   CoreResult with_sinks(const CoreResult& result) const;
   void add_sink_gradient(const at::Tensor& dout, const CoreResult& result) const;
 
   CoreSpec spec_;
+  std::vector<CoreSpec> by_size_;  // with each of cp_by_size
   SavePolicy saving_;
   std::shared_ptr<Param> sinks_;
 };

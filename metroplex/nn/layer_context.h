@@ -27,6 +27,8 @@ struct LayerContext {
   topology::AxisSet sp_axes;   // the axes of `sp`: weight gradients from a rank's own rows are partial over them
   comm::Group cp;              // whose ranks hold parts of the sequence (Microbatch::rows)
   comm::Group cp_a2a, cp_p2p;  // its levels, for a2a+p2p
+  std::vector<comm::Group>
+      cp_by_size;  // hybrid context parallelism: of 1, 2, 4, ... ranks (Microbatch::context_ranks)
   std::vector<config::CpCommType> cp_comm_types;  // of each layer, the last one of all behind it; empty: p2p
   at::ScalarType dtype = at::kFloat;
   cuda::Target target;

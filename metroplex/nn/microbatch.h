@@ -61,6 +61,13 @@ struct Microbatch {
   // Empty: all keys travel, and ranks have equally many rows. `keys_of_groups` is between the groups of a2a+p2p,
   // which hold the rows of their ranks in order.
   KeyTravel keys, keys_of_groups;
+
+  // Hybrid context parallelism, where a microbatch has some documents of a sample, and all_rows their positions: by
+  // how many ranks it is shared (0: by the group that layers are made with), whether this rank counts the sample, and
+  // how many samples the step has over all ranks.
+  int64_t context_ranks = 0;
+  bool counts = true;
+  int64_t samples_of_step = 0;
 };
 
 // All tensors of a microbatch, under their names.

@@ -19,6 +19,7 @@
 #include "plan/verify.h"
 #include "train/expert_loads.h"
 #include "train/freezing.h"
+#include "train/hybrid_batch.h"
 #include "train/partial_graphs.h"
 #include "train/run_length.h"
 #include "train/step_graphs.h"
@@ -101,6 +102,7 @@ models::ModelContext model_context(const Assembly& a) {
   context.cp = a.groups().cp;
   context.cp_a2a = a.groups().cp_a2a, context.cp_p2p = a.groups().cp_p2p;
   context.cp_comm_types = config::cp_comm_types(config.parallel);
+  if (config.parallel.hybrid_context_parallel) context.cp_by_size = hybrid_groups(*a.world);
   if (a.experts) context.experts = *a.experts;
   context.peft = config.peft;
   context.dtype = a.dtype;
@@ -274,7 +276,7 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
   const comm::World& world = *a->world;
   a->dtype = scalar_type(config.precision.params_dtype);
   a->vocab_size = vocab_size;
-  a->variable_lengths = config.parallel.context_parallel_token_slack > 0;
+  a->variable_lengths = config.parallel.context_parallel_token_slack > 0 || config.parallel.hybrid_context_parallel;
   a->placement = plan::stage_placement(config.parallel);
   if (!forward_only) a->sharding = config.parallel.sharding();
   a->step_flags =

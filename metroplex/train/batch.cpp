@@ -42,9 +42,20 @@ at::Tensor offsets_of(const HostBatch& batch, const at::Tensor& document_ids) {
 }
 
 // The header of a microbatch, sent between hosts: present, the bits of mask_sum, full_seq_len, how many lists
-// of runs its keys and keys_of_groups have each way, the number of all runs, and two sizes for each of
-// kMicrobatchTensors (-1: no such dimension).
-enum Header : int64_t { kPresent, kMaskSum, kFullSeqLen, kKeys, kGroupKeys, kRuns, kSizes };
+// of runs its keys and keys_of_groups have each way, the number of all runs, what hybrid context parallelism says of
+// it, and two sizes for each of kMicrobatchTensors (-1: no such dimension).
+enum Header : int64_t {
+  kPresent,
+  kMaskSum,
+  kFullSeqLen,
+  kKeys,
+  kGroupKeys,
+  kRuns,
+  kContextRanks,
+  kCounts,
+  kSamplesOfStep,
+  kSizes
+};
 constexpr auto kNumTensors = static_cast<int64_t>(std::size(nn::kMicrobatchTensors));
 constexpr int64_t kHeader = kSizes + 2 * kNumTensors;
 
@@ -112,6 +123,9 @@ nn::Microbatch batch_of(const BatchMessage& message, const int64_t* header) {
   nn::place_counters(out, at::cat({out.sample_counters, out.step}));
   out.mask_sum = std::bit_cast<double>(header[kMaskSum]);
   out.full_seq_len = header[kFullSeqLen];
+  out.context_ranks = header[kContextRanks];
+  out.counts = header[kCounts] != 0;
+  out.samples_of_step = header[kSamplesOfStep];
   return out;
 }
 
@@ -152,6 +166,9 @@ void write_header(int64_t* header, const nn::Microbatch& batch) {
   header[kKeys] = static_cast<int64_t>(batch.keys.sent.size());
   header[kGroupKeys] = static_cast<int64_t>(batch.keys_of_groups.sent.size());
   header[kRuns] = num_runs(lists_of(batch));
+  header[kContextRanks] = batch.context_ranks;
+  header[kCounts] = batch.counts ? 1 : 0;
+  header[kSamplesOfStep] = batch.samples_of_step;
   int64_t* sizes = header + kSizes;
   for (const auto& [name, tensor] : nn::kMicrobatchTensors) {
     const at::Tensor& x = batch.*tensor;
@@ -258,6 +275,14 @@ std::vector<nn::Microbatch> broadcast_batches(const std::vector<nn::Microbatch>&
   return out;
 }
 
+// What the first rank of `group` says.
+static int64_t told_by_first(int64_t mine, const comm::Group& group) {
+  const at::Tensor number = at::empty({1}, at::kLong);
+  *number.mutable_data_ptr<int64_t>() = mine;
+  comm::broadcast(number, 0, group);
+  return *number.const_data_ptr<int64_t>();
+}
+
 std::vector<nn::Microbatch> BatchStream::next(const std::vector<SampleNumbers>& numbers) {
   std::vector<nn::Microbatch> mine;
   for (const SampleNumbers& of : numbers) {
@@ -267,9 +292,17 @@ std::vector<nn::Microbatch> BatchStream::next(const std::vector<SampleNumbers>& 
     batch.vocab_size = vocab_size_;
     batch.documents = documents_;
     if (!loader_->next(batch.samples) || batch.samples.empty()) break;
-    mine.push_back(part_of(stack_samples(batch, float_type_), parts_));
+    nn::Microbatch whole = stack_samples(batch, float_type_);
+    mine.push_back(hybrid_ ? std::move(whole) : part_of(whole, parts_));
   }
-  return broadcast_batches(mine, static_cast<int64_t>(numbers.size()), group_, float_type_, device_);
+  auto most = static_cast<int64_t>(numbers.size());
+  if (hybrid_) {
+    const bool all = mine.size() == numbers.size();
+    mine = loader_ && all ? hybrid_batches(mine, *hybrid_) : std::vector<nn::Microbatch>();
+    most = told_by_first(static_cast<int64_t>(mine.size()), group_);
+    if (most == 0) return {};
+  }
+  return broadcast_batches(mine, most, group_, float_type_, device_);
 }
 
 }  // namespace metroplex::train

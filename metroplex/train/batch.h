@@ -4,12 +4,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "comm/group.h"
 #include "config/attention.h"
 #include "data/loader.h"
 #include "nn/microbatch.h"
+#include "train/hybrid_batch.h"
 #include "train/sequence_part.h"
 
 namespace metroplex::train {
@@ -47,22 +49,25 @@ std::vector<nn::Microbatch> broadcast_batches(const std::vector<nn::Microbatch>&
                                               at::Device device = at::kCPU);
 
 // Microbatches of one data-parallel rank in order: loader + numbering + cut + broadcast. Of a context-parallel group
-// each rank reads whole samples and keeps its part.
+// each rank reads whole samples and keeps its part. With hybrid context parallelism all ranks of dp x cp read the
+// whole global batch.
 class BatchStream {
  public:
   // `loader` is null on ranks that only receive.
   BatchStream(std::unique_ptr<data::Loader> loader, int64_t vocab_size, comm::Group batch_group,
               at::ScalarType float_type, at::Device device = at::kCPU, const SequenceParts& parts = {},
-              const config::DocumentBound& documents = {})
+              const config::DocumentBound& documents = {}, std::optional<HybridParts> hybrid = std::nullopt)
       : loader_(std::move(loader)),
         vocab_size_(vocab_size),
         group_(std::move(batch_group)),
         float_type_(float_type),
         device_(device),
         parts_(parts),
-        documents_(documents) {}
+        documents_(documents),
+        hybrid_(std::move(hybrid)) {}
   // Collective over the batch group: the microbatches of a step, fewer where the data ended. `numbers` are those of
-  // their samples in the order of the run.
+  // their samples in the order of the run; with hybrid context parallelism of all samples of the global batch, which
+  // give any number of microbatches, and none where the data ended.
   std::vector<nn::Microbatch> next(const std::vector<SampleNumbers>& numbers);
 
  private:
@@ -73,6 +78,7 @@ class BatchStream {
   at::Device device_;
   SequenceParts parts_;
   config::DocumentBound documents_;
+  std::optional<HybridParts> hybrid_;
 };
 
 }  // namespace metroplex::train

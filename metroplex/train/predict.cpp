@@ -16,11 +16,26 @@ namespace {
 int64_t microbatches_of(const RankRequest& request) {
   const config::Train& train = request.config.train;
   if (request.num_microbatches > 0) return request.num_microbatches;
+  if (request.config.parallel.hybrid_context_parallel) {
+    // As many of the largest as have the tokens of a rank's share.
+    const int64_t most = std::min(config::most_hybrid_tokens(request.config), train.seq_length),
+                  share = request.world_size / request.config.parallel.tp() * most;
+    return (train.global_batch_size * train.seq_length + share - 1) / share;
+  }
   const int64_t dp = config::data_parallel_size(request.config.parallel, request.world_size);
   const int64_t count = train.global_batch_size / (train.micro_batch_size * dp);
   MPX_CHECK(count > 0, "plan", "train.global_batch_size ", train.global_batch_size,
             " gives no microbatch for every data-parallel rank; raise it");
   return count;
+}
+
+// Of a step, for each data-parallel rank.
+double samples_of(const RankRequest& request) {
+  const config::Config& config = request.config;
+  if (!config.parallel.hybrid_context_parallel)
+    return static_cast<double>(microbatches_of(request) * config.train.micro_batch_size);
+  return static_cast<double>(config.train.global_batch_size) /
+         static_cast<double>(config::data_parallel_size(config.parallel, request.world_size));
 }
 
 double flops_of(const plan::IslandTrace& island) {
@@ -73,8 +88,10 @@ plan::MemoryPrediction memory_of(const RankRequest& request, const plan::RankTra
 
 // Sizes of the groups that keys travel in, by name.
 using GroupSizes = std::map<std::string, int64_t>;
-GroupSizes context_groups(const config::Parallel& parallel) {
+GroupSizes context_groups(const config::Parallel& parallel, int64_t ranks) {
   GroupSizes sizes{{"cp", parallel.cp()}};
+  for (int64_t size = 2; parallel.hybrid_context_parallel && size <= ranks; size *= 2)
+    sizes[base::concat("hybrid-cp-", size)] = size;
   const std::vector<int64_t> levels = config::context_levels(parallel);
   if (!levels.empty()) sizes["cp-a2a"] = levels[0], sizes["cp-p2p"] = levels[1];
   return sizes;
@@ -108,9 +125,9 @@ std::map<int, AttentionTrace> attention_of(const plan::ActionTrace& action, cons
 std::vector<ContextExchange> exchanges_of(const RankRequest& request, const plan::RankTrace& trace) {
   const config::Parallel& parallel = request.config.parallel;
   std::vector<ContextExchange> all;
-  if (parallel.cp() == 1) return all;
+  if (parallel.cp() == 1 && !parallel.hybrid_context_parallel) return all;
   const std::vector<config::CpCommType> types = config::cp_comm_types(parallel);
-  const GroupSizes sizes = context_groups(parallel);
+  const GroupSizes sizes = context_groups(parallel, request.world_size);
   for (const plan::ChunkTrace& chunk : trace.chunks) {
     const auto forward = attention_of(chunk.forward, sizes);
     auto backward = attention_of(chunk.backward, sizes);
@@ -140,7 +157,7 @@ RankPrediction predict_rank(const RankRequest& request) {
     out.flops += count * (flops_of(chunk.forward) + flops_of(chunk.backward));
   }
   out.flops += flops_of(trace.update);
-  out.model_flops = count * static_cast<double>(request.config.train.micro_batch_size) * model_flops(request, trace);
+  out.model_flops = samples_of(request) * model_flops(request, trace);
   out.exchanges = exchanges_of(request, trace);
   return out;
 }

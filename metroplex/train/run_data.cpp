@@ -69,8 +69,10 @@ data::SamplerOptions RunData::sampler_options(int64_t consumed) const {
   data::SamplerOptions options;
   options.consumed_samples = consumed;
   options.micro_batch_size = a_.config.train.micro_batch_size;
-  options.dp_index = a_.groups().dp.index();
-  options.dp_size = a_.groups().dp.size();
+  if (!reads_all()) {
+    options.dp_index = a_.groups().dp.index();
+    options.dp_size = a_.groups().dp.size();
+  }
   options.type = a_.config.data.dataloader_type == config::Dataloader::cyclic ? data::SamplerType::cyclic
                                                                               : data::SamplerType::single;
   options.data_sharding = a_.config.data.data_sharding;
@@ -94,10 +96,22 @@ BatchStream RunData::stream(Split split, int64_t consumed_samples) const {
           a_.dtype == at::kDouble ? at::kDouble : at::kFloat,
           a_.world->device(),
           sequence_parts(a_.config.parallel, a_.groups().cp),
-          gpu ? config::document_bound(a_.config, cuda::compute_capability()) : config::DocumentBound()};
+          gpu ? config::document_bound(a_.config, cuda::compute_capability()) : config::DocumentBound(),
+          reads_all() ? std::make_optional(hybrid_parts(a_.config, a_.vocab_size, a_.groups().dp_cp)) : std::nullopt};
+}
+
+std::vector<nn::Microbatch> RunData::next_of_all(BatchStream& stream, const Wanted& wanted) const {
+  std::vector<SampleNumbers> numbers;
+  for (int64_t s = 0; s < wanted.count * a_.groups().dp.size(); ++s)
+    numbers.push_back({wanted.first_sample + s, 1, wanted.iteration});
+  std::vector<nn::Microbatch> batches = stream.next(numbers);
+  MPX_CHECK(!batches.empty(), "data", "the ", kSplitNames[wanted.split], " data ended in the batch from sample ",
+            wanted.first_sample, " on; give more data, or fewer iterations");
+  return batches;
 }
 
 std::vector<nn::Microbatch> RunData::next(BatchStream& stream, const Wanted& wanted) const {
+  if (reads_all()) return next_of_all(stream, wanted);
   const int64_t mbs = a_.config.train.micro_batch_size, dp = a_.groups().dp.size(), dp_index = a_.groups().dp.index();
   // The single sampler deals microbatches out to the data-parallel ranks, the cyclic one samples.
   const bool by_sample = a_.config.data.dataloader_type == config::Dataloader::cyclic;

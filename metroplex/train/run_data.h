@@ -50,6 +50,9 @@ class RunData {
 
  private:
   bool reads() const { return a_.groups().batch.first(); }
+  // Not only the samples of its data-parallel rank.
+  bool reads_all() const { return a_.config.parallel.hybrid_context_parallel; }
+  std::vector<nn::Microbatch> next_of_all(BatchStream& stream, const Wanted& wanted) const;
   void build(const RunLength& length, const TokenizerFacts& tokenizer, bool forward_only,
              std::shared_ptr<files::FileSystem> disk);
   void tell_peers();

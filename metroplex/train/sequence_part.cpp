@@ -11,25 +11,24 @@
 namespace metroplex::train {
 namespace {
 
-// Of each sample.
-plan::DocumentLengths document_lengths(const nn::Microbatch& batch) {
-  const int64_t b = batch.tokens.size(0), s = batch.tokens.size(1);
-  if (!batch.document_ids.defined() || batch.document_ids.is_meta()) return {{s}};
-  plan::DocumentLengths lengths(static_cast<size_t>(b));
-  const at::Tensor all = batch.document_ids.contiguous();
-  const int64_t* ids = all.const_data_ptr<int64_t>();
-  for (std::vector<int64_t>& of_sample : lengths) {
-    for (int64_t i = 0; i < s; ++i) {
-      if (i == 0 || ids[i] != ids[i - 1]) of_sample.push_back(0);
-      ++of_sample.back();
+using Pieces = std::vector<plan::PositionRun>;
+
+// Where runs of the joined pieces are in the sample.
+plan::PositionRuns in_sample(const plan::PositionRuns& runs, const Pieces& pieces) {
+  std::vector<plan::PositionRun> all;
+  for (const plan::PositionRun& run : runs) {
+    int64_t at = 0;  // of the piece, among the joined ones
+    for (const plan::PositionRun& piece : pieces) {
+      const int64_t begin = std::max(run.first, at), end = std::min(run.end(), at + piece.count);
+      if (begin < end) all.push_back({piece.first + begin - at, end - begin});
+      at += piece.count;
     }
-    ids += s;
   }
-  return lengths;
+  return plan::merged(std::move(all));
 }
 
-// Sets all_rows, and rank_rows where the ranks have different numbers of rows.
-void set_rows(nn::Microbatch& part, const plan::SequenceCut& cut) {
+// Sets all_rows, and rank_rows where the ranks have different numbers of rows. `cut` is of the joined pieces.
+void set_rows(nn::Microbatch& part, const plan::SequenceCut& cut, const Pieces& pieces) {
   const auto ranks = static_cast<int64_t>(cut.ranks.size());
   part.all_rows = at::empty({cut.length}, at::kLong);
   int64_t* const begin = part.all_rows.mutable_data_ptr<int64_t>();
@@ -39,7 +38,7 @@ void set_rows(nn::Microbatch& part, const plan::SequenceCut& cut) {
     const int64_t count = plan::num_positions(runs);
     even = even && count * ranks == cut.length;
     part.rank_rows.push_back({next - begin, count});
-    for (const plan::PositionRun& run : runs) {
+    for (const plan::PositionRun& run : in_sample(runs, pieces)) {
       for (int64_t i = 0; i < run.count; ++i) *next++ = run.first + i;
     }
   }
@@ -116,8 +115,11 @@ SequenceParts sequence_parts(const config::Parallel& parallel, const comm::Group
   return parts;
 }
 
-nn::Microbatch part_of(const nn::Microbatch& whole, const SequenceParts& parts) {
-  if (parts.ranks == 1) return whole;
+namespace {
+
+// `documents` are those of the joined pieces.
+nn::Microbatch cut_part(const nn::Microbatch& whole, const plan::DocumentLengths& documents, const Pieces& pieces,
+                        const SequenceParts& parts) {
   plan::SequenceCutRequest request;
   request.kind = parts.kind;
   request.cp = parts.ranks;
@@ -125,18 +127,17 @@ nn::Microbatch part_of(const nn::Microbatch& whole, const SequenceParts& parts) 
   const bool known = !whole.tokens.is_meta();
   request.token_slack = known ? parts.token_slack : 0;
   request.area_slack = parts.area_slack;
-  const plan::DocumentLengths documents = document_lengths(whole);
   const plan::SequenceCut cut = plan::cut_sequence(documents, request);
   nn::Microbatch part = whole;
-  set_rows(part, cut);
+  set_rows(part, cut, pieces);
   const bool even = part.rank_rows.empty();
   const nn::RowRun mine = even ? nn::RowRun{} : part.rank_rows[static_cast<size_t>(parts.rank)];
   part.all_rows = part.all_rows.to(whole.tokens.device());
   part.rows = even ? part.all_rows[parts.rank] : part.all_rows.narrow(0, mine.first, mine.count);
-  for (const plan::PositionRun& run : cut.ranks[static_cast<size_t>(parts.rank)])
+  for (const plan::PositionRun& run : in_sample(cut.ranks[static_cast<size_t>(parts.rank)], pieces))
     part.row_runs.push_back({run.first, run.count});
-  part.full_seq_len = cut.length;
-  if (parts.lists && (whole.document_ids.defined() || parts.token_slack > 0)) {
+  part.full_seq_len = whole.tokens.size(1);
+  if (parts.ranks > 1 && parts.lists && (whole.document_ids.defined() || parts.token_slack > 0)) {
     const auto seen = travelling(documents, cut, known);
     part.keys = key_travel(seen, cut, parts.rank, 1);
     if (parts.neighbours > 1) part.keys_of_groups = key_travel(seen, cut, parts.rank, parts.neighbours);
@@ -145,6 +146,37 @@ nn::Microbatch part_of(const nn::Microbatch& whole, const SequenceParts& parts) 
     if (x->defined()) *x = nn::select_rows(*x, 1, part.rows);
   }
   return part;
+}
+
+}  // namespace
+
+plan::DocumentLengths document_lengths(const nn::Microbatch& batch) {
+  const int64_t b = batch.tokens.size(0), s = batch.tokens.size(1);
+  if (!batch.document_ids.defined() || batch.document_ids.is_meta()) return {{s}};
+  plan::DocumentLengths lengths(static_cast<size_t>(b));
+  const at::Tensor all = batch.document_ids.contiguous();
+  const int64_t* ids = all.const_data_ptr<int64_t>();
+  for (std::vector<int64_t>& of_sample : lengths) {
+    for (int64_t i = 0; i < s; ++i) {
+      if (i == 0 || ids[i] != ids[i - 1]) of_sample.push_back(0);
+      ++of_sample.back();
+    }
+    ids += s;
+  }
+  return lengths;
+}
+
+nn::Microbatch part_of(const nn::Microbatch& whole, const SequenceParts& parts) {
+  if (parts.ranks == 1) return whole;
+  return cut_part(whole, document_lengths(whole), {{0, whole.tokens.size(1)}}, parts);
+}
+
+nn::Microbatch part_of_pieces(const nn::Microbatch& whole, const std::vector<plan::PositionRun>& pieces,
+                              const SequenceParts& parts) {
+  MPX_ASSERT(whole.tokens.size(0) == 1, "documents of ", whole.tokens.size(0), " samples together");
+  plan::DocumentLengths lengths(1);
+  for (const plan::PositionRun& piece : pieces) lengths[0].push_back(piece.count);
+  return cut_part(whole, lengths, pieces, parts);
 }
 
 }  // namespace metroplex::train

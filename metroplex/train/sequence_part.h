@@ -2,9 +2,12 @@
 // from the documents (plan/sequence_cut.h).
 #pragma once
 
+#include <vector>
+
 #include "comm/group.h"
 #include "config/parallel.h"
 #include "nn/microbatch.h"
+#include "plan/sequence_cut.h"
 
 namespace metroplex::train {
 
@@ -23,5 +26,13 @@ SequenceParts sequence_parts(const config::Parallel& parallel, const comm::Group
 // sequence; with documents, which keys are seen. All ranks get as many rows, but for the slack. `whole` on the host,
 // or on the meta device, where it is taken for one document and all keys for seen; for one rank it is the result.
 nn::Microbatch part_of(const nn::Microbatch& whole, const SequenceParts& parts);
+
+// The same of some positions of one sample: whole documents and what fills them up (plan/hybrid_context.h),
+// ascending. Only keys of these are seen. With one rank in `parts` all of them are its rows.
+nn::Microbatch part_of_pieces(const nn::Microbatch& whole, const std::vector<plan::PositionRun>& pieces,
+                              const SequenceParts& parts);
+
+// Of each sample, on the host; on the meta device, and without documents, one of all tokens.
+plan::DocumentLengths document_lengths(const nn::Microbatch& batch);
 
 }  // namespace metroplex::train

@@ -13,8 +13,10 @@ namespace kernels = cuda::kernels;
 
 // The host writes the rates of the next steps to the device.
 void write_rates(Assembly& a, const StepInput& input) {
-  int64_t samples = 0;
-  for (const nn::Microbatch& batch : input.batches) samples += batch.tokens.size(0) * a.groups().dp.size();
+  int64_t samples = input.batches.at(0).samples_of_step;
+  for (const nn::Microbatch& batch : input.batches) {
+    if (batch.samples_of_step == 0) samples += batch.tokens.size(0) * a.groups().dp.size();
+  }
   a.rates.cover(*a.schedule, *a.param_groups, {a.steps, input.scheduled_samples, samples});
 }
 
@@ -44,10 +46,14 @@ struct PartTimers {
   }
 };
 
-void make_loss_factors(Assembly& a, int64_t microbatches) {
+// With hybrid context parallelism the mean of a sample is made by any of the ranks, and there is one for each sample.
+void make_loss_factors(Assembly& a, const std::vector<nn::Microbatch>& batches) {
+  const auto microbatches = static_cast<int64_t>(batches.size());
+  const int64_t samples = batches.at(0).samples_of_step;
   const at::Tensor tokens = a.step_inputs.narrow(0, 1, microbatches);
   const at::Tensor& factors = a.loss_factors;
-  const kernels::LossFactorShape shape{microbatches, a.groups().cp.size(), a.config.train.calculate_per_token_loss};
+  const kernels::LossFactorShape shape{microbatches, samples > 0 ? a.groups().dp_cp.size() : a.groups().cp.size(),
+                                       a.config.train.calculate_per_token_loss, samples};
   cuda::launch(a.world->target(), {"loss_factors", {&a.step.tensor(), &tokens}, {&factors}}, kernels::loss_factors,
                kernels::loss_factors_cuda, static_cast<const kernels::StepValues*>(a.step.values()),
                static_cast<const double*>(tokens.const_data_ptr()), static_cast<double*>(factors.mutable_data_ptr()),
@@ -146,7 +152,7 @@ EnqueuedStep enqueue_step(Assembly& a, const StepInput& input) {
   const PartTimers timers{a.world->target().recorder, captured ? a.graphs->timers() : &input.timers};
   const auto body = [&](const std::vector<nn::Microbatch>& batches) {
     const auto count = static_cast<int64_t>(batches.size());
-    make_loss_factors(a, count);
+    make_loss_factors(a, batches);
     const pipeline::PipelineOutput output = timers.measure("forward-backward", [&] {
       begin_gradients(a, count);
       return a.executor->run(a.pipeline_input(batches, a.loss_factors, false));

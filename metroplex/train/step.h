@@ -15,7 +15,7 @@
 namespace metroplex::train {
 
 struct StepInput {
-  const std::vector<nn::Microbatch>& batches;  // one a microbatch, the same number on every rank
+  const std::vector<nn::Microbatch>& batches;  // one a microbatch, as many on every rank but with hybrid cp
   int64_t iteration = 0;                       // of this step, from 1: named in errors
   int64_t scheduled_samples = 0;               // of successful updates before this step: where the schedules stand
   bool stop = false;                           // this rank was asked to end

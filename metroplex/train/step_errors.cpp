@@ -27,7 +27,14 @@ namespace {
 
 // Collective. The microbatch whose gradients are not finite, found by running each one alone, or, with an interleaved
 // schedule, which cannot run a single one, as many copies of it as there were microbatches. -1 if it does not recur.
+// With hybrid context parallelism ranks have different ones: all run again, and -1.
 int64_t culprit(Assembly& a, const StepInput& input, const at::Tensor& factors) {
+  if (input.batches.at(0).context_ranks > 0) {
+    begin_gradients(a, static_cast<int64_t>(input.batches.size()));
+    a.executor->run(a.pipeline_input(input.batches, factors, false));
+    finish_gradients(a);
+    return -1;
+  }
   const size_t copies = a.stages.size() > 1 ? input.batches.size() : 1;
   for (size_t m = 0; m < input.batches.size(); ++m) {
     const at::Tensor one = factors.narrow(0, static_cast<int64_t>(m), 1).div(static_cast<double>(copies));

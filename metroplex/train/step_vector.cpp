@@ -47,10 +47,14 @@ StepVector StepVector::on_host(const cuda::Target& target) const {
 void write_step_inputs(Assembly& a, const std::vector<nn::Microbatch>& batches, bool stop) {
   const cuda::Target& target = a.world->target();
   const auto count = static_cast<int64_t>(batches.size());
-  const at::Tensor host = at::empty({1 + count}, at::kDouble);
+  const at::Tensor host = at::empty({1 + 2 * count}, at::kDouble);
   double* numbers = host.mutable_data_ptr<double>();
   numbers[0] = stop ? 1 : 0;
-  for (size_t m = 0; m < batches.size(); ++m) numbers[1 + m] = batches[m].mask_sum;
+  for (size_t m = 0; m < batches.size(); ++m) {
+    const nn::Microbatch& batch = batches[m];
+    numbers[1 + m] = batch.mask_sum;
+    numbers[1 + batches.size() + m] = (batch.context_ranks > 0 ? batch.counts : a.groups().cp.first()) ? 1 : 0;
+  }
   if (!a.step_inputs.defined() || a.step_inputs.numel() != host.numel())
     a.step_inputs = at::empty(host.sizes(), at::TensorOptions().dtype(at::kDouble).device(target.memory()));
   if (!a.loss_factors.defined() || a.loss_factors.numel() != count)
@@ -71,6 +75,7 @@ StepVector summed_losses(Assembly& a, const pipeline::PipelineOutput& output, in
   own.losses = values_of(losses);
   own.stop = values_of(a.step_inputs);
   own.tokens = own.stop + 1;
+  own.counts = own.tokens + microbatches;
   own.flags = static_cast<const int32_t*>(a.step_flags.const_data_ptr());
   own.reports = values_of(terms.sums);
   own.reported = terms.terms.defined() ? terms.terms.numel() : 0;
@@ -78,7 +83,7 @@ StepVector summed_losses(Assembly& a, const pipeline::PipelineOutput& output, in
   own.per_token = a.config.train.calculate_per_token_loss;
   own.counts_terms = a.groups().tp.first();
   own.counts_losses = a.last_stage() && own.counts_terms;
-  own.counts_tokens = own.counts_losses && a.groups().cp.first();
+  own.counts_tokens = own.counts_losses;
   const kernels::SumsPlace place{vector.sums(), vector.terms(), vector.num_terms(), vector.losses()};
   const at::Tensor summed = vector.summed(), kept = vector.own();
   cuda::launch(target,

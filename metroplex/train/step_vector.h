@@ -41,8 +41,9 @@ class StepVector {
   int64_t num_terms_ = 0, microbatches_ = 0;
 };
 
-// Writes Assembly::step_inputs [1 + microbatches] double: whether this rank is asked to stop, and the tokens that
-// count of each microbatch, of the whole sequence. Makes room for Assembly::loss_factors, ahead of a capture.
+// Writes Assembly::step_inputs [1 + 2 microbatches] double: whether this rank is asked to stop, of each microbatch
+// the tokens that count, of the whole sequence, and whether this rank counts them. Makes room for
+// Assembly::loss_factors, ahead of a capture.
 void write_step_inputs(Assembly& assembly, const std::vector<nn::Microbatch>& batches, bool stop);
 
 // Losses, tokens and loss terms of a run of the executor, summed over the microbatches of this rank and over the

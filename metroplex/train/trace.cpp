@@ -183,6 +183,36 @@ class Tracer final : public nn::StageObserver {
   int64_t border_ = 0, gathered_ = 0;
 };
 
+// The part of a microbatch that this rank has. With a slack of tokens each rank is taken for one that has the most;
+// with hybrid context parallelism for one that has as many as it may of the longest document, among as many ranks as
+// that needs.
+nn::Microbatch largest_part(const config::Config& config, const comm::World& world, at::ScalarType float_type) {
+  const config::Parallel& parallel = config.parallel;
+  SequenceParts parts = sequence_parts(parallel, world.groups().cp);
+  int64_t tokens = parallel.context_parallel_token_slack > 0 ? config::most_context_tokens(config) * parallel.cp()
+                                                             : config.train.seq_length;
+  if (parallel.hybrid_context_parallel) {
+    const int64_t most = std::min(config::most_hybrid_tokens(config), config.train.seq_length);
+    for (const int size : config::hybrid_context_sizes(world.groups().dp_cp.size())) {
+      parts.ranks = size;
+      if (size * most >= config.train.seq_length) break;
+    }
+    parts.rank = 0;
+    tokens = most * parts.ranks;
+  }
+  const bool gpu = world.device().is_cuda();
+  const config::DocumentBound documents =
+      gpu ? config::document_bound(config, cuda::compute_capability()) : config::DocumentBound();
+  const nn::Microbatch whole =
+      nn::empty_microbatch({config.train.micro_batch_size, tokens, config.data.reset_attention_mask, float_type,
+                            world.device(), documents.per_sample});
+  if (!parallel.hybrid_context_parallel) return part_of(whole, parts);
+  nn::Microbatch part = part_of_pieces(whole, {{0, tokens}}, parts);
+  part.context_ranks = parts.ranks;
+  part.samples_of_step = 1;
+  return part;
+}
+
 std::vector<plan::TransientFamily> transient_families(const Assembly& a) {
   std::vector<plan::TransientFamily> all;
   for (const distributed::ParamFamily& family : a.families.all()) {
@@ -229,17 +259,7 @@ plan::RankTrace trace_rank(const RankRequest& request) {
 
   // The second microbatch is recorded: one-time allocations were made in the first.
   const bool wide = config.precision.params_dtype == config::ParamsDtype::fp64;
-  // With a slack of tokens each rank is taken for one that has the most.
-  const config::Parallel& parallel = config.parallel;
-  const int64_t tokens = parallel.context_parallel_token_slack > 0
-                             ? config::most_context_tokens(config) * parallel.cp()
-                             : config.train.seq_length;
-  const config::DocumentBound documents =
-      request.device.is_cuda() ? config::document_bound(config, cuda::compute_capability()) : config::DocumentBound();
-  const nn::Microbatch whole =
-      nn::empty_microbatch({config.train.micro_batch_size, tokens, config.data.reset_attention_mask,
-                            wide ? at::kDouble : at::kFloat, world.device(), documents.per_sample});
-  const std::vector<nn::Microbatch> batches(2, part_of(whole, sequence_parts(parallel, world.groups().cp)));
+  const std::vector<nn::Microbatch> batches(2, largest_part(config, world, wide ? at::kDouble : at::kFloat));
   out.batch = batch_bytes(batches[0]);
   const pipeline::BorderShape border = a->border(batches[0]);
   out.border = border.bytes();

@@ -225,6 +225,15 @@ std::vector<nn::Microbatch> synthetic_batches(const config::Config& config, cons
   const int64_t count = t.global_batch_size / (t.micro_batch_size * dp.size());
   const SequenceParts parts = sequence_parts(config.parallel, world.groups().cp);
   std::vector<nn::Microbatch> batches;
+  if (config.parallel.hybrid_context_parallel) {
+    for (int64_t s = 0; s < t.global_batch_size; ++s) {
+      const HostBatch sample = synthetic_batch(config, step * t.global_batch_size + s, step, vocab_size);
+      batches.push_back(stack_samples(sample, float_type));
+    }
+    batches = hybrid_batches(batches, hybrid_parts(config, vocab_size, world.groups().dp_cp));
+    for (nn::Microbatch& batch : batches) batch = on_device(batch, world.device());
+    return batches;
+  }
   for (int64_t m = 0; m < count; ++m) {
     const int64_t first = step * t.global_batch_size + (m * dp.size() + dp.index()) * t.micro_batch_size;
     const nn::Microbatch whole = stack_samples(synthetic_batch(config, first, step, vocab_size), float_type);

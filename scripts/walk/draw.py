@@ -345,13 +345,14 @@ class Drawing:
     def exchange(self):
         heads = int(self.keys["model.num_attention_heads"]) // self.tp
         groups = int(self.keys.get("model.num_query_groups", self.keys["model.num_attention_heads"])) // self.tp
-        words = ["p2p", "all_gather"] if self.cp > 1 else []
+        words = ["p2p", "all_gather"] if self.cp > 1 or self.hybrid else []
         sinks = "model.softmax_type" in self.keys
-        if words and not sinks and heads % self.cp == 0 and groups and (groups % self.cp == 0 or self.cp % groups == 0):
+        sizes = [n for n in (2, 4, 8) if self.dp * self.cp % n == 0] if self.hybrid else [self.cp]
+        if words and not sinks and groups and all(heads % n == 0 and (groups % n == 0 or n % groups == 0) for n in sizes):
             words.append("a2a")
         levels = [n for n in range(1, self.cp + 1)
                   if self.cp % n == 0 and heads % n == 0 and groups and (groups % n == 0 or n % groups == 0)]
-        words += ["a2a+p2p"] if words and levels else []
+        words += ["a2a+p2p"] if words and levels and not self.hybrid else []
         if words:
             each = self.layers if self.chance(0.3) else 1
             drawn = [self.one(*words) for _ in range(each)]
@@ -360,23 +361,39 @@ class Drawing:
                 neighbours = self.one(*levels)
                 self.put("parallel.hierarchical_context_parallel_sizes", f"{neighbours},{self.cp // neighbours}")
 
+    def hybrid_sizes(self):
+        """Documents of any length on 1, 2, 4, ... ranks each, a sample on the largest of them."""
+        self.put("parallel.hybrid_context_parallel", True)
+        ranks = self.dp * self.cp
+        largest = max(n for n in (1, 2, 4, 8) if ranks % n == 0)
+        unit = self.tp if self.sp else 1
+        self.seq = max(largest, self.seq // unit) * unit
+        least = -(-self.seq // (largest * unit)) * unit
+        self.put("parallel.max_seqlen_per_dp_cp_rank", self.one(least, least + unit, 2 * least, self.seq))
+
     def batches(self):
         seq = self.rng.randint(2, 40)
         if self.sp:
             self.put("parallel.sequence_parallel", True)
+        ranks_fit = self.pp == 1 and self.dp * self.cp % 2 == 0 and self.sharding in ("no_shard", "optim")
+        self.hybrid = ranks_fit and not self.experts and self.chance(0.3)
         self.cut = self.one("zigzag", "contiguous", "balanced") if self.cp > 1 else "zigzag"
+        if self.hybrid:
+            self.cut = self.one("contiguous", "balanced", "balanced")
         unit = (self.tp if self.sp else 1) * (2 * self.cp if self.cut == "zigzag" and self.cp > 1 else self.cp)
         self.seq = max(1, seq // unit) * unit
+        if self.hybrid:
+            self.hybrid_sizes()
         if self.cut != "zigzag":
             self.put("parallel.context_parallel_cut", self.cut)
         if self.cut == "balanced":
             self.maybe("parallel.context_parallel_area_slack", 0, 0.3, odds=0.4)
-        if self.cut == "balanced" and self.token_slack_fits():
+        if self.cut == "balanced" and self.token_slack_fits() and not self.hybrid:
             self.maybe("parallel.context_parallel_token_slack", 0.1, 0.5, odds=0.5)
         self.exchange()
         self.put("train.seq_length", self.seq)
         self.maybe("model.max_position_embeddings", self.seq, self.seq + 5)
-        micro = self.one(1, 1, 2, 3)
+        micro = 1 if self.hybrid else self.one(1, 1, 2, 3)
         self.put("train.micro_batch_size", micro)
         group = self.pp
         if self.vpp > 1 and self.chance(0.3):
@@ -418,11 +435,11 @@ class Drawing:
         if "train.eval_interval" in self.keys:
             self.put("data.split", self.one("50,30,20", "1,1"))
         for key in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss"):
-            self.maybe(f"data.{key}", "true", odds=0.08)
+            self.maybe(f"data.{key}", "true", odds=1 if self.hybrid and key == "reset_attention_mask" else 0.08)
         if self.keys.get("data.reset_attention_mask") == "true":
             self.maybe("data.max_documents_per_sample", 1, 3, odds=0.5)
         self.maybe("data.num_workers", 0, 2)
-        self.maybe("data.dataloader_type", "cyclic", odds=0.15)
+        self.maybe("data.dataloader_type", "cyclic", odds=0 if self.hybrid else 0.15)
         if self.keys.get("data.dataloader_type") == "cyclic":
             self.put("data.data_sharding", False)
         self.maybe("run.seed", 1, 7, 99991, odds=0.3)
@@ -536,7 +553,7 @@ class Drawing:
             self.put("memory.recompute_granularity", "full")
             self.put("memory.recompute_method", self.one("uniform", "block"))
             self.put("memory.recompute_num_layers", 1)
-            slack = "parallel.context_parallel_token_slack" in self.keys
+            slack = self.hybrid or "parallel.context_parallel_token_slack" in self.keys
             cuts = not slack and (self.seq * int(self.keys["train.micro_batch_size"]) * self.hidden) % self.tp == 0
             if self.tp > 1 and not self.sp and cuts:
                 self.maybe("memory.distribute_saved_activations", "true", odds=0.4)
@@ -553,6 +570,8 @@ class Drawing:
     def graphs(self):
         """Settings under which the same run may be captured: [] where none may."""
         ways = []
+        if self.hybrid:
+            return ways
         uncounted = ("model.moe_pad_expert_input_to_capacity" in self.keys or self.expert_ranks == 1 or
                      self.keys.get("model.moe_token_dispatcher_type") in ("allgather", "static_buffer"))
         stays = "memory.offload_activations" not in self.keys

@@ -261,7 +261,7 @@ TEST(MegatronFlags, ThatAreNotKnownAreToldApartByWhatTheyWouldChange) {
   for (const char* flag :
        {"--profile", "--profile-step-start 4", "--wandb-project x", "--fp8-format hybrid",
         "--use-persistent-ckpt-worker", "--tp-comm-overlap", "--log-memory-to-tensorboard", "--fantasy-knob 3",
-        "--no-save-rng", "--hybrid-context-parallel", "--tiktoken-pattern v2", "--tensorboard-queue-length 3"}) {
+        "--no-save-rng", "--tiktoken-pattern v2", "--tensorboard-queue-length 3"}) {
     const Arguments args = parse_arguments(words(std::string(kMinimal) + flag));
     EXPECT_TRUE(args.defining.empty()) << flag;
     EXPECT_EQ(args.not_known_yet.size(), 1u) << flag;

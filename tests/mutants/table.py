@@ -278,6 +278,12 @@ MUTANTS = [
     ("rows_of_a_group_start_anew", "train/sequence_part.cpp", "{before + run.first", "{run.first", "train_test SequencePart*"),
     ("dropout_counts_from_the_first_head", "nn/attention_by_heads.cpp", "    spec.first_head += spec.heads * sharing.index();\n", "", "nn_test ContextAttention*"),
     ("keys_are_not_sent_again", "plan/context_traffic.cpp", "out.backward[rank] += sent + gradients", "out.backward[rank] += gradients", "train_test ContextTraffic*"),
+    ("hybrid_fillers_overlap", "plan/hybrid_context.cpp", "other.run) != documents.end()) continue;", "other.run) == documents.end()) continue;", "plan_test HybridContext*"),
+    ("hybrid_limit_is_passed", "plan/hybrid_context.cpp", "whole_units(whole_units(tokens, request_.multiple), ranks) <= most_units_", "whole_units(whole_units(tokens, request_.multiple), ranks) <= most_units_ + 1", "plan_test HybridContext*"),
+    ("hybrid_fillers_count", "train/hybrid_batch.cpp", "whole.loss_mask.narrow(1, run.first, run.count).zero_();", "whole.loss_mask.narrow(1, run.first, run.count).contiguous();", "train_test HybridContext*"),
+    ("hybrid_every_rank_counts", "train/hybrid_batch.cpp", "planned.counts && cut.rank == 0", "planned.counts", "train_test HybridContext*"),
+    ("hybrid_mean_of_microbatches", "train/step.cpp", "a.config.train.calculate_per_token_loss, samples}", "a.config.train.calculate_per_token_loss, 0}", "train_test HybridContext*"),
+    ("hybrid_places_of_the_joined", "train/sequence_part.cpp", "all.push_back({piece.first + begin - at, end - begin});", "all.push_back({begin, end - begin});", "train_test HybridContext*"),
     ("the_ring_waits_first", "nn/ring_attention.cpp", "    on_block(hops, here, CorePositions", "    travel.wait();\n    on_block(hops, here, CorePositions", "nn_test ContextOverlap*"),
     ("tokens_of_one_rank_for_all", "moe/balance.cpp", "  return own * batch.full_seq_len / (rows * cp.size());", "  return own + 0 * rows * cp.size();", "train_test ContextParallelEqualsOneRank.Experts"),
     # Saves in the background, and who writes what.

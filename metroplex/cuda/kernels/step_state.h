@@ -83,6 +83,7 @@ constexpr double unscale_of(bool per_token, double tokens, double ranks, double 
 struct LossFactorShape {
   int64_t microbatches = 0, parts = 1;
   bool per_token = false;
+  int64_t averaged = 0;  // means that are averaged; 0: one for each microbatch
 };
 void loss_factors(const StepValues* values, const double* tokens, double* factors, const LossFactorShape& shape);
 
@@ -91,6 +92,8 @@ struct OwnLosses {
   int64_t microbatches = 0;
   const double* losses = nullptr;  // [microbatches]; null on other than the last stage
   const double* tokens = nullptr;  // [microbatches], of whole sequences
+  const double* counts =
+      nullptr;  // [microbatches]: 0 where another rank counts these tokens; null: counts_tokens says
   const double* stop = nullptr;
   int64_t reported = 0;             // loss terms of each microbatch
   const double* reports = nullptr;  // [microbatches, reported]

@@ -13,7 +13,8 @@ constexpr MPX_INLINE double mean_of(double sum, double tokens, bool per_token) {
 }
 
 constexpr MPX_INLINE double loss_factor(double loss_scale, double tokens, const LossFactorShape& s) {
-  const double mean = static_cast<double>(s.parts) / (at_least_one(tokens) * static_cast<double>(s.microbatches));
+  const int64_t averaged = s.averaged > 0 ? s.averaged : s.microbatches;
+  const double mean = static_cast<double>(s.parts) / (at_least_one(tokens) * static_cast<double>(averaged));
   return loss_scale * (s.per_token ? 1.0 : mean);
 }
 
@@ -40,7 +41,7 @@ constexpr MPX_INLINE void add_own(const OwnLosses& own, const SumsPlace& place) 
     if (own.losses == nullptr) continue;
     sums.bad_losses += is_finite(own.losses[m]) ? 0 : 1;
     if (own.counts_losses) sums.loss += mean_of(own.losses[m], own.tokens[m], own.per_token);
-    if (!own.counts_tokens) continue;
+    if (!own.counts_tokens || (own.counts != nullptr && own.counts[m] == 0)) continue;
     sums.tokens += own.tokens[m];
     sums.weight += own.per_token ? own.tokens[m] : 1.0;
   }

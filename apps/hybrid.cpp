@@ -1,0 +1,135 @@
+// metroplex schedule --hybrid: draws which ranks compute which documents of a global batch with hybrid context
+// parallelism.
+#include <fstream>
+#include <iostream>
+
+#include <nlohmann/json.hpp>
+
+#include "apps/command.h"
+#include "apps/commands.h"
+#include "base/error.h"
+#include "plan/hybrid_draw.h"
+
+namespace metroplex::apps {
+namespace {
+
+struct HybridOptions {
+  plan::HybridRequest request;
+  std::vector<int64_t> lengths;
+  std::string lengths_file;
+  int64_t seq_length = 0;
+  int columns = 0;
+  bool json = false, hybrid = false;
+};
+
+void declare(CLI::App& app, HybridOptions& options) {
+  app.add_flag("--hybrid", options.hybrid, "draw a plan of hybrid context parallelism (this page)");
+  app.add_option("--ranks", options.request.ranks, "ranks of dp x cp")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  app.add_option("--seq-length", options.seq_length, "tokens of a sample; left out, all documents are one sample")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  app.add_option("--max-seqlen-per-dp-cp-rank", options.request.max_tokens,
+                 "tokens of a microbatch on a rank at most")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+      ->required();
+  CLI::Option* lengths =
+      app.add_option("--lengths", options.lengths, "tokens of each document of the global batch, with commas between")
+          ->delimiter(',')
+          ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  app.add_option("--lengths-file", options.lengths_file, "the same from a file, with spaces or newlines between")
+      ->excludes(lengths);
+  app.add_option("--pair-cost", options.request.pair_cost,
+                 "of a query and a key that it sees, where a token costs 1; training computes it from the model")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  app.add_option("--microbatch-cost", options.request.microbatch_cost,
+                 "of a microbatch beside its tokens and pairs; training takes a 16th of the tokens that fit")
+      ->check(CLI::Range(0.0, 1e12))
+      ->capture_default_str();
+  app.add_option("--multiple", options.request.multiple, "a rank's tokens are a multiple of this")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str();
+  app.add_flag("--json", options.json, "print the microbatches in order instead of the picture");
+  app.add_option("--columns", options.columns,
+                 "columns for the time; left out, as many as the terminal has room for, else 60")
+      ->check(CLI::Range(10, 100000));
+  app.footer(
+      "Example:\n  metroplex schedule --hybrid --ranks 4 --max-seqlen-per-dp-cp-rank 1024 --lengths "
+      "137,2041,89,1829");
+}
+
+// Documents that a sample's end cuts go on in the next one.
+plan::DocumentLengths samples_of(const std::vector<int64_t>& lengths, int64_t seq_length) {
+  plan::DocumentLengths samples;
+  int64_t room = 0;
+  for (int64_t left : lengths) {
+    while (left > 0) {
+      if (room == 0) samples.emplace_back(), room = seq_length;
+      samples.back().push_back(std::min(left, room));
+      left -= samples.back().back();
+      room -= samples.back().back();
+    }
+  }
+  MPX_CHECK(room == 0, "plan", "the last sample lacks ", room, " of ", seq_length,
+            " tokens; give more documents, or another --seq-length");
+  return samples;
+}
+
+plan::DocumentLengths documents_of(const HybridOptions& options) {
+  std::vector<int64_t> lengths = options.lengths;
+  if (!options.lengths_file.empty()) {
+    std::ifstream file(options.lengths_file);
+    MPX_CHECK(file.good(), "files", "cannot read '", options.lengths_file, "'; does it exist?");
+    for (int64_t length = 0; file >> length;) lengths.push_back(length);
+    MPX_CHECK(file.eof(), "files", "'", options.lengths_file, "': entry ", lengths.size() + 1,
+              " is not a number; the file has the tokens of each document, with spaces or newlines between");
+  }
+  MPX_CHECK(!lengths.empty(), "plan", "which documents has the batch? Give --lengths 137,2041,... or --lengths-file");
+  return options.seq_length == 0 ? plan::DocumentLengths{lengths} : samples_of(lengths, options.seq_length);
+}
+
+nlohmann::json runs_json(const std::vector<plan::PositionRun>& runs) {
+  nlohmann::json json = nlohmann::json::array();
+  for (const plan::PositionRun& run : runs) json.push_back({run.first, run.count});
+  return json;
+}
+
+nlohmann::json plan_json(const plan::HybridPlan& plan) {
+  nlohmann::json microbatches = nlohmann::json::array();
+  for (const plan::HybridMicrobatch& m : plan.microbatches) {
+    microbatches.push_back({{"sample", m.sample},
+                            {"documents", runs_json(m.documents)},
+                            {"fillers", runs_json(m.fillers)},
+                            {"first_rank", m.first_rank},
+                            {"ranks", m.ranks},
+                            {"cost", m.cost}});
+  }
+  return {{"span", plan.span}, {"mean", plan.mean()}, {"load", plan.load}, {"microbatches", microbatches}};
+}
+
+}  // namespace
+
+int run_hybrid(const std::vector<std::string>& arguments) {
+  CLI::App app(
+      "Draws which of the dp x cp ranks compute which documents of a global batch with hybrid context\n"
+      "parallelism, as parallel.hybrid_context_parallel plans each step.",
+      "metroplex schedule --hybrid");
+  HybridOptions options;
+  options.request.ranks = 4;
+  declare(app, options);
+  int exit_code = 0;
+  if (!parse(app, arguments, exit_code)) return exit_code;
+  const plan::HybridPlan plan = plan::plan_hybrid_context(documents_of(options), options.request);
+  if (options.json) {
+    std::cout << plan_json(plan).dump(2) << "\n";
+    return 0;
+  }
+  // Beside the bar stand the rank and its numbers, some 80 columns.
+  const int terminal = terminal_of_stdout().columns;
+  const int columns = options.columns > 0 ? options.columns : terminal > 0 ? std::max(20, terminal - 80) : 60;
+  std::cout << plan::draw_text(plan, columns);
+  return 0;
+}
+
+}  // namespace metroplex::apps
