@@ -135,8 +135,10 @@ void check_multi_token(Rules& rules) {
            "model.position_embedding_type = learned_absolute", "use rope or none");
   excludes(!m.has_window(), "model.window_size: nothing says which window these layers have",
            "leave one of them out");
-  excludes(rules.config.parallel.cp() == 1,
-           "parallel.context_parallel_size above 1: a rank lacks the tokens behind its part",
+  const Parallel& parallel = rules.config.parallel;
+  excludes(parallel.cp() == 1 && !parallel.hybrid_context_parallel,
+           "context parallelism (parallel.context_parallel_size above 1, parallel.hybrid_context_parallel): a rank "
+           "lacks the tokens behind its part",
            "use sequence or pipeline parallelism");
   excludes(!m.moe_paged_stash, "model.moe_paged_stash", "turn it off");
   rules.require(m.mtp_num_layers < rules.config.train.seq_length, kKey, m.mtp_num_layers,

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "config/derived.h"
+#include "config/experts.h"
 #include "config/rules.h"
 
 namespace metroplex::config {

@@ -205,6 +205,11 @@ TEST(StepState, WhoHoldsTheSameAsAnotherRankAddsNothingButItsStopAndItsBadLosses
   const Sums part = summed([](OwnLosses& own) { own.counts_tokens = false; });
   EXPECT_EQ(part.sums.loss, 3.0 / 2 + 10.0 + 7.0 / 4);
   EXPECT_EQ(part.sums.weight + part.sums.tokens, 0);
+  const double counts[] = {1, 0, 1};
+  const Sums other = summed([&](OwnLosses& own) { own.counts = counts; });
+  EXPECT_EQ(other.sums.tokens, 6) << "another rank counts the second microbatch's";
+  EXPECT_EQ(other.sums.weight, 2);
+  EXPECT_EQ(other.sums.loss, part.sums.loss);
   const Sums elsewhere = summed([](OwnLosses& own) { own.losses = nullptr; });
   EXPECT_EQ(elsewhere.sums.loss + elsewhere.sums.tokens + elsewhere.losses[0], 0);
   EXPECT_EQ(elsewhere.terms[0], 1.0 / 2 + 16) << "every stage has terms";

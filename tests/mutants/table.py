@@ -167,7 +167,7 @@ MUTANTS = [
     ("lock_of_another_ignored", "checkpoint/folder_lock.cpp", "if (!lock_) return false;", "", "checkpoint_test FolderLock*"),
     ("holder_not_looked_for", "checkpoint/folder_lock.cpp", "return !holder || own || !lives(*holder, me.host);", "return true;", "checkpoint_test FolderLock*"),
     ("link_is_followed", "files/remove_tree.cpp", "::fstatat(parent, name, &info, AT_SYMLINK_NOFOLLOW)", "::fstatat(parent, name, &info, 0)", "files_test FileSystem*"),
-    ("run_yaml_is_foreign", "train/run_folders.cpp", "name != checkpoint::kRunConfig && ", "", "train_test RunFolders*"),
+    ("run_yaml_is_foreign", "train/run_folders.cpp", "!checkpoint::is_run_config(name) && ", "", "train_test RunFolders*"),
     # A step that is taken again, stages that turn, weight gradients that wait.
     ("overflow_updates", "cuda/kernels/step_state_math.h", "const bool held = overflows || (rules", "const bool held = (rules", "cuda_test StepState*"),
     ("overflow_moves_scale", "cuda/kernels/step_state_math.h", "if (!overflows) move_scale(", "move_scale(", "cuda_test StepState*"),

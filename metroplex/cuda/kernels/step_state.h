@@ -92,8 +92,6 @@ struct OwnLosses {
   int64_t microbatches = 0;
   const double* losses = nullptr;  // [microbatches]; null on other than the last stage
   const double* tokens = nullptr;  // [microbatches], of whole sequences
-  const double* counts =
-      nullptr;  // [microbatches]: 0 where another rank counts these tokens; null: counts_tokens says
   const double* stop = nullptr;
   int64_t reported = 0;             // loss terms of each microbatch
   const double* reports = nullptr;  // [microbatches, reported]
@@ -101,6 +99,7 @@ struct OwnLosses {
   bool per_token = false;
   bool counts_losses = false, counts_tokens = false, counts_terms = false;
   const int32_t* flags = nullptr;  // [kStepFlags]
+  const double* counts = nullptr;  // [microbatches]: 0 where another rank counts these tokens; null: nowhere
 };
 struct SumsPlace {
   StepSums* sums = nullptr;
