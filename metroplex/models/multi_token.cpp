@@ -39,6 +39,8 @@ nn::Microbatch ahead_by(const nn::Microbatch& batch, int64_t by) {
   ahead.tokens = moved(batch.tokens, by);
   ahead.labels = moved(batch.labels, by);
   ahead.loss_mask = moved(mask_of(batch), by);
+  if (batch.document_ids.defined())  // nothing is predicted of another document
+    ahead.loss_mask = ahead.loss_mask * moved(batch.document_ids, by).eq(batch.document_ids);
   return ahead;
 }
 

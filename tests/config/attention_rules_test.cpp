@@ -21,6 +21,11 @@ static Overrides windows(const Overrides& more) {
   all.insert(all.end(), more.begin(), more.end());
   return all;
 }
+Overrides ahead(const Overrides& more) {
+  Overrides all{"model.mtp_num_layers=2", "model.position_embedding_type=rope"};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
 
 TEST(AttentionRules, RefuseWhatDoesNotGoTogether) {
   const std::vector<Wrong> cases = {
@@ -61,11 +66,20 @@ TEST(AttentionRules, RefuseWhatDoesNotGoTogether) {
       {{"model.num_moe_experts=4", "model.add_bias_linear=false", "model.moe_router_topk_normalization=never"},
        "model.moe_router_topk_normalization",
        "sigmoid or sqrtsoftplus"},
+      {{"model.mtp_loss_scaling_factor=0.2"}, "model.mtp_loss_scaling_factor", "without model.mtp_num_layers"},
+      {{"model.mtp_num_layers=1"}, "model.mtp_num_layers", "learned_absolute"},
+      {ahead({"model.window_size=4"}), "model.mtp_num_layers", "excludes model.window_size"},
+      {ahead({"parallel.context_parallel_size=2"}), "model.mtp_num_layers", "excludes context parallelism"},
+      {ahead({"parallel.hybrid_context_parallel=true"}), "model.mtp_num_layers", "excludes context parallelism"},
+      {ahead({"train.seq_length=2"}), "model.mtp_num_layers", "must be below train.seq_length = 2"},
+      {ahead({"model.mtp_num_layers=65"}), "model.mtp_num_layers", "at most 64"},
+      {{"model.family=codegeex", "model.mtp_num_layers=1"}, "model.mtp_num_layers", "excludes model.family"},
   };
   for (const Wrong& wrong : cases) expect_refused(wrong);
 }
 
 TEST(AttentionRules, AcceptWhatDoes) {
+  EXPECT_EQ(described(violations(good(ahead({"model.mtp_loss_scaling_factor=0.3"})), kWorld)), "nothing");
   EXPECT_EQ(described(violations(good(latent({"model.hidden_size=62", "model.qk_layernorm=true"})), kWorld)),
             "nothing");
   EXPECT_EQ(

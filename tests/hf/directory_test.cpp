@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -52,6 +53,36 @@ TEST(HfSource, ListsAllThatIsMissingUnknownAndOfAnotherShapeAtOnce) {
   std::ofstream(folder.at("d/config.json")) << json;
   const std::string less = error_of([&] { Source(disk, folder.at("d"), model_of(folder.at("d"))); });
   EXPECT_TRUE(has(less, "model.layers.2.self_attn.q_proj.weight has no place in this model")) << less;
+}
+
+// Tied weights that are stored twice must be equal; weights of its own are a choice that the reader makes.
+TEST(HfSource, AHeadOfItsOwnIsNotTiedSilently) {
+  const test::Folder folder;
+  const std::string directory = folder.at("d"), file = folder.at("d/model.safetensors");
+  std::filesystem::copy(kCases + "llama_biases", directory);
+  for (const std::string& path : {file, folder.at("d/config.json")})
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  Json json = Json::parse(disk.read(directory + "/config.json"));
+  json["tie_word_embeddings"] = true;
+  std::ofstream(folder.at("d/config.json")) << json;
+  config::Model model = model_of(directory);
+  const std::string differs = error_of([&] { Source(disk, directory, model); });
+  EXPECT_TRUE(has(differs, "ties lm_head.weight to the embedding, and holds another one")) << differs;
+  model.untie_embeddings_and_output_weights = true;
+  EXPECT_EQ(error_of([&] { Source(disk, directory, model); }), "");
+
+  model.untie_embeddings_and_output_weights = false;
+  std::string bytes = disk.read(file);
+  const files::SafetensorsHeader header = files::parse_safetensors(bytes, file);
+  const auto at = [&](const char* name) {
+    const auto is = [&](const files::TensorInfo& info) { return info.name == name; };
+    return *std::find_if(header.tensors.begin(), header.tensors.end(), is);
+  };
+  const files::TensorInfo words = at("model.embed_tokens.weight"), head = at("lm_head.weight");
+  bytes.replace(header.data_begin + head.begin, head.end - head.begin, bytes, header.data_begin + words.begin,
+                words.end - words.begin);
+  std::ofstream(file, std::ios::binary) << bytes;
+  EXPECT_EQ(error_of([&] { Source(disk, directory, model); }), "");
 }
 
 // As ranks of any layout ask for, against the same elements of the whole tensor.

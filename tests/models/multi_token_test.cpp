@@ -27,7 +27,7 @@ config::Model small_model() {
 // The model, of leaves with the values of `params`. Activations are [b, s, h].
 class Plain {
  public:
-  explicit Plain(const std::vector<nn::Param*>& params) {
+  Plain(const std::vector<nn::Param*>& params, at::Tensor document_ids) : documents(std::move(document_ids)) {
     for (const nn::Param* param : params) leaves[param->name] = param->data.detach().clone().requires_grad_();
   }
 
@@ -41,7 +41,8 @@ class Plain {
     const at::Tensor qkv = linear(norm(x, name + ".input_layernorm"), name + ".self_attention.linear_qkv")
                                .view({kSamples, kTokens, kHeads, 3, kHead})
                                .permute({3, 0, 2, 1, 4});
-    const at::Tensor hidden = at::ones({kTokens, kTokens}, at::kBool).triu(1);
+    const at::Tensor later = at::ones({kTokens, kTokens}, at::kBool).triu(1);
+    const at::Tensor hidden = later | documents.unsqueeze(1).ne(documents.unsqueeze(2)).unsqueeze(1);
     const at::Tensor scores = (qkv[0].matmul(qkv[1].transpose(-1, -2)) / 2.0).masked_fill(hidden, -INFINITY);
     const at::Tensor mixed = scores.softmax(-1).matmul(qkv[2]).permute({0, 2, 1, 3}).reshape(x.sizes());
     const at::Tensor h = x + linear(mixed, name + ".self_attention.linear_proj");
@@ -53,14 +54,19 @@ class Plain {
         .index_select(0, tokens.flatten())
         .view({kSamples, -1, kHidden});
   }
-  // The sum over the positions that have a target `ahead` positions behind their label.
+  // [b, s - ahead]: the positions that have a target `ahead` positions behind their label, in their document.
+  at::Tensor counted(const nn::Microbatch& batch, int64_t ahead) const {
+    const int64_t left = kTokens - ahead;
+    return batch.loss_mask.narrow(1, ahead, left) * documents.narrow(1, ahead, left).eq(documents.narrow(1, 0, left));
+  }
+  // The sum over these.
   at::Tensor loss(const at::Tensor& x, const nn::Microbatch& batch, int64_t ahead) {
     const at::Tensor logs = linear(x, "output_layer").log_softmax(-1).narrow(1, 0, kTokens - ahead);
     const at::Tensor labels = batch.labels.narrow(1, ahead, kTokens - ahead);
-    return -(logs.gather(2, labels.unsqueeze(2)).squeeze(2) * batch.loss_mask.narrow(1, ahead, kTokens - ahead))
-                .sum();
+    return -(logs.gather(2, labels.unsqueeze(2)).squeeze(2) * counted(batch, ahead)).sum();
   }
 
+  at::Tensor documents;  // [b, s]
   std::map<std::string, at::Tensor> leaves;
 };
 
@@ -85,7 +91,7 @@ Losses losses_of(Plain& plain, const nn::Microbatch& batch) {
   return out;
 }
 
-void check(bool per_token) {
+void check(bool per_token, bool documents) {
   models::ModelContext context(small_model());
   context.model.untie_embeddings_and_output_weights = true;
   context.vocab_size = kVocab;
@@ -97,18 +103,25 @@ void check(bool per_token) {
   const auto params = nn::params_of(blocks);
   shake_vectors(params);
   give_main_grad(params);
-  const nn::Microbatch batch = small_batch(kSamples, kTokens, kVocab);
+  nn::Microbatch batch = small_batch(kSamples, kTokens, kVocab);
+  const at::Tensor ids = at::zeros({kSamples, kTokens}, at::kLong);
+  if (documents) {
+    ids[0].narrow(0, 3, 4).fill_(1);
+    ids[1].narrow(0, 1, 2).fill_(1);
+    ids[1].narrow(0, 3, 4).fill_(2);
+    batch.document_ids = ids;
+  }
   nn::LossTerms terms;
   constexpr double kFactor = 0.25;
   const double main = train_step(blocks, batch, kFactor, &terms);
 
-  Plain plain(params);
+  Plain plain(params, ids);
   const Losses wanted = losses_of(plain, batch);
   EXPECT_NEAR(main, wanted.main.item<double>(), 1e-12 * main);
   at::Tensor all = wanted.main;
   ASSERT_EQ(terms.size(), 2u);
   for (int64_t k = 1; k <= 2; ++k) {
-    const double left = batch.loss_mask.narrow(1, k, kTokens - k).sum().item<double>();
+    const double left = plain.counted(batch, k).sum().item<double>();
     ASSERT_LT(left, batch.mask_sum);
     const at::Tensor term = wanted.ahead[k - 1] * (0.6 / 2 * (per_token ? 1 : batch.mask_sum / left));
     EXPECT_EQ(terms[static_cast<size_t>(k - 1)].name, "mtp_" + std::to_string(k) + " loss");
@@ -124,7 +137,9 @@ void check(bool per_token) {
 }
 
 TEST(MultiToken, LossesAndGradientsAreThoseOfTheFormula) {
-  for (const bool per_token : {false, true}) check(per_token);
+  for (const bool per_token : {false, true}) {
+    for (const bool documents : {false, true}) check(per_token, documents);
+  }
 }
 
 TEST(MultiToken, NothingOfItRunsInEvaluation) {

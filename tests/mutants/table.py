@@ -329,4 +329,10 @@ MUTANTS = [
     ("joined_drops_one_more", "nn/copies_under_way.h", "static_cast<int64_t>(copies_.size()) < issued) copies_", "static_cast<int64_t>(copies_.size()) <= issued) copies_", "nn_test CopiesUnderWay*"),
     ("batches_fetched_twice", "train/batches_ahead.h", "    if (!wanted_) return fetch_(wanted);\n", "    if (wanted_) return fetch_(wanted);\n", "train_test BatchesAhead*"),
     ("failure_ahead_is_told_at_once", "train/batches_ahead.h", "} catch (...) { failure_ = std::current_exception(); }", "} catch (...) { throw; }", "train_test BatchesAhead*"),
+    # Multi-token prediction.
+    ("ahead_without_final_norm", "models/multi_token.cpp", "nn::normalize(final_norm_, last.tensor(), saving_).x", "last.tensor()", "models_test MultiToken*"),
+    ("ahead_of_other_documents", "models/multi_token.cpp", " * moved(batch.document_ids, by).eq(batch.document_ids);", ";", "models_test MultiToken*"),
+    ("ahead_divides_by_all_tokens", "models/multi_token.cpp", "ahead.loss_mask.sum(at::kDouble)", "batch.loss_mask.sum(at::kDouble)", "models_test MultiToken*"),
+    ("ahead_reads_the_model", "models/multi_token.cpp", "model_norm_ ? model : in.tensor(kPredicted)", "model", "models_test MultiToken*"),
+    ("tied_head_differs", "hf/source.cpp", "  check_tied();\n", "", "hf_test *"),
 ]
