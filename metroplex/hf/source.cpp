@@ -106,7 +106,7 @@ Source::Source(files::FileSystem& disk, const std::string& directory, const conf
   for (int64_t i = model.mtp_num_layers; family.multi_token && i < kMostMultiToken; ++i)
     unread.push_back(multi_token_prefix(model.num_layers + i));
   check(unwanted, unread);
-  check_tied();
+  if (model.tied()) check_tied();
   for (const MappedTensor& tensor : mapped_)
     add({tensor.name, tensor.kind, stored_.at(tensor.parts.front().name).info.dtype, tensor.shape});
 }
@@ -189,11 +189,7 @@ void Source::check_tied() {
   const auto words = std::find_if(mapped_.begin(), mapped_.end(), [](const MappedTensor& tensor) {
     return tensor.name == "embedding.word_embeddings.weight";
   });
-  const auto is_output = [](const TensorPart& part) { return part.name == "lm_head.weight"; };
-  const bool tied = std::none_of(mapped_.begin(), mapped_.end(), [&](const MappedTensor& tensor) {
-    return std::any_of(tensor.parts.begin(), tensor.parts.end(), is_output);
-  });
-  if (output == stored_.end() || words == mapped_.end() || !tied) return;
+  if (output == stored_.end() || words == mapped_.end()) return;
   const Stored& one = output->second;
   const Stored& other = stored_.at(words->parts.front().name);
   const uint64_t bytes = one.info.end - one.info.begin;

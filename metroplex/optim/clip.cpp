@@ -24,13 +24,18 @@ class Sums {
   explicit Sums(const cuda::Target& target)
       : target_(target), sums_(at::zeros({kNumbers}, at::TensorOptions().dtype(at::kLong).device(target.memory()))) {}
 
-  void add(const std::vector<at::Tensor>& all) {
+  // Of those that do not count only numbers that are not finite are counted.
+  struct Part {
+    at::Tensor x;
+    bool counts = true;
+  };
+  void add(const std::vector<Part>& all) {
     if (all.empty()) return;
     std::vector<kernels::GradientRange> ranges;
     std::vector<const at::Tensor*> reads{&sums_};
     int64_t blocks = 0;
-    for (const at::Tensor& x : all) {
-      ranges.push_back({x.const_data_ptr(), number_of(x.scalar_type()), x.numel()});
+    for (const auto& [x, counts] : all) {
+      ranges.push_back({x.const_data_ptr(), number_of(x.scalar_type()), x.numel(), counts});
       reads.push_back(&x);
       blocks += kernels::gradient_sums_blocks(x.numel());
     }
@@ -79,26 +84,23 @@ at::Tensor reduced(const std::vector<NormPart>& parts, at::Tensor (*numbers_of)(
 }
 
 at::Tensor numbers_of_gradients(const NormPart& part) {
-  Sums counted(part.ranks.target), others(part.ranks.target);
-  std::vector<at::Tensor> of_counted, of_others;
+  std::vector<Sums::Part> gradients;
   int64_t padding = 0;
   for (const Slice& slice : part.slices) {
-    const bool counts = slice.param->counts(part.ranks.at);
-    (counts ? of_counted : of_others).push_back(slice.gradient);
-    if (counts) padding += slice.padding();
+    gradients.push_back({slice.gradient, slice.param->counts(part.ranks.at)});
+    if (gradients.back().counts) padding += slice.padding();
   }
-  counted.add(of_counted);
-  others.add(of_others);
-  const at::Tensor numbers = counted.numbers();
-  numbers.narrow(0, 1, 1).add_(others.numbers().narrow(0, 1, 1));
+  Sums sums(part.ranks.target);
+  sums.add(gradients);
+  const at::Tensor numbers = sums.numbers();
   numbers.narrow(0, 2, 1).sub_(padding);
   return numbers;
 }
 
 at::Tensor numbers_of_values(const NormPart& part) {
-  std::vector<at::Tensor> values;
+  std::vector<Sums::Part> values;
   for (const Slice& slice : part.slices) {
-    if (slice.param->counts(part.ranks.at)) values.push_back(slice.values);
+    if (slice.param->counts(part.ranks.at)) values.push_back({slice.values});
   }
   Sums sums(part.ranks.target);
   sums.add(values);
@@ -126,7 +128,7 @@ double params_norm(const std::vector<NormPart>& parts) {
 const Slice* first_nonfinite(const std::vector<Slice>& slices, const cuda::Target& target) {
   for (const Slice& slice : slices) {
     Sums sums(target);
-    sums.add({slice.gradient});
+    sums.add({{slice.gradient}});
     if (sums.numbers()[1].item<double>() > 0) return &slice;
   }
   return nullptr;

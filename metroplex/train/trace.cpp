@@ -186,7 +186,8 @@ class Tracer final : public nn::StageObserver {
 // The part of a microbatch that this rank has. With a slack of tokens each rank is taken for one that has the most;
 // with hybrid context parallelism for one that has as many as it may of the longest document, among as many ranks as
 // that needs.
-nn::Microbatch largest_part(const config::Config& config, const comm::World& world, at::ScalarType float_type) {
+nn::Microbatch largest_part(const RankRequest& request, const comm::World& world, at::ScalarType float_type) {
+  const config::Config& config = request.config;
   const config::Parallel& parallel = config.parallel;
   SequenceParts parts = sequence_parts(parallel, world.groups().cp);
   int64_t tokens = parallel.context_parallel_token_slack > 0 ? config::most_context_tokens(config) * parallel.cp()
@@ -200,7 +201,7 @@ nn::Microbatch largest_part(const config::Config& config, const comm::World& wor
     parts.rank = 0;
     tokens = most * parts.ranks;
   }
-  const bool gpu = world.device().is_cuda();
+  const bool gpu = request.device.is_cuda();
   const config::DocumentBound documents =
       gpu ? config::document_bound(config, cuda::compute_capability()) : config::DocumentBound();
   const nn::Microbatch whole =
@@ -259,7 +260,7 @@ plan::RankTrace trace_rank(const RankRequest& request) {
 
   // The second microbatch is recorded: one-time allocations were made in the first.
   const bool wide = config.precision.params_dtype == config::ParamsDtype::fp64;
-  const std::vector<nn::Microbatch> batches(2, largest_part(config, world, wide ? at::kDouble : at::kFloat));
+  const std::vector<nn::Microbatch> batches(2, largest_part(request, world, wide ? at::kDouble : at::kFloat));
   out.batch = batch_bytes(batches[0]);
   const pipeline::BorderShape border = a->border(batches[0]);
   out.border = border.bytes();

@@ -227,14 +227,27 @@ TEST(OptimizerOnHost, SumsOfManyRangesAreThoseOfEach) {
     const Number number = kNumbers[i % 4];
     const int64_t n = i == 77 ? 40003 : i % 9 == 4 ? 0 : i * 37 % 301;
     values.push_back(numbers(number, n, 0.7 + 0.01 * static_cast<double>(i), false));
+    const bool counts = i % 5 != 2;
+    if (!counts && number == Number::f32 && n > 0) std::memset(values.back().data(), 0xff, sizeof(float));  // NaN
     there.push_back(
         std::make_unique<DeviceArray<uint8_t>>(values.back(), Use::in, "grad", i % 3 == 1 ? bytes_of(number) : 0));
-    ranges.push_back({there.back()->data(), number, n});
+    ranges.push_back({there.back()->data(), number, n, counts});
     blocks += gradient_sums_blocks(n), elements += n;
   }
-  for (size_t i = 0; i < values.size(); ++i) here.push_back({values[i].data(), ranges[i].number, ranges[i].n});
-  GradientSums want{1.5, 2, 3};
-  add_gradient_sums(here, {&want, nullptr});
+  GradientSums want{1.5, 2, 3}, on_host = want;
+  for (size_t i = 0; i < values.size(); ++i) {
+    here.push_back({values[i].data(), ranges[i].number, ranges[i].n, ranges[i].counts});
+    const GradientSums one = gradient_sums(values[i].data(), ranges[i].number, ranges[i].n);
+    want.num_nonfinite += one.num_nonfinite;
+    if (!ranges[i].counts) continue;
+    want.sum_of_squares += one.sum_of_squares;
+    want.num_zeros += one.num_zeros;
+  }
+  EXPECT_GT(want.num_nonfinite, 5);
+  add_gradient_sums(here, {&on_host, nullptr});
+  EXPECT_EQ(on_host.sum_of_squares, want.sum_of_squares);
+  EXPECT_EQ(on_host.num_zeros, want.num_zeros);
+  EXPECT_EQ(on_host.num_nonfinite, want.num_nonfinite);
   const DeviceArray<double> workspace(std::vector<double>(static_cast<size_t>(3 * blocks)), Use::out, "workspace");
   const DeviceArray<GradientSums> place({GradientSums{1.5, 2, 3}}, Use::both, "sums");
   gradient_sums_cuda(ranges, {place.data(), reinterpret_cast<GradientSums*>(workspace.data())}, nullptr);

@@ -247,11 +247,11 @@ TEST(MegatronFlags, QueryGroupsBesideAFileAreTheGroupsAndInAWholeCommandNeedThei
 }
 
 TEST(MegatronFlags, ThatAreNotKnownAreToldApartByWhatTheyWouldChange) {
-  for (const char* flag :
-       {"--moe-latent-size 8", "--moe_latent_size 8", "--moe-use-upcycling", "--mtp-num-layers 1", "--num-expert 8",
-        "--spec a b", "--hybrid-layer-pattern M-M*", "--qk-l2-norm", "--apply-residual-connection-post-layernorm",
-        "--fim-data", "--pretrained-checkpoint p", "--tokenizer-type TikTokenizer", "--init-method-xavier-uniform",
-        "--moe-some-new-knob", "--freeze-all-layers"}) {
+  for (const char* flag : {"--moe-latent-size 8", "--moe_latent_size 8", "--moe-use-upcycling",
+                           "--mtp-use-repeated-layer", "--num-expert 8", "--spec a b", "--hybrid-layer-pattern M-M*",
+                           "--qk-l2-norm", "--apply-residual-connection-post-layernorm", "--fim-data",
+                           "--pretrained-checkpoint p", "--tokenizer-type TikTokenizer",
+                           "--init-method-xavier-uniform", "--moe-some-new-knob", "--freeze-all-layers"}) {
     for (const Form form : {Form::kWholeCommand, Form::kSingleFlags}) {
       const Arguments args = parse_arguments(words(std::string(kMinimal) + flag), form);
       EXPECT_EQ(args.defining.size(), 1u) << flag;

@@ -102,6 +102,7 @@ struct GradientRange {
   const void* grad = nullptr;
   Number number = Number::f32;
   int64_t n = 0;
+  bool counts = true;  // false: of its elements only those that are not finite count
 };
 GradientSums gradient_sums(const void* grad, Number number, int64_t n);
 

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads) partial_sums_kernel(SumsTable table,
       add_elements<kAtOnce>(sums, r, begin + i);
     for (int64_t i = whole + threadIdx.x; i < n; i += kThreads) add_elements<1>(sums, r, begin + i);
     const GradientSums total = block_sum(sums);
-    if (threadIdx.x == 0) partial[block] = total;
+    if (threadIdx.x == 0) partial[block] = r.counts ? total : GradientSums{0, total.num_nonfinite, 0};
   }
 }
 

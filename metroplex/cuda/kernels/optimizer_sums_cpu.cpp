@@ -129,7 +129,10 @@ GradientSums gradient_sums(const void* grad, Number number, int64_t n) {
 }
 
 void add_gradient_sums(const std::vector<GradientRange>& ranges, const GradientSumsPlace& place) {
-  for (const GradientRange& r : ranges) add(*place.sums, gradient_sums(r.grad, r.number, r.n));
+  for (const GradientRange& r : ranges) {
+    const GradientSums sums = gradient_sums(r.grad, r.number, r.n);
+    add(*place.sums, r.counts ? sums : GradientSums{0, sums.num_nonfinite, 0});
+  }
 }
 
 }  // namespace metroplex::cuda::kernels
