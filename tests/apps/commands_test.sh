@@ -133,18 +133,18 @@ run 0 train "${tiny[@]}" "${mock[@]}" --nproc 1 --train.train_iters=5 --optim.lr
   --train.metrics_file=native.jsonl
 same_losses native.jsonl megatron.jsonl 0
 holds "--from-megatron-args: same losses as the native keys, the unknown flag is listed"
-sed 's/--nproc_per_node 1/--nproc_per_node 2/; s/--num-layers \$LAYERS/--num-layers ${1:-4} --mtp-num-layers 8/; s/--train-iters 5/--train-iters "$2"/' \
-  pretrain.sh > mtp.sh
-run 2 train --from-megatron-args mtp.sh 2 3
-warns 'mtp-num-layers 8'
+sed 's/--nproc_per_node 1/--nproc_per_node 2/; s/--num-layers \$LAYERS/--num-layers ${1:-4} --moe-latent-size 8/; s/--train-iters 5/--train-iters "$2"/' \
+  pretrain.sh > latent.sh
+run 2 train --from-megatron-args latent.sh 2 3
+warns 'moe-latent-size 8'
 warns 'ignore-unknown-flags'
-run 0 train --from-megatron-args mtp.sh 2 3 --ignore-unknown-flags
-warns 'ignored: --mtp-num-layers 8'
+run 0 train --from-megatron-args latent.sh 2 3 --ignore-unknown-flags
+warns 'ignored: --moe-latent-size 8'
 prints 'iteration +3/ +3 '
-run 0 train --from-megatron-args mtp.sh 2 3 --ignore-unknown-flags --print-config
+run 0 train --from-megatron-args latent.sh 2 3 --ignore-unknown-flags --print-config
 prints '^  num_layers: 2$'
 prints '^  nproc: 2$'
-run 2 train --from-megatron-args mtp.sh
+run 2 train --from-megatron-args latent.sh
 warns 'reads \$1 to \$2'
 holds "a script with another loss is refused unless told otherwise; its arguments and its launcher's number of ranks count"
 
