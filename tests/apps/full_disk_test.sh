@@ -90,11 +90,10 @@ for form in threads gloo; do
     trap '' XFSZ
     ulimit -f 200
     exec "$metroplex" train "${saving[@]}" "${layout[@]}" --train.train_iters=1000000 --optim.lr_decay_iters=1000000 \
-      --train.log_interval=1000000 > term.out 2> term.err
+      --train.log_interval=100 > term.out 2> term.err
   ) &
   job=$!
-  for _ in $(seq 1 300); do [ ! -d "shut/$form" ] || break; sleep 0.1; done
-  sleep 2
+  for _ in $(seq 1 600); do ! grep -qE 'iteration +100/' term.out || break; sleep 0.1; done
   kill -TERM $job
   code=0
   wait $job || code=$?
