@@ -21,7 +21,8 @@ const Bf16 kTwo = store<Bf16>(2.0F), kThree = store<Bf16>(3.0F);
 // The first block and the one that takes element `last` of a grid over elements.
 void only_the_last(int64_t last) {
   constexpr int64_t kThreads = 256, kMostBlocks = 8192;
-  set_order({0, {0, static_cast<uint64_t>(last / kThreads % kMostBlocks)}});
+  const auto block = static_cast<uint64_t>(last / kThreads % kMostBlocks);
+  set_order({0, block == 0 ? std::vector<uint64_t>{0} : std::vector<uint64_t>{0, block}});
 }
 
 // A quarter turn of heads `apart` elements from each other in the sequence; looks at the last pair of the last one.
