@@ -48,16 +48,12 @@ std::string to_hf(files::FileSystem& disk, const ConvertOptions& options) {
 }
 
 std::string to_peft(files::FileSystem& disk, const ConvertOptions& options) {
-  MPX_CHECK(options.dtype.empty(), "config", "--dtype: adapters keep their type; leave it out");
   const auto reader = open_checkpoint(disk, options);
   hf::write_adapters(disk, *reader, options.directory, options.base);
   return reader->directory();
 }
 
 std::string to_checkpoint(files::FileSystem& disk, const ConvertOptions& options) {
-  MPX_CHECK(options.dtype.empty(), "config",
-            "--dtype: a checkpoint keeps the types that it is made of, and a run that loads it converts them; leave "
-            "it out");
   MPX_CHECK(!disk.exists(options.directory), "files", "'", options.directory,
             "' is there already; choose another directory");
   std::string from = options.from;
@@ -130,6 +126,15 @@ int run_convert(const std::vector<std::string>& arguments) {
       "  metroplex convert llama_tiny_hf --to checkpoint again");
   int exit_code = 0;
   if (!parse(app, arguments, exit_code)) return exit_code;
+  const std::pair<const char*, const char*> only_for[] = {{"--max-shard-size", "hf"},
+                                                          {"--dtype", "hf"},
+                                                          {"--base", "peft"},
+                                                          {"--ranks", "checkpoint"},
+                                                          {"--weights-only", "checkpoint"}};
+  for (const auto& [option, target] : only_for) {
+    MPX_CHECK(app.count(option) == 0 || options.to == target, "config", option, " is for --to ", target,
+              ", not for --to ", options.to, "; leave it out");
+  }
   files::PosixFileSystem disk;
   const std::string from = options.to == "hf"     ? to_hf(disk, options)
                            : options.to == "peft" ? to_peft(disk, options)

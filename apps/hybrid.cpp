@@ -25,7 +25,7 @@ struct HybridOptions {
 void declare(CLI::App& app, HybridOptions& options) {
   app.add_flag("--hybrid", options.hybrid, "draw a plan of hybrid context parallelism (this page)");
   app.add_option("--ranks", options.request.ranks, "ranks of dp x cp")
-      ->check(CLI::Range(1, 65536))
+      ->check(CLI::Range(1, 4096))
       ->capture_default_str();
   app.add_option("--seq-length", options.seq_length, "tokens of a sample; left out, all documents are one sample")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));

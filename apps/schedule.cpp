@@ -144,6 +144,12 @@ std::vector<int> layers_of_stages(const plan::PipelineTable& table, const Schedu
   const plan::PipelineLayout layout = plan::parse_layout(options.layout, table.num_stages);
   MPX_CHECK(layout.stages.size() == stages, "plan", "--layout ", options.layout, " has ", layout.num_chunks(),
             " chunks a rank, the schedule has ", table.num_chunks, "; give --vpp ", layout.num_chunks());
+  int64_t layers = 0, ahead = 0;
+  for (const auto& kinds : layout.stages) {
+    layers += std::count(kinds.begin(), kinds.end(), plan::LayerKind::decoder);
+    ahead += std::count(kinds.begin(), kinds.end(), plan::LayerKind::mtp);
+  }
+  plan::check_layout(layout, layers, ahead);
   for (size_t stage = 0; stage < stages; ++stage) {
     const auto& kinds = layout.stages[stage];
     of_stage[stage] = static_cast<int>(std::count(kinds.begin(), kinds.end(), plan::LayerKind::decoder));

@@ -33,6 +33,13 @@ const Family& family_for(const config::Model& model) {
   for (const Family* family : kFamilies) {
     if (family->holds(model) && (family->multi_token || model.mtp_num_layers == 0)) return *family;
   }
+  const auto without = [&](const Family* family) { return family->holds(model); };
+  if (model.mtp_num_layers > 0 && std::any_of(std::begin(kFamilies), std::end(kFamilies), without))
+    base::throw_error(
+        "hf", base::concat("model.mtp_num_layers = ", model.mtp_num_layers,
+                           ": transformers' family of this model has no layers for multi-token prediction. A run "
+                           "that loads the checkpoint with checkpoint.finetune = true, model.mtp_num_layers = 0 and "
+                           "checkpoint.allow = model.mtp_num_layers saves it without them"));
   base::throw_error("hf", base::concat("no family of transformers' that is known here (", list(),
                                        ") has a model as this section model says: norms, biases, activation, "
                                        "positions, experts together; metroplex inspect shows them"));

@@ -11,6 +11,8 @@
 namespace metroplex::hf {
 namespace {
 
+constexpr const char* kAhead = "mtp.";  // layers for multi-token prediction, which transformers does not have
+
 struct ExportedAdapter {
   files::TensorInfo info;
   std::string ours, kind;
@@ -28,6 +30,7 @@ std::vector<ExportedAdapter> exported_adapters(const checkpoint::Reader& run,
   std::vector<ExportedAdapter> all;
   std::set<std::string> seen, ours;
   for (const MappedTensor& tensor : mapped) {
+    if (tensor.name.starts_with(kAhead)) continue;
     const std::string linear = tensor.name.substr(0, tensor.name.rfind('.'));
     for (const TensorPart& part : tensor.parts) {
       if (!tensor.name.ends_with(".weight") || !part.name.ends_with(".weight") || !seen.insert(part.name).second)
@@ -45,8 +48,9 @@ std::vector<ExportedAdapter> exported_adapters(const checkpoint::Reader& run,
     }
   }
   for (const files::TensorForm& form : run.tensors()) {
-    MPX_CHECK(form.kind != "weight" || !config::is_adapter(form.name) || ours.contains(form.name), "hf", "'",
-              run.directory(), "': transformers has no module of its own for the adapter ", form.name,
+    MPX_CHECK(form.kind != "weight" || form.name.starts_with(kAhead) || !config::is_adapter(form.name) ||
+                  ours.contains(form.name),
+              "hf", "'", run.directory(), "': transformers has no module of its own for the adapter ", form.name,
               "; --to hf writes a model with the adapters merged into it");
   }
   MPX_CHECK(!all.empty(), "hf", "'", run.directory(),

@@ -149,6 +149,7 @@ void Source::list_tensors() {
 void Source::check(const std::vector<MappedTensor>& unwanted, const std::vector<std::string>& unread) const {
   std::vector<std::string> problems;
   std::set<std::string> wanted;
+  bool lacks_ahead = false;
   for (const MappedTensor& tensor : mapped_) {
     const auto first = stored_.find(tensor.parts.front().name);
     for (const TensorPart& part : tensor.parts) {
@@ -157,6 +158,7 @@ void Source::check(const std::vector<MappedTensor>& unwanted, const std::vector<
       if (found == stored_.end() && part.copy) continue;
       if (found == stored_.end()) {
         problems.push_back(part.name + " is missing");
+        lacks_ahead = lacks_ahead || tensor.name.starts_with("mtp.");
         continue;
       }
       const files::TensorInfo& info = found->second.info;
@@ -180,7 +182,11 @@ void Source::check(const std::vector<MappedTensor>& unwanted, const std::vector<
     if (wanted.count(name) == 0 && !follows) problems.push_back(name + " has no place in this model");
   }
   MPX_CHECK(problems.empty(), "checkpoint", "'", directory(),
-            "' does not hold the weights of the model that its config.json means:", some(problems));
+            "' does not hold the weights of the model that its config.json means:", some(problems),
+            lacks_ahead
+                ? "\nmodel.mtp_num_layers asks for layers that the directory does not have: leave it 0, or let "
+                  "them begin anew with checkpoint.load_except = mtp.*"
+                : "");
 }
 
 // Writers of tied weights store them once or twice; transformers unties them where the two differ.

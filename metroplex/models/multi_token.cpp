@@ -51,7 +51,6 @@ MultiTokenSegment::MultiTokenSegment(const ModelContext& context, int64_t depth,
       depth_(depth),
       layers_(context.model.mtp_num_layers),
       factor_(context.model.mtp_loss_scaling_factor / static_cast<double>(layers_)),
-      per_token_loss_(context.per_token_loss),
       fp32_residual_(context.fp32_residual_connection),
       saving_(context.saving),
       embedding_(context, shared.words, context.model.num_layers + depth - 1),
@@ -77,10 +76,9 @@ at::Tensor MultiTokenSegment::joined(const at::Tensor& before, const nn::Microba
   return fp32_residual_ ? out.to(at::kFloat) : out;
 }
 
-// As Megatron: a mean over the microbatch divides by the tokens that are still predicted at this depth.
+// As Megatron: the mean over the tokens that are still predicted at this depth counts like one over the microbatch's.
 at::Tensor MultiTokenSegment::weighted(const at::Tensor& loss_sum, const nn::Microbatch& batch,
                                        const nn::Microbatch& ahead) const {
-  if (per_token_loss_) return loss_sum * factor_;
   at::Tensor share;
   {
     const at::NoGradGuard no_grad;

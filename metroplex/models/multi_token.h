@@ -38,7 +38,7 @@ class MultiTokenSegment final : public nn::Segment {
   std::string name_;
   int64_t depth_, layers_;
   double factor_;  // of its loss
-  bool per_token_loss_, fp32_residual_;
+  bool fp32_residual_;
   nn::SavePolicy saving_;
   std::optional<nn::Norm> model_norm_;  // of the first
   EmbeddingSegment embedding_;

@@ -46,7 +46,7 @@ static void add_balance_terms(const config::Model& model, std::map<std::string, 
 std::map<std::string, double> shown_terms(const config::Model& model, const std::map<std::string, double>& terms) {
   std::map<std::string, double> divisors;
   if (model.has_experts()) add_balance_terms(model, divisors);
-  for (int64_t depth = 1; depth <= model.mtp_num_layers && model.mtp_loss_scaling_factor > 0; ++depth) {
+  for (int64_t depth = 1; depth <= model.mtp_num_layers; ++depth) {
     divisors["mtp_" + std::to_string(depth) + " loss"] =
         model.mtp_loss_scaling_factor / static_cast<double>(model.mtp_num_layers);
   }

@@ -136,7 +136,9 @@ prints 'loaded checkpoint loose/iter_0000000'
 run 2 convert mixture_hf --to hf no
 warns 'is a Hugging Face directory already'
 run 2 convert mixture --to checkpoint no --dtype bf16
-warns '--dtype: a checkpoint keeps the types'
+warns '--dtype is for --to hf, not for --to checkpoint'
+run 2 convert mixture --to hf no --base base
+warns '--base is for --to peft, not for --to hf'
 run 3 convert mixture --to checkpoint loose
 warns 'is there already'
 holds "a directory becomes a checkpoint of three files and a directory again, byte for byte; a checkpoint other files, to go on from"
@@ -181,6 +183,14 @@ run 0 train --model.from ahead $small --train.train_iters=1 --train.log_interval
 sed -i 's/"num_nextn_predict_layers": 2/"num_nextn_predict_layers": 3/' ahead/config.json
 run 3 train --model.from ahead $small --train.train_iters=1
 warns 'model.layers.5.eh_proj.weight is missing'
+warns 'leave it 0, or let them begin anew with checkpoint.load_except = mtp.\*'
+run 0 train --model.from "$cases/qwen3" $small --train.train_iters=1 --model.mtp_num_layers=1 --checkpoint.load_except='mtp.*' \
+  --checkpoint.save=ahead_new
+run 2 convert ahead_new --to hf no
+warns "model.mtp_num_layers = 1: transformers' family of this model has no layers for multi-token prediction"
+run 0 train ahead_new/run.yaml --checkpoint.load=ahead_new --checkpoint.finetune=true --model.mtp_num_layers=0 \
+  --checkpoint.allow model.mtp_num_layers --checkpoint.save=ahead_none --checkpoint.export_hf ahead_none_hf
+holds "layers that a directory lacks begin anew; what a family has no place for is said, with the way out"
 sed 's/"num_nextn_predict_layers": 0/"num_nextn_predict_layers": 1/' "$cases/deepseek_v3/config.json" > ahead_again/config.json
 cp "$cases/deepseek_v3/model.safetensors" ahead_again/
 run 0 train --model.from ahead_again $small --train.train_iters=1 --train.log_interval=1

@@ -123,7 +123,7 @@ void check(bool per_token, bool documents) {
   for (int64_t k = 1; k <= 2; ++k) {
     const double left = plain.counted(batch, k).sum().item<double>();
     ASSERT_LT(left, batch.mask_sum);
-    const at::Tensor term = wanted.ahead[k - 1] * (0.6 / 2 * (per_token ? 1 : batch.mask_sum / left));
+    const at::Tensor term = wanted.ahead[k - 1] * (0.6 / 2 * batch.mask_sum / left);
     EXPECT_EQ(terms[static_cast<size_t>(k - 1)].name, "mtp_" + std::to_string(k) + " loss");
     const double got = terms[static_cast<size_t>(k - 1)].sum.item<double>();
     EXPECT_NEAR(got, term.item<double>(), 1e-12 * got);
