@@ -41,7 +41,7 @@ script with its arguments: bash tries it, behind a filter that lets it start too
 run.yaml of its folder. --quiet leaves warnings and errors on the console.
 
 --dry-run says what the run would be, and ends with 0, with 2 where it cannot fit, or with what its start would end with
-(save folder, checkpoint, data): parameters, operations, bytes of every pipeline rank beside what there is, bubble,
+(save folder, checkpoint, directory, data): parameters, operations, bytes of every pipeline rank beside what there is, bubble,
 tokens and epochs; with --json for programs. --device-memory SIZE
 (memory.device_memory_gib) tells what a GPU, or a machine, has. A run that cannot fit is refused before it starts.
 

@@ -22,6 +22,9 @@ namespace metroplex::hf {
 // tokenizer in the directory, keys of section data that name it. Throws base::Error("hf").
 std::vector<std::string> settings_of(files::FileSystem& disk, const std::string& directory);
 
+// Whether there is more than what says how the model is.
+bool holds_weights(files::FileSystem& disk, const std::string& directory);
+
 // Our weights and buffers, made of theirs. Of files that are mapped when first needed only what a region needs
 // is read. Throws base::Error("hf") that lists all tensors that are missing, of another shape, or unknown.
 class Source final : public checkpoint::TensorSource {

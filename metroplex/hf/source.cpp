@@ -92,6 +92,10 @@ std::vector<std::string> settings_of(files::FileSystem& disk, const std::string&
   return settings;
 }
 
+bool holds_weights(files::FileSystem& disk, const std::string& directory) {
+  return disk.exists(files::join_path(directory, kIndex)) || disk.exists(files::join_path(directory, kOne));
+}
+
 Source::Source(files::FileSystem& disk, const std::string& directory, const config::Model& model,
                const Wanted& is_wanted)
     : TensorSource(directory), disk_(disk) {

@@ -9,8 +9,10 @@
 #include "checkpoint/folder_lock.h"
 #include "checkpoint/load.h"
 #include "comm/collectives.h"
+#include "config/name_patterns.h"
 #include "config/validate.h"
 #include "data/build.h"
+#include "hf/directory.h"
 #include "train/run_data.h"
 #include "train/run_folders.h"
 #include "train/same_data.h"
@@ -43,13 +45,23 @@ void check_same_data(const train::DataOfRun& here, const files::Manifest& manife
   if (!other.empty()) train::check_consent(here.config.checkpoint, other, path, manifest.consumed_samples);
 }
 
+// Of a directory that has config.json alone a dry run tells what there is to tell.
+void check_directory(const config::Config& config, files::FileSystem& disk) {
+  const std::string& from = config.model.from;
+  if (from.empty() || !hf::holds_weights(disk, from)) return;
+  hf::Source(disk, from, config.model, [&](const std::string& name) { return config::loads(config, name); });
+}
+
 void check_checkpoint(const config::Config& config, const train::TokenizerFacts& tokenizer,
                       const data::TrainOrder& order, files::FileSystem& disk) {
   const config::Checkpoint& c = config.checkpoint;
-  if (c.load.empty()) return;
+  if (c.load.empty()) return check_directory(config, disk);
   checkpoint::Alone alone;
   const checkpoint::Found found = checkpoint::open_path(disk, c.load, c.ckpt_step, alone);
-  if (!found.reader) return train::check_fresh_start(config, found.others, disk);
+  if (!found.reader) {
+    train::check_fresh_start(config, found.others, disk);
+    return check_directory(config, disk);
+  }
   const files::Manifest& manifest = found.reader->manifest();
   train::check_loadable(config, tokenizer.files.get(), manifest, found.reader->directory(), true);
   check_same_data({config, order}, manifest, found.reader->directory());

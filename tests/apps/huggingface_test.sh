@@ -197,6 +197,13 @@ run 0 train --model.from ahead_again $small --train.train_iters=1 --train.log_in
 ! grep -q mtp_1 "$work/out" && held || fail "layers that are not there trained"
 holds "layers of multi-token prediction in, trained over a pipeline, and out, byte for byte"
 
+cp -r "$cases/qwen2" torn && chmod -R u+w torn && truncate -s 5000 torn/model.safetensors
+run 3 train --model.from torn $small --train.train_iters=1 --dry-run
+warns "'torn/model.safetensors'"
+rm torn/model.safetensors
+run 0 train --model.from torn $small --train.train_iters=1 --dry-run
+holds "a dry run looks at the weights of a directory, where there are any"
+
 run 0 eval --model.from "$cases/qwen2" $small --train.eval_iters=1
 prints 'loss'
 run 3 train --model.from "$cases/llama_sharded" $small --train.train_iters=1 --model.num_layers=4
