@@ -44,20 +44,9 @@ inline config::Config kept_config(const MemoryCase& c) {
   return cut(config, c.cut);
 }
 
-inline std::vector<MemoryCase> kept_cases() {
-  return {
-      {"gpt", false, {}, ""},
-      {"gpt bf16", false, {}, kBf16},
-      {"gpt fp64", false, {}, "precision: {params_dtype: fp64}\n"},
-      {"gpt fp16", false, {}, "precision: {params_dtype: fp16, main_grads_dtype: params}\n"},
-      {"gpt dropout", false, {}, ", attention_dropout: 0.1, hidden_dropout: 0.1}\n"},
-      {"llama", true, {}, ""},
-      {"llama qk norm", true, {}, ", qk_layernorm: true, add_qkv_bias: true}\n" + kBf16},
-      {"latent", false, {}, kLatent + "}\n"},
-      {"latent norms bf16 tp 2 sp",
-       false,
-       {2, 1, 1, 1, true},
-       kLatent + ", q_lora_rank: 12, qk_layernorm: true}\n" + kBf16},
+// Layers of which a part is trained, or that have more beside them.
+inline std::vector<MemoryCase> with_parts(std::vector<MemoryCase> cases) {
+  const std::vector<MemoryCase> parts = {
       {"frozen", true, {}, "", 50, {"train.freeze=*.mlp.*,embedding.*"}},
       {"frozen bf16 tp 2 sp zero 2",
        false,
@@ -72,6 +61,27 @@ inline std::vector<MemoryCase> kept_cases() {
        {1, 1, 1, 2, false},
        kLatent + ", q_lora_rank: 12}\npeft: {lora_rank: 4}\n" + zero("optim_grads_params") +
            selective_recompute("mlp")},
+      {"ahead", true, {}, ", mtp_num_layers: 2}\n"},
+      {"ahead bf16 tp 2 pp 2 sp", true, {2, 2, 1, 1, true}, ", mtp_num_layers: 1}\n" + kBf16},
+  };
+  cases.insert(cases.end(), parts.begin(), parts.end());
+  return cases;
+}
+
+inline std::vector<MemoryCase> kept_cases() {
+  return with_parts({
+      {"gpt", false, {}, ""},
+      {"gpt bf16", false, {}, kBf16},
+      {"gpt fp64", false, {}, "precision: {params_dtype: fp64}\n"},
+      {"gpt fp16", false, {}, "precision: {params_dtype: fp16, main_grads_dtype: params}\n"},
+      {"gpt dropout", false, {}, ", attention_dropout: 0.1, hidden_dropout: 0.1}\n"},
+      {"llama", true, {}, ""},
+      {"llama qk norm", true, {}, ", qk_layernorm: true, add_qkv_bias: true}\n" + kBf16},
+      {"latent", false, {}, kLatent + "}\n"},
+      {"latent norms bf16 tp 2 sp",
+       false,
+       {2, 1, 1, 1, true},
+       kLatent + ", q_lora_rank: 12, qk_layernorm: true}\n" + kBf16},
       {"windows", true, {}, kWindows + "}\n"},
       {"windows bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kWindows + "}\n" + kBf16},
       {"codegeex", false, {}, ""},
@@ -148,7 +158,7 @@ inline std::vector<MemoryCase> kept_cases() {
       {"gpt sgd", false, {}, "optim: {optimizer: sgd}\n"},
       {"gpt lion", false, {}, kBf16 + "optim: {optimizer: lion}\n"},
       {"llama muon", true, {2, 1, 1, 1, false}, kBf16 + "optim: {optimizer: muon}\n"},
-  };
+  });
 }
 
 // Longer sequences, so that a tensor of activations is more than the numbers of its tokens.
@@ -156,10 +166,11 @@ inline config::Config peak_config(const MemoryCase& c) {
   config::Config config =
       config::parse(std::string("model: {num_layers: 4, hidden_size: 32, num_attention_heads: 4, vocab_size: 50, "
                                 "make_vocab_size_divisible_by: 8, ") +
-                    (c.llama ? "family: llama, num_query_groups: 2, ffn_hidden_size: 96" : "family: gpt") +
-                    (c.yaml.rfind(",", 0) == 0 ? c.yaml : "}\n" + c.yaml) +
-                    "\ntrain: {seq_length: 32, micro_batch_size: 4, global_batch_size: 16, train_iters: 20}\n"
-                    "data: {mock_data: true}\n");
+                        (c.llama ? "family: llama, num_query_groups: 2, ffn_hidden_size: 96" : "family: gpt") +
+                        (c.yaml.rfind(",", 0) == 0 ? c.yaml : "}\n" + c.yaml) +
+                        "\ntrain: {seq_length: 32, micro_batch_size: 4, global_batch_size: 16, train_iters: 20}\n"
+                        "data: {mock_data: true}\n",
+                    c.settings);
   if (c.name.rfind("codegeex", 0) == 0) config.model.family = "codegeex";
   if (c.cut.pp == 3) {
     config.model.num_layers = 6;
@@ -171,7 +182,7 @@ inline config::Config peak_config(const MemoryCase& c) {
 }
 
 inline std::vector<MemoryCase> peak_cases() {
-  return {
+  return with_parts({
       {"gpt", false, {}},
       {"gpt bf16", false, {}, kBf16},
       {"gpt fp64", false, {}, "precision: {params_dtype: fp64}\n"},
@@ -196,20 +207,6 @@ inline std::vector<MemoryCase> peak_cases() {
        false,
        {2, 1, 1, 1, true},
        kLatent + ", q_lora_rank: 12, qk_layernorm: true}\n" + kBf16},
-      {"frozen", true, {}, "", 50, {"train.freeze=*.mlp.*,embedding.*"}},
-      {"frozen bf16 tp 2 sp zero 2",
-       false,
-       {2, 1, 1, 2, true},
-       kBf16 + zero("optim_grads"),
-       50,
-       {"train.trainable=*.self_attention.*"}},
-      {"adapters", true, {}, "peft: {lora_rank: 4}\n"},
-      {"adapters bf16 tp 2 pp 2 sp", true, {2, 2, 1, 1, true}, "peft: {lora_rank: 4, lora_dropout: 0.1}\n" + kBf16},
-      {"adapters of latent attention, zero 3, fc1 recomputed",
-       false,
-       {1, 1, 1, 2, false},
-       kLatent + ", q_lora_rank: 12}\npeft: {lora_rank: 4}\n" + zero("optim_grads_params") +
-           selective_recompute("mlp")},
       {"windows", true, {}, kWindows + "}\n"},
       {"windows bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kWindows + "}\n" + kBf16},
       {"latent recomputed core and norms",
@@ -258,7 +255,7 @@ inline std::vector<MemoryCase> peak_cases() {
        true,
        {1, 2, 1, 2, false},
        zero("optim_grads_params") + full_recompute("recompute_method: uniform, recompute_num_layers: 2")},
-  };
+  });
 }
 
 }  // namespace metroplex::test

@@ -75,7 +75,8 @@ inline void run_cut(const config::Config& config, const TestLayout& layout, cons
 }
 
 // Some positions do not count, another number of them in every sample.
-inline nn::Microbatch batch_of(const config::Train& train, int64_t first_sample, int64_t step) {
+inline nn::Microbatch batch_of(const config::Train& train, int64_t first_sample, int64_t step,
+                               at::ScalarType float_type = at::kDouble) {
   train::HostBatch host;
   host.numbers = {first_sample, 1, step};
   host.vocab_size = kVocab;
@@ -89,7 +90,7 @@ inline nn::Microbatch batch_of(const config::Train& train, int64_t first_sample,
     }
     host.samples.push_back(std::move(sample));
   }
-  return train::stack_samples(host, at::kDouble);
+  return train::stack_samples(host, float_type);
 }
 
 inline std::vector<nn::Microbatch> batches_of(const train::Assembly& a, int64_t step) {
@@ -99,7 +100,7 @@ inline std::vector<nn::Microbatch> batches_of(const train::Assembly& a, int64_t 
   std::vector<nn::Microbatch> batches;
   for (int64_t m = 0; m < count; ++m) {
     const int64_t first = step * t.global_batch_size + (m * dp.size() + dp.index()) * t.micro_batch_size;
-    batches.push_back(batch_of(t, first, step));
+    batches.push_back(batch_of(t, first, step, a.dtype == at::kDouble ? at::kDouble : at::kFloat));
   }
   return batches;
 }
