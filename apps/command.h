@@ -21,6 +21,15 @@ struct Command {
   RunCommand run;
 };
 
+// Checks of numbers for CLI11, whose own name the largest double.
+
+inline std::string not_above_0(const std::string& text) {
+  return std::atof(text.c_str()) > 0 ? "" : "'" + text + "' is not above 0";
+}
+inline std::string below_0(const std::string& text) {
+  return std::atof(text.c_str()) >= 0 ? "" : "'" + text + "' is below 0";
+}
+
 // What every command does with CLI11: parse, print --help, turn a wrong option into exit code 2.
 
 // Parses `arguments` into `app`. Returns false when the command should end at once with `exit_code` (help was

@@ -12,7 +12,7 @@ constexpr Command kCommands[] = {
     {"ranks", "draw who is where: the rank map and its groups", run_ranks},
     {"schedule", "draw a pipeline schedule, or how ranks share a sequence", run_schedule},
     {"experts", "draw how a run spread its tokens over its experts", run_experts},
-    {"convert", "write a checkpoint as a Hugging Face directory", run_convert},
+    {"convert", "a checkpoint -> Hugging Face directory, PEFT adapters or other files; or back", run_convert},
     {"inspect", "what is in a checkpoint or dataset; checksums; compare two checkpoints", run_inspect},
 };
 

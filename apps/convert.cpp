@@ -104,12 +104,14 @@ int run_convert(const std::vector<std::string>& arguments) {
       ->required()
       ->check(CLI::IsMember({"hf", "peft", "checkpoint"}));
   app.add_option("DIR", options.directory, "the directory to write; must not be there")->required();
-  app.add_option("--ckpt-step", options.step, "iteration of the checkpoint; 0: the newest")
-      ->check(CLI::NonNegativeNumber);
+  app.add_option("--ckpt-step", options.step, "iteration of the checkpoint; 0: the newest")->check(below_0);
   app.add_option("--max-shard-size", options.shard,
                  "hf: bytes of a weight file, beyond which there are several: 5GB (left out), 400MB")
       ->transform(CLI::AsSizeValue(false))
-      ->check(CLI::PositiveNumber);
+      ->check([](const std::string& bytes) {
+        const std::string wrong = not_above_0(bytes);
+        return wrong.empty() ? wrong : wrong + "; give a size like 5GB or 400MB";
+      });
   app.add_option(
          "--dtype", options.dtype,
          "hf: fp32, bf16 or fp16; left out: as the checkpoint holds the weights. Other types are rounded from\n"
@@ -135,6 +137,8 @@ int run_convert(const std::vector<std::string>& arguments) {
     MPX_CHECK(app.count(option) == 0 || options.to == target, "config", option, " is for --to ", target,
               ", not for --to ", options.to, "; leave it out");
   }
+  MPX_CHECK(!options.from.empty(), "config", "FROM is '': name a checkpoint, a folder of them, or (with --to ",
+            "checkpoint) a Hugging Face directory; is a variable not set?");
   files::PosixFileSystem disk;
   const std::string from = options.to == "hf"     ? to_hf(disk, options)
                            : options.to == "peft" ? to_peft(disk, options)

@@ -12,6 +12,7 @@
 #include "checkpoint/directory.h"
 #include "checkpoint/load.h"
 #include "checkpoint/pieces.h"
+#include "config/load.h"
 #include "files/file_system.h"
 #include "files/indexed_dataset.h"
 #include "files/json_text.h"
@@ -104,8 +105,18 @@ std::vector<std::string> damages(files::FileSystem& disk, const std::string& dir
       if (problems.size() > before) problems.back() += damaged_part(disk, directory, file);
     }
     attempt([&] { reader.verify_cover(); });
+    attempt([&] { config::parse_saved(reader.manifest().config_yaml); });
   });
   return problems;
+}
+
+// run.yaml of a run's folder, where there is one: the configuration that another run can begin with.
+std::string config_damage(files::FileSystem& disk, const std::string& folder) {
+  const std::string path = join_path(folder, "run.yaml");
+  try {
+    if (disk.exists(path)) config::parse(disk.read(path));
+  } catch (const base::Error& error) { return path + ": " + base::message_of(error); }
+  return "";
 }
 
 OrderedJson describe_checkpoint(const files::Manifest& manifest, const std::string& directory) {
@@ -172,6 +183,8 @@ int inspect_folder(files::FileSystem& disk, const InspectOptions& options) {
             "' holds no checkpoint: neither manifest.json nor iter_* folders");
   std::vector<std::string> all_problems;
   if (!latest.problem.empty()) all_problems.push_back(latest.problem);
+  const std::string config_problem = options.verify ? config_damage(disk, options.path) : "";
+  if (!config_problem.empty()) all_problems.push_back(config_problem);
   OrderedJson json{{"kind", "checkpoints"},
                    {"path", options.path},
                    {"latest", latest.name ? OrderedJson(to_string(*latest.name)) : OrderedJson()}};
@@ -295,8 +308,7 @@ int run_inspect(const std::vector<std::string>& arguments) {
       "compare with this checkpoint (or the newest of this folder), whatever the layouts that wrote them,\n"
       "or with this Hugging Face directory: shape, dtype, elements that differ, norm of the difference;\n"
       "exit code 1 when any tensor differs");
-  app.add_option("--iteration", options.iteration, "of a folder, this one instead of the newest")
-      ->check(CLI::PositiveNumber);
+  app.add_option("--iteration", options.iteration, "of a folder, this one instead of the newest")->check(not_above_0);
   app.add_flag("--config", options.config,
                "show the saved configuration and the state of the run too; of a folder those of the newest");
   app.add_flag("--json", options.json, "for programs");

@@ -9,12 +9,14 @@
 #include <cstring>
 #include <filesystem>
 #include <iostream>
+#include <new>
 
 #include <fcntl.h>
 #include <malloc.h>
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/out_of_memory.h"
 #include "bus_error.h"
 #include "omp_spins.h"
 
@@ -46,6 +48,11 @@ void fill_closed_streams() {
 
 // Same process, same arguments, another executable.
 [[noreturn]] void become_torch_program(std::vector<char*> words) {
+  // The loader of libtorch's libraries dies of it.
+  std::error_code code;
+  const bool there = !std::filesystem::current_path(code).empty();
+  MPX_CHECK(there, "files", "the current directory is not there any more (", code.message(),
+            "); go to one that is, and start again");
   spin_briefly();
   words.push_back(nullptr);
   const auto path = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "metroplex-torch";
@@ -111,7 +118,10 @@ int main(int argc, char** argv) {
     std::cout.flush();
     const bool trace = std::find(argv, argv + argc, std::string("--trace")) != argv + argc;
     // One write: ranks that are processes share the stream, and theirs would come between the parts of a line.
-    std::fputs(("metroplex: " + program.message_of(error, trace) + "\n").c_str(), stderr);
+    const bool memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+    const std::string message =
+        memory ? std::string("[memory] ") + base::kOutOfMemory : program.message_of(error, trace);
+    std::fputs(("metroplex: " + message + "\n").c_str(), stderr);
     if (program.tell_others) program.tell_others(error);
     // Peers wait to hear of a failure: libtorch's own teardown would keep them a second or more.
     std::_Exit(exit_code_of(error));

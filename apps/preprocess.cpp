@@ -17,6 +17,7 @@
 #include "files/file_system.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
+#include "text/tokenizer_files.h"
 
 namespace metroplex::apps {
 
@@ -44,7 +45,10 @@ void declare(CLI::App& app, Arguments& a) {
       "elsewhere)\n"
       "  metroplex preprocess --merge data/web0 data/web1 --output-prefix data/web");
   app.add_option("--input", a.options.inputs, "files, or folders of files")->type_name("FILES");
-  app.add_option("--merge", a.merge, "join finished datasets instead of reading text")
+  app.add_option("--merge", a.merge,
+                 "join finished datasets of one tokenizer instead of reading text; another one is refused where "
+                 "PREFIX.preprocess.json,\nwhich preprocess writes, names it: of datasets without, only the width of "
+                 "ids is compared")
       ->type_name("PREFIXES")
       ->excludes("--input");
   app.add_option("--output-prefix", a.options.output_prefix, "where the result goes: PREFIX.bin and PREFIX.idx")
@@ -74,13 +78,13 @@ void declare(CLI::App& app, Arguments& a) {
       ->capture_default_str();
   app.add_option("--seq-length", a.seq_length,
                  "train.seq_length of the run to come: a chat may have one token more; 0: any length")
-      ->check(CLI::NonNegativeNumber);
+      ->check(below_0);
   app.add_option("--long", a.long_chats, "longer chats are cut, or dropped; they are counted")
       ->check(CLI::IsMember({"cut", "drop"}))
       ->capture_default_str();
   app.add_flag("--append-eod", a.options.append_eod, "put the end-of-document token behind every document");
   app.add_flag("--overwrite", a.options.overwrite, "replace a dataset of other input or options");
-  app.add_option("--workers", a.options.workers, "threads; all cores where left out")->check(CLI::PositiveNumber);
+  app.add_option("--workers", a.options.workers, "threads; all cores where left out")->check(not_above_0);
   app.add_option("--partition", a.partition,
                  "take only the I-th of N shares of the input, counted from 0; --merge joins them")
       ->type_name("I/N");
@@ -148,6 +152,10 @@ data::Encoder encoder_of(files::FileSystem& disk, const text::Tokenizer& tokeniz
   encoder.encode = [&tokenizer](std::string_view text) { return tokenizer.encode(text); };
   encoder.vocab_size = tokenizer.vocab_size();
   encoder.eod = tokenizer.eod() ? *tokenizer.eod() : -1;
+  const std::string sum =
+      text::read_tokenizer_files(a.tokenizer_type, a.tokenizer_model, a.vocab_file, a.merge_file).checksum;
+  encoder.tokenizer = fmt::format("{} of {} ids{}", tokenizer.name(), tokenizer.vocab_size(),
+                                  sum.empty() ? "" : " with the checksum " + sum);
   encoder.description = tokenizer.name() + " " + a.tokenizer_type;
   for (const std::string& path : {a.tokenizer_model, a.vocab_file, a.merge_file})
     encoder.description += fmt::format(" '{}' {}", path, content_of(disk, path));

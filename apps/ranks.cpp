@@ -1,4 +1,5 @@
 // metroplex ranks: the rank map of a layout, drawn or as JSON, and questions about it.
+#include <algorithm>
 #include <iostream>
 #include <optional>
 
@@ -49,9 +50,23 @@ void add_layout(CLI::App& app, RanksOptions& o) {
                  "copies of the sharded optimizer")
       ->capture_default_str();
   app.add_option("--hierarchical-context-parallel-sizes", o.groups.hierarchical_context_parallel_sizes,
-                 "levels of context parallel; their product is cp");
+                 "levels of context parallel; their product is cp")
+      ->check(not_above_0);
   app.add_flag("--hybrid-context-parallel", o.groups.hybrid_context_parallel,
                "groups for a context-parallel size that changes by sample");
+}
+
+void check_context_levels(const RanksOptions& o) {
+  const std::vector<int>& sizes = o.groups.hierarchical_context_parallel_sizes;
+  const int64_t cp = o.parallel.cp();
+  int64_t product = 1;
+  std::string text;
+  for (const int size : sizes) {
+    product = std::min(product * size, int64_t{1} << 31);  // no overflow
+    text += (text.empty() ? "" : " ") + std::to_string(size);
+  }
+  MPX_CHECK(sizes.empty() || product == cp, "config", "--hierarchical-context-parallel-sizes ", text,
+            ": their product must be --context-parallel-size ", cp, "; choose other sizes, or leave them out");
 }
 
 void add_questions(CLI::App& app, RanksOptions& o) {
@@ -59,7 +74,7 @@ void add_questions(CLI::App& app, RanksOptions& o) {
   app.add_option("--group", o.group,
                  "the groups of a family (dp-cp, etp-ep, ...) or by Megatron's name (EMBEDDING_GROUP)");
   app.add_option("--gpus-per-node", o.gpus_per_node, "rows are nodes; tells which families cross nodes")
-      ->check(CLI::PositiveNumber);
+      ->check(not_above_0);
   app.add_flag("--megatron", o.megatron, "list every group that Megatron-LM would make, in its order");
   app.add_flag("--json", o.json, "everything as JSON, nothing else on stdout");
   app.add_option("--svg", o.svg, "also write the picture to this file");
@@ -126,6 +141,7 @@ int run_ranks(const std::vector<std::string>& arguments) {
   int exit_code = 0;
   if (!parse(app, arguments, exit_code)) return exit_code;
   if (o.tp_pp_dp) o.parallel.order = "tp-cp-ep-pp-dp";
+  check_context_levels(o);
 
   const topology::RankGrid grid(o.nproc, o.parallel, o.gtp);
   topology::DrawOptions draw;

@@ -93,6 +93,26 @@ constexpr const char* kIgnore = "--ignore-unknown-flags";
 // Between our own processes: PATH, the number of ARGUMENTS, and the words of megatron::to_words.
 constexpr const char* kScriptRead = "--launch-script-read";
 
+// The same of a configuration from a pipe, which can be read once: NAME and its text.
+constexpr const char* kConfigRead = "--config-read";
+// Of the kernel: one word of a command line, with the zero behind it.
+constexpr size_t kLongestWord = 128 * 1024 - 1;
+
+void add_config(config::Draft& draft, const std::string& path, RunArguments& out) {
+  std::error_code code;
+  const std::filesystem::file_type type = std::filesystem::status(path, code).type();
+  if (type != std::filesystem::file_type::fifo && type != std::filesystem::file_type::character) {
+    draft.merge_file(path);
+    out.arguments.insert(out.arguments.end(), {"--config", path});
+    return;
+  }
+  const std::string text = config::read_config(path);
+  MPX_CHECK(text.size() <= kLongestWord, "config", path, " is a pipe and holds more than ", kLongestWord,
+            " bytes, which cannot be handed on to other processes; write them to a file");
+  draft.merge_yaml(text, path);
+  out.arguments.insert(out.arguments.end(), {kConfigRead, path, text});
+}
+
 // `strict`: flags of the command line itself, where nothing is passed over without being told to.
 void add_megatron(config::Draft& draft, const megatron::Arguments& args, RunArguments& out, bool strict,
                   bool ignore) {
@@ -221,7 +241,11 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
     } else if (const char* key = key_of_short_form(name)) {
       overrides.push_back(base::concat(key, "=", words.value(word)));
     } else if (name == "--config") {
-      draft.merge_file(words.value(word));
+      add_config(draft, words.value(word), out);
+      continue;
+    } else if (word == kConfigRead) {
+      const std::string path = words.value(word);
+      draft.merge_yaml(words.value(word), path);
     } else if (word == kScriptRead) {
       add_read_script(draft, words, out, ignore);
     } else if (name == "--checkpoint.allow") {
@@ -233,7 +257,8 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
       flags.push_back(word);
       while (!words.done() && !is_option(words.peek())) flags.push_back(words.next());
     } else {
-      draft.merge_file(word);
+      add_config(draft, word, out);
+      continue;
     }
     keep();
   }

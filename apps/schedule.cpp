@@ -43,12 +43,12 @@ void declare(CLI::App& app, ScheduleOptions& options) {
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   app.add_option("--microbatches", request.num_microbatches, "microbatches of a step")
-      ->check(CLI::PositiveNumber)
+      ->check(not_above_0)
       ->capture_default_str();
   app.add_option("--schedule", options.schedule, "auto, none, gpipe, 1f1b or interleaved")->capture_default_str();
   app.add_option("--group-size", request.microbatch_group_size,
                  "interleaved: microbatches a chunk takes in a row; 0 is --pp")
-      ->check(CLI::NonNegativeNumber);
+      ->check(below_0);
   app.add_flag("--forward-only", request.forward_only, "evaluation: no backward");
   app.add_flag("--overlap-p2p", request.overlap_p2p, "interleaved: sends and receives of forward and backward apart");
   app.add_option("--forward", options.costs.forward, "time of one microbatch's forward on a rank")

@@ -31,7 +31,7 @@ void declare(CLI::App& app, SequenceOptions& options) {
   CLI::Option* lengths =
       app.add_option("--lengths", options.lengths, "tokens of each document, in order, with commas between")
           ->delimiter(',')
-          ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+          ->check(CLI::Range(int64_t{1}, (int64_t{1} << 31) - 1));
   app.add_option("--lengths-file", options.lengths_file, "the same from a file, with spaces or newlines between")
       ->excludes(lengths);
   app.add_option("--token-slack", options.request.token_slack,

@@ -56,6 +56,8 @@ std::string read_input(const std::string& path) {
 
 void run_train(const TokenizerOptions& options) {
   files::PosixFileSystem disk;
+  MPX_CHECK(!options.output.empty() && !options.output.ends_with('/'), "config", "--output '", options.output,
+            "' names no file; OUTPUT.model is written: give a path like data/tokenizer");
   const std::string path = options.output + ".model";
   disk.make_directories(files::parent_directory(path));
   std::vector<std::string> inputs;
@@ -93,6 +95,11 @@ void run_decode(const TokenizerOptions& options) {
   if (ids.empty()) {
     const std::string content = read_input(options.inputs.empty() ? "-" : options.inputs[0]);
     ids = text::load_tokenizer("none", "2147483648")->encode(content);
+  }
+  for (const int32_t id : ids) {
+    MPX_CHECK(!tokenizer->id_to_token(id).empty(), "text", "the id ", id, " names no token of the ",
+              tokenizer->vocab_size(), " of this tokenizer (", tokenizer->name(), "), whose ids are 0 to ",
+              tokenizer->vocab_size() - 1, "; are these ids of another one?");
   }
   const std::string out = options.skip_special ? tokenizer->decode_skip_special(ids) : tokenizer->decode(ids);
   std::fwrite(out.data(), 1, out.size(), stdout);
@@ -133,7 +140,9 @@ CLI::App* add_train(CLI::App& app, TokenizerOptions& options) {
       ->capture_default_str();
   train->add_option("--max-bytes", options.training.max_bytes, "of more text every n-th line is taken")
       ->capture_default_str();
-  train->add_option("--threads", options.training.num_threads, "of the trainer")->capture_default_str();
+  train->add_option("--threads", options.training.num_threads, "of the trainer")
+      ->capture_default_str()
+      ->check(not_above_0);
   return train;
 }
 

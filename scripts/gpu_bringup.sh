@@ -128,7 +128,7 @@ for model in gpt2 llama mixtral; do
 done
 # The same work for each rank alone and beside others: what a step takes more is communication that nothing hides.
 run="train examples/gpt2_124m.yaml --data.mock_data=true --data.data_path= --data.tokenizer_type=none --train.tensorboard_dir="
-run+=" --run.device=cuda --train.train_iters=$steps --train.log_interval=$(((steps + 1) / 2)) --train.eval_interval=0 --checkpoint.save="
+run+=" --run.device=cuda --train.train_iters=$steps --train.log_interval=$(((steps + 1) / 2)) --train.eval_interval=0 --checkpoint.save= --checkpoint.save_interval=0"
 run+=" --train.progress=false --precision.params_dtype=bf16 --parallel.data_parallel_sharding_strategy=optim"
 all="--nproc $ranks --backend nccl --train.global_batch_size=$((16 * ranks))"
 part "exposed communication: one rank, then several" "ranks" 30 each "$bin/metroplex $run --nproc 1 --train.global_batch_size=16" \

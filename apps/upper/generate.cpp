@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -54,8 +55,10 @@ constexpr const char* kGenerateUsage =
 )";
 
 std::string read_file(const std::string& file) {
+  MPX_CHECK(!std::filesystem::is_directory(file), "data", "--prompt-file ", file,
+            " is a folder; name a file in it, and give --prompt-file again for each further one");
   std::ifstream stream(file, std::ios::binary);
-  MPX_CHECK(stream.good(), "data", "cannot read --prompt-file ", file);
+  MPX_CHECK(stream.good(), "data", "cannot read --prompt-file ", file, "; does it exist, and may it be read?");
   return {std::istreambuf_iterator<char>(stream), {}};
 }
 

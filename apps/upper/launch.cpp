@@ -201,6 +201,7 @@ int launch_ranks(const config::Config& config, const std::vector<std::string>& c
   std::optional<comm::LaunchEnvironment> launch;
   std::optional<topology::RankGrid> grid;
   comm::ProcessOptions process;
+  config::DeviceChoice where{};
   before_ranks([&] {
     launch = outer_launch(config.run);
     if (!config.run.network_interface.empty())
@@ -211,10 +212,11 @@ int launch_ranks(const config::Config& config, const std::vector<std::string>& c
               " ranks; leave run.nproc at 0 there, or unset the launcher's variables (RANK, SLURM_PROCID, ...)");
     grid.emplace(static_cast<int>(world_size), config.parallel);
     if (launch) process = process_options(config, *launch, world_size);
+    where = device_choice(config.run, launch, world_size);
+    if (where.backend == config::Backend::gloo) comm::allow_open_files(world_size);
   });
   if (config.run.deterministic_mode) make_deterministic();
   if (launch) return run_here(config, *grid, *launch, process, body);
-  const config::DeviceChoice where = device_choice(config.run, launch, grid->world_size());
   if (where.backend != config::Backend::threads) return spawn_here(config, *grid, command_line);
   comm::ThreadsOptions options;
   options.gpu = static_cast<int>(where.gpu);

@@ -45,9 +45,11 @@ run.yaml of its folder. --quiet leaves warnings and errors on the console.
 tokens and epochs; with --json for programs. --device-memory SIZE
 (memory.device_memory_gib) tells what a GPU, or a machine, has. A run that cannot fit is refused before it starts.
 
-Exit codes: 0 finished, 2 configuration, 3 data or checkpoint, 4 another rank failed, 5 NaN or Inf, 6 the last save
-failed, 16 stopped by SIGTERM after saving (start it again to go on), 1 a mistake in metroplex itself, 128 + n a rank
-killed by signal n.
+SIGTERM, SIGINT, SIGHUP and SIGUSR1 stop a run after the step, and save it; a second one ends it at once.
+
+Exit codes: 0 finished, 2 configuration, or out of memory, 3 data or checkpoint, 4 another rank failed, 5 NaN or Inf,
+6 the last save failed, or checkpoint.export_hf could not be written, 16 stopped after saving, by a signal or by
+train.exit_duration_in_mins (start it again to go on), 1 a mistake in metroplex itself, 128 + n a rank killed by signal n.
 
 )";
 
@@ -176,6 +178,9 @@ EvalCommand eval_command(const RunArguments& first) {
   take_script_ranks(config.run, command.parsed.script_ranks);
   command.tokenizer = tokenizer_facts(config);
   config = checked_config(config, planned_world_size(config.run), config::Use::evaluation);
+  MPX_CHECK(config.train.eval_iters > 0, "config",
+            "train.eval_iters = 0, as the run had it or as was given: no batch would be evaluated; give "
+            "--train.eval_iters=N for N batches of each set");
   return command;
 }
 

@@ -34,7 +34,9 @@ int run_verify(const std::vector<std::string>& arguments) {
            "result\n"
            "depends on the layout (a global loss of experts, a capacity, signs of gradients that are zero): nothing "
            "to compare.\n"
-           "On the CPU; with --run.device=cuda all ranks compute on one GPU.\n\n"
+           "On the CPU; with --run.device=cuda all ranks compute on one GPU. --vocab-size stands for a "
+           "model.vocab_size\n"
+           "of 0, so that the tokenizer, which would give it, need not be there.\n\n"
            "--cuda-graphs asks instead whether its steps can be captured (train.cuda_graph_impl: full_iteration, or\n"
            "the parts that the config names): some are recorded on the CPU on different data, and whatever a replay\n"
            "would get wrong is printed with segment and operator. Exit 0 without a finding, else 5.\n";

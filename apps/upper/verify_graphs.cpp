@@ -25,7 +25,7 @@ size_t print(const std::string& who, const std::vector<cuda::Finding>& found) {
 
 int verify_graphs(const config::Config& asked) {
   const int64_t world_size = planned_world_size(asked.run), vocab_size = asked.model.vocab_size;
-  const config::Config config = checked_config(train::graph_check_config(asked), world_size);
+  const config::Config config = checked_config(train::graph_check_config(asked), world_size, config::Use::capture);
   std::vector<train::GraphCheck> ranks(static_cast<size_t>(world_size));
   launch_ranks(config, {}, [&](const comm::World& world) {
     ranks[static_cast<size_t>(world.rank())] = train::check_graphs(config, world, vocab_size);
@@ -39,7 +39,7 @@ int verify_graphs(const config::Config& asked) {
   found += print("", cuda::compare_calls(calls));
 
   // Accesses beside all operations are seen on one rank only.
-  const config::Config alone = checked_config(train::one_rank_config(config), 1);
+  const config::Config alone = checked_config(train::one_rank_config(config), 1, config::Use::capture);
   train::GraphCheck guarded;
   launch_ranks(alone, {}, [&](const comm::World& world) {
     guarded = train::check_graphs(alone, world, vocab_size, {cuda::CheckedGraphs::Way::guarded, 1});

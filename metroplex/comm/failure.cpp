@@ -2,9 +2,19 @@
 
 #include <c10/util/Exception.h>
 
+#include <new>
+
+#include "base/out_of_memory.h"
+
 namespace metroplex::comm {
 
 std::string describe_plainly(int rank) { return "rank " + std::to_string(rank); }
+
+// Of libtorch's allocators the CPU's has no type of error of its own.
+static bool is_out_of_memory(const c10::Error& error) {
+  return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
+         std::string(error.what_without_backtrace()).find("can't allocate memory") != std::string::npos;
+}
 
 bool is_peer_failure(const std::exception_ptr& exception) {
   try {
@@ -17,7 +27,9 @@ bool is_peer_failure(const std::exception_ptr& exception) {
 std::string cause_of(const std::exception_ptr& exception) {
   try {
     std::rethrow_exception(exception);
-  } catch (const c10::Error& error) { return error.what_without_backtrace(); } catch (const std::exception& error) {
+  } catch (const c10::Error& error) {
+    return (is_out_of_memory(error) ? std::string(base::kOutOfMemory) + ": " : "") + error.what_without_backtrace();
+  } catch (const std::bad_alloc&) { return base::kOutOfMemory; } catch (const std::exception& error) {
     return error.what();
   } catch (...) { return "an exception of an unknown type"; }
 }
@@ -31,7 +43,10 @@ std::exception_ptr with_rank(const std::exception_ptr& exception, const std::str
     std::string text = error.what();
     if (text.rfind(prefix, 0) == 0) text.erase(0, prefix.size());
     return std::make_exception_ptr(base::Error(error.room(), message + text));
+  } catch (const std::bad_alloc&) {
+    return std::make_exception_ptr(base::Error("memory", message + cause_of(exception)));
   } catch (const c10::Error& error) {
+    if (is_out_of_memory(error)) return std::make_exception_ptr(base::Error("memory", message + cause_of(exception)));
     return std::make_exception_ptr(
         TorchFailure(message + error.what_without_backtrace(), "[internal] " + message + error.what()));
   } catch (const std::logic_error& error) {

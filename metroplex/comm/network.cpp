@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -15,6 +16,7 @@
 #include <cstring>
 #include <memory>
 #include <sstream>
+#include <thread>
 
 #include "base/error.h"
 
@@ -99,6 +101,35 @@ std::string address_towards(const std::string& master, bool others) {
     if (!is_loopback(interface.address)) return interface.address;
   }
   return own;
+}
+
+std::string why_unknown(const std::string& host, std::chrono::milliseconds patience) {
+  constexpr std::chrono::milliseconds kPause{500};
+  const auto end = std::chrono::steady_clock::now() + patience;
+  for (;; std::this_thread::sleep_for(kPause)) {
+    addrinfo* list = nullptr;
+    const int error = ::getaddrinfo(host.c_str(), nullptr, nullptr, &list);
+    const Addresses freed(error == 0 ? list : nullptr);
+    if (error == 0) return "";
+    if (std::chrono::steady_clock::now() + kPause > end) return ::gai_strerror(error);
+  }
+}
+
+void allow_open_files(int64_t world_size) {
+  // The first rank has the most: a connection to each other rank, and one of the store and one of the watch from
+  // each. Besides those 22 were counted in training with saves; 10 more are for files of data and of reports.
+  constexpr int64_t kOfARank = 32, kOfAPeer = 3;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  if (limit.rlim_cur < limit.rlim_max) {
+    const rlimit raised{limit.rlim_max, limit.rlim_max};
+    if (::setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
+  }
+  const int64_t needed = kOfARank + kOfAPeer * world_size;
+  MPX_CHECK(limit.rlim_cur >= static_cast<rlim_t>(needed), "config", "RLIMIT_NOFILE lets a process open ",
+            limit.rlim_cur, " files, and with ", world_size, " ranks over gloo it may open ", needed,
+            ": its files and connections; raise the limit (ulimit -Hn, or LimitNOFILE of the service), start fewer "
+            "ranks, or take run.backend = threads on one machine");
 }
 
 std::pair<int, uint16_t> listen_at(const std::string& address) {

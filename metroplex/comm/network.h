@@ -26,6 +26,14 @@ std::string address_towards(const std::string& master, bool others);
 
 bool is_loopback(const std::string& host);
 
+// Why the name of `host` leads to no address; empty: it does. A name server may learn of a machine after its ranks
+// have started, so it is asked again for `patience`.
+std::string why_unknown(const std::string& host, std::chrono::milliseconds patience);
+
+// Gives this process as many open files (RLIMIT_NOFILE) as it may have, and throws base::Error("config") where that
+// is less than a rank of `world_size` over gloo opens.
+void allow_open_files(int64_t world_size);
+
 // A socket listening at `address` (numeric), and its port.
 std::pair<int, uint16_t> listen_at(const std::string& address);
 // Connected; -1 with `error` set.

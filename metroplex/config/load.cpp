@@ -234,7 +234,7 @@ void Draft::merge_yaml(const std::string& text, const std::string& source) {
   *this = std::move(next);
 }
 
-void Draft::merge_file(const std::string& path) {
+std::string read_config(const std::string& path) {
   std::error_code code;
   MPX_CHECK(!std::filesystem::is_directory(path, code), "config", path, " is a folder; name a YAML file");
   std::ifstream stream(path, std::ios::binary);
@@ -242,8 +242,10 @@ void Draft::merge_file(const std::string& path) {
   std::string text(kMaxFileBytes + 1, '\0');
   stream.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<size_t>(stream.gcount()));
-  merge_yaml(text, path);
+  return text;
 }
+
+void Draft::merge_file(const std::string& path) { merge_yaml(read_config(path), path); }
 
 static std::vector<std::string> split_commas(const std::string& text) {
   std::vector<std::string> items;
@@ -334,6 +336,7 @@ Config parse_saved(const std::string& yaml) {
   Config config;
   try {
     const YAML::Node document = YAML::Load(yaml);
+    MPX_CHECK(document.IsMap() || document.IsNull(), "config", "the configuration of the checkpoint has no sections");
     for (const Field& field : fields(config)) {
       if (!document.IsMap() || !document[field.section] || !document[field.section].IsMap()) continue;
       const YAML::Node value = document[field.section][field.name];

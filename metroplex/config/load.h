@@ -15,7 +15,7 @@ class Draft {
  public:
   // Merges YAML text; `source` names it in messages ("run.yaml").
   void merge_yaml(const std::string& text, const std::string& source);
-  // Reads and merges a file.
+  // Reads (read_config) and merges a file.
   void merge_file(const std::string& path);
   // One "section.key=value" or "--section.key=value"; a list is written a,b or as a YAML list [a, "b"].
   void assign(const std::string& assignment);
@@ -29,6 +29,9 @@ class Draft {
   Config config_;
   std::set<std::string> given_;
 };
+
+// The text of a YAML file, or of a pipe.
+std::string read_config(const std::string& path);
 
 // A file ("" for none), then overrides.
 Config load(const std::string& path, const std::vector<std::string>& overrides = {});

@@ -31,6 +31,20 @@ class Rules {
     }
   }
 
+  bool trains() const { return use != Use::evaluation; }
+  // How the steps are captured; none: they are not.
+  Choice<CudaGraphImpl> captured_by() const {
+    const Choice<CudaGraphImpl> asked = config.train.cuda_graph_impl;
+    if (!trains()) return CudaGraphImpl::none;
+    const bool whole = use == Use::capture && asked == CudaGraphImpl::none;
+    return whole ? Choice<CudaGraphImpl>(CudaGraphImpl::full_iteration) : asked;
+  }
+  // A way out, and the other one where graphs were asked for.
+  std::string or_no_graphs(const std::string& fix) const {
+    const bool asked = config.train.cuda_graph_impl != CudaGraphImpl::none;
+    return fix + (asked ? ", or set cuda_graph_impl to none" : "");
+  }
+
   const Config& config;
   int64_t world_size;
   Use use;

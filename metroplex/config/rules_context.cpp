@@ -107,8 +107,8 @@ void check_exchanges(Rules& rules) {
 // A replay sends what its capture sent, from the same rows.
 void check_graphs(Rules& rules) {
   const Parallel& p = rules.config.parallel;
-  const Choice<CudaGraphImpl> graphs = rules.config.train.cuda_graph_impl;
-  if (graphs == CudaGraphImpl::none || rules.use != Use::training || !rules.config.data.reset_attention_mask) return;
+  const Choice<CudaGraphImpl> graphs = rules.captured_by();
+  if (graphs == CudaGraphImpl::none || !rules.config.data.reset_attention_mask) return;
   const std::vector<std::string> words = comma_list(p.cp_comm_type);
   const bool heads_only = std::all_of(words.begin(), words.end(),
                                       [](const std::string& word) { return word == text_of(CpCommType::a2a); });
@@ -116,11 +116,11 @@ void check_graphs(Rules& rules) {
                 concat("captures what is sent, and with data.reset_attention_mask the documents of each step decide "
                        "which keys parallel.cp_comm_type = ",
                        p.cp_comm_type, " sends"),
-                "set it to none, or cp_comm_type to a2a");
+                rules.or_no_graphs("set cp_comm_type to a2a"));
   rules.require(p.context_parallel_cut != SequenceCutKind::balanced, "train.cuda_graph_impl", graphs,
                 "captures one cut for all steps, and with parallel.context_parallel_cut = balanced and "
                 "data.reset_attention_mask the documents of each step decide which rows a rank holds",
-                "set it to none, or the cut to zigzag");
+                rules.or_no_graphs("set the cut to zigzag"));
 }
 
 // Ranks of which each holds another number of tokens: what wants equal ones is refused.
@@ -136,11 +136,11 @@ void check_slack(Rules& rules) {
   rules.require(p.context_parallel_cut == SequenceCutKind::balanced, kSlack, slack,
                 concat("has no effect with parallel.context_parallel_cut = ", p.context_parallel_cut),
                 "leave it out, or set the cut to balanced");
-  const Choice<CudaGraphImpl> graphs = rules.config.train.cuda_graph_impl;
+  const Choice<CudaGraphImpl> graphs = rules.captured_by();
   rules.require(
-      graphs == CudaGraphImpl::none || rules.use != Use::training, kSlack, slack,
+      graphs == CudaGraphImpl::none, kSlack, slack,
       concat("lets microbatches differ in length, and train.cuda_graph_impl = ", graphs, " captures one length"),
-      "set it to 0, or cuda_graph_impl to none");
+      rules.or_no_graphs("set it to 0"));
   rules.require(
       !rules.config.memory.distribute_saved_activations ||
           rules.config.train.micro_batch_size * m.hidden_size % p.tp() == 0,

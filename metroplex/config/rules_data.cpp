@@ -11,9 +11,9 @@ namespace metroplex::config {
 
 using base::concat;
 
-static std::optional<double> number(const std::string& text) {
+static std::optional<double> number(const std::string& text, std::chars_format format = std::chars_format::general) {
   double value = 0;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value, format);
   if (text.empty() || error != std::errc() || stop != text.data() + text.size()) return std::nullopt;
   return value;
 }
@@ -45,13 +45,16 @@ static void check_split(Rules& rules) {
   std::istringstream stream(d.split);
   for (std::string part; std::getline(stream, part, ',');) {
     const size_t begin = part.find_first_not_of(' '), end = part.find_last_not_of(' ');
-    const auto share = begin == std::string::npos ? std::nullopt : number(part.substr(begin, end - begin + 1));
-    valid = valid && share && std::isfinite(*share) && *share >= 0;
+    // As Megatron reads them, which knows no exponents.
+    const auto share = begin == std::string::npos
+                           ? std::nullopt
+                           : number(part.substr(begin, end - begin + 1), std::chars_format::fixed);
     sum += share.value_or(0);
+    valid = valid && share && *share >= 0 && std::isfinite(sum);
     ++parts;
   }
   rules.require(valid && parts >= 1 && parts <= 3 && sum > 0, "data.split", d.split,
-                "must be one to three shares of at least 0, with commas, that are not all 0",
+                "must be one to three shares of at least 0, with commas and without exponents, that are not all 0",
                 "write it like \"969, 30, 1\"");
 }
 
@@ -128,7 +131,10 @@ void check_checkpoint(Rules& rules) {
   rules.require(c.save_retain_interval == 0 || (c.save_interval > 0 && c.save_retain_interval % c.save_interval == 0),
                 "checkpoint.save_retain_interval", c.save_retain_interval,
                 concat("must be a multiple of checkpoint.save_interval = ", c.save_interval), "choose a multiple");
-  const bool saves = !c.save.empty() || rules.use != Use::training;  // what only evaluates takes a run's keys
+  const bool saves = !c.save.empty() || !rules.trains();  // what only evaluates takes a run's keys
+  rules.require(c.save_interval == 0 || saves, "checkpoint.save_interval", c.save_interval,
+                "needs checkpoint.save: nothing is saved without a folder",
+                "say where to save, or set it to 0 for a run that saves nothing");
   rules.require(!c.async_save || saves, "checkpoint.async_save", "given", "needs checkpoint.save",
                 "say where to save, or leave it out");
   rules.require(c.export_hf.empty() || saves, "checkpoint.export_hf", c.export_hf,

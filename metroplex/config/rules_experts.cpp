@@ -145,8 +145,7 @@ void check_expert_ranks(Rules& rules) {
   rules.require(node == 0 || layer % node == 0, kNode, node,
                 concat("must divide the ", layer, " ranks that share a layer's experts (", both, ")"),
                 concat("choose a divisor of ", layer));
-  rules.require(rules.use != Use::training || p.tp() == 1 || p.sequence_parallel, "parallel.sequence_parallel",
-                "false",
+  rules.require(!rules.trains() || p.tp() == 1 || p.sequence_parallel, "parallel.sequence_parallel", "false",
                 concat("must be on to train experts with ", key_is("parallel.tensor_model_parallel_size", p.tp()),
                        ": each of these ranks would send the same tokens"),
                 "turn it on, or set tensor_model_parallel_size to 1");

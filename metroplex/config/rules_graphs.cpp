@@ -94,7 +94,7 @@ void check_iteration(Rules& rules) {
 }  // namespace
 
 void check_cuda_graphs(Rules& rules) {
-  if (rules.use != Use::training) return;
+  if (!rules.trains()) return;
   const Train& t = rules.config.train;
   rules.require(t.cuda_graph_impl != CudaGraphImpl::none || t.cuda_graph_modules.empty(), kScope,
                 concat(t.cuda_graph_modules.size(), " modules"), concat("are for capture, but ", kImpl, " = none"),

@@ -76,10 +76,10 @@ void check_hybrid_neighbours(Rules& rules) {
       strategy == ShardingStrategy::no_shard || strategy == ShardingStrategy::optim, kHybrid, "true",
       concat(differ, "parallel.data_parallel_sharding_strategy = ", strategy, " has them reduce or gather in each"),
       "set the strategy to optim or no_shard");
-  const Choice<CudaGraphImpl> graphs = c.train.cuda_graph_impl;
-  rules.require(graphs == CudaGraphImpl::none || rules.use != Use::training, kHybrid, "true",
+  const Choice<CudaGraphImpl> graphs = rules.captured_by();
+  rules.require(graphs == CudaGraphImpl::none, kHybrid, "true",
                 concat("makes microbatches of any length, and train.cuda_graph_impl = ", graphs, " captures one"),
-                "set cuda_graph_impl to none");
+                rules.or_no_graphs("turn it off"));
   rules.require(!c.model.has_experts(), kHybrid, "true",
                 concat(differ, key_is("model.num_moe_experts", c.model.num_moe_experts),
                        " are balanced and sent for by all of them in each"),

@@ -43,9 +43,8 @@ static void check_load_patterns(Rules& rules) {
   for (const auto& [key, patterns] :
        {std::pair{"checkpoint.load_only", &c.load_only}, std::pair{"checkpoint.load_except", &c.load_except}}) {
     check_patterns(rules, key, *patterns);
-    rules.require(patterns->empty() || begins || rules.use != Use::training, key,
-                  concat(patterns->size(), " patterns"), "is for a run that begins with weights",
-                  "set checkpoint.finetune or model.from, or leave it out");
+    rules.require(patterns->empty() || begins || !rules.trains(), key, concat(patterns->size(), " patterns"),
+                  "is for a run that begins with weights", "set checkpoint.finetune or model.from, or leave it out");
   }
 }
 

@@ -93,8 +93,8 @@ void check_lengths(Rules& rules) {
   const Train& t = rules.config.train;
   const Optim& o = rules.config.optim;
   rules.require(
-      (t.train_iters > 0) != (t.train_samples > 0) || (rules.use != Use::training && t.train_samples == 0),
-      "train.train_iters", t.train_iters,
+      (t.train_iters > 0) != (t.train_samples > 0) || (!rules.trains() && t.train_samples == 0), "train.train_iters",
+      t.train_iters,
       concat("exactly one of train.train_iters and train.train_samples (", t.train_samples, ") must be given"),
       "say how long the run is, in one of them");
   const bool by_samples = t.train_samples > 0 && t.train_iters == 0;

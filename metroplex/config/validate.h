@@ -29,8 +29,9 @@ void refuse(std::vector<Violation>& list, const char* key, const Value& value, c
   list.push_back({key, text.empty() ? "(empty)" : text, rule, fix});
 }
 
-// What a configuration is asked to do: some of what training cannot do evaluation and generation can.
-enum class Use { training, evaluation };
+// What a configuration is asked to do: some of what training cannot do evaluation and generation can. Of `capture`
+// the steps of training are captured, whole where train.cuda_graph_impl says nothing.
+enum class Use { training, capture, evaluation };
 
 std::vector<Violation> violations(const Config& config, int64_t world_size, Use use = Use::training);
 

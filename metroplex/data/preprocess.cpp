@@ -19,6 +19,15 @@ namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20, kChunkBytes = 256 << 10, kSampledBytes = 64 << 10;
 
+std::string record_of(const std::string& prefix) { return prefix + ".preprocess.json"; }
+
+// Of a finished dataset; nothing where it is not recorded.
+std::string tokenizer_of(files::FileSystem& disk, const std::string& prefix) {
+  if (!disk.exists(record_of(prefix))) return "";
+  const auto job = nlohmann::json::parse(disk.read(record_of(prefix)), nullptr, /*allow_exceptions=*/false);
+  return job.is_object() && job.contains("tokenizer") && job["tokenizer"].is_string() ? job["tokenizer"] : "";
+}
+
 class Job {
  public:
   Job(files::FileSystem& disk, const PreprocessOptions& options, const Encoder& encoder)
@@ -75,6 +84,7 @@ class Job {
   std::string description() const {
     nlohmann::json job{{"version", 1},
                        {"encoder", encoder_.description},
+                       {"tokenizer", encoder_.tokenizer},
                        {"vocab_size", encoder_.vocab_size},
                        {"eod", encoder_.eod},
                        {"json_key", options_.json_key},
@@ -113,7 +123,7 @@ class Job {
     }
   }
   bool describes_us(const std::string& file) const { return disk_.exists(file) && disk_.read(file) == description(); }
-  std::string record() const { return directory_ + ".json"; }
+  std::string record() const { return record_of(options_.output_prefix); }
 
   // Takes up the whole parts of an earlier run of the same job; of any other job clears the table.
   DocumentPosition resume() {
@@ -304,6 +314,18 @@ PreprocessProgress preprocess(files::FileSystem& disk, const PreprocessOptions& 
   return Job(disk, options, encoder).run();
 }
 
+static void check_one_tokenizer(files::FileSystem& disk, const std::vector<std::string>& prefixes) {
+  std::string first, of_first;
+  for (const std::string& prefix : prefixes) {
+    const std::string tokenizer = tokenizer_of(disk, prefix);
+    if (tokenizer.empty()) continue;
+    if (of_first.empty()) first = prefix, of_first = tokenizer;
+    MPX_CHECK(tokenizer == of_first, "data", "'", first, "' was made with the tokenizer ", of_first, " and '", prefix,
+              "' with ", tokenizer, " (", record_of(prefix),
+              "): one id would mean two texts; make one of them again with the other's tokenizer");
+  }
+}
+
 static void concatenate(files::FileSystem& disk, const std::vector<std::string>& prefixes, const std::string& suffix,
                         const std::string& output_prefix) {
   std::optional<files::IndexedDatasetWriter> writer;
@@ -319,6 +341,7 @@ static void concatenate(files::FileSystem& disk, const std::vector<std::string>&
 void merge_datasets(files::FileSystem& disk, const std::vector<std::string>& prefixes,
                     const std::string& output_prefix) {
   MPX_CHECK(!prefixes.empty(), "data", "nothing to merge");
+  check_one_tokenizer(disk, prefixes);
   const bool chats = holds_chats(disk, prefixes[0]);
   for (const std::string& prefix : prefixes)
     MPX_CHECK(holds_chats(disk, prefix) == chats, "data", "of '", prefixes[0], "' and '", prefix,
@@ -330,6 +353,7 @@ void merge_datasets(files::FileSystem& disk, const std::vector<std::string>& pre
   }
   if (chats) concatenate(disk, prefixes, kLossMaskSuffix, output_prefix);
   concatenate(disk, prefixes, "", output_prefix);
+  if (disk.exists(record_of(output_prefix))) disk.remove_tree(record_of(output_prefix));
 }
 
 }  // namespace metroplex::data

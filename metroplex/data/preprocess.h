@@ -29,6 +29,7 @@ struct Encoder {
   bool drops_long_chats = false;  // or all of them is left out
   int64_t vocab_size = 0;         // determines the dtype of the tokens
   int64_t eod = -1;               // -1: none
+  std::string tokenizer;          // which by its content, in words; datasets are merged of one
   std::string description;        // a changed description is another job
 };
 
@@ -62,7 +63,8 @@ struct PreprocessOptions {
 PreprocessProgress preprocess(files::FileSystem& disk, const PreprocessOptions& options, const Encoder& encoder);
 
 // Concatenates datasets, all of one token dtype, into a new one; with their loss masks, where they hold chats, which
-// all of them do or none.
+// all of them do or none. Throws base::Error where PREFIX.preprocess.json of two of them names different tokenizers;
+// the result has no such file.
 void merge_datasets(files::FileSystem& disk, const std::vector<std::string>& prefixes,
                     const std::string& output_prefix);
 

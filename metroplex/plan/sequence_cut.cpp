@@ -91,6 +91,9 @@ int64_t num_positions(const PositionRuns& runs) {
   return count;
 }
 
+// Of one document of so many tokens the area is below 2^61, and the balanced cut adds it up twice.
+constexpr int64_t kMostPositions = (int64_t{1} << 31) - 1;
+
 SequencePieces sequence_pieces(const DocumentLengths& documents) {
   MPX_CHECK(!documents.empty(), "plan", "a cut needs the documents of one sample at least");
   SequencePieces out;
@@ -100,6 +103,8 @@ SequencePieces sequence_pieces(const DocumentLengths& documents) {
     int64_t at = 0;
     for (const int64_t length : documents[s]) {
       MPX_CHECK(length > 0, "plan", "sample ", s, " has a document of ", length, " tokens; leave it out");
+      MPX_CHECK(length <= kMostPositions - at, "plan", "the documents of sample ", s, " have more than ",
+                kMostPositions, " tokens together, the most of train.seq_length; leave some out");
       begins.push_back(at);
       at += length;
     }

@@ -53,6 +53,11 @@ std::string train_on(const SentencePieceTraining& options, std::vector<std::stri
   MPX_CHECK(std::find(std::begin(kRules), std::end(kRules), options.normalization) != std::end(kRules), "text",
             "the normalization '", options.normalization,
             "' is none of identity, nmt_nfkc, nfkc, nmt_nfkc_cf, nfkc_cf");
+  const double coverage = options.character_coverage;
+  MPX_CHECK(coverage >= 0.98 && coverage <= 1, "text", "the character coverage ", coverage,
+            " is not in [0.98, 1]; the default is ", SentencePieceTraining().character_coverage);
+  MPX_CHECK(options.max_bytes >= 1, "text", "of at most ", options.max_bytes,
+            " bytes of text no tokenizer is trained; give at least 1");
   const std::unordered_map<std::string, std::string> arguments{
       {"model_type", options.model_type},
       {"vocab_size", std::to_string(options.vocab_size)},

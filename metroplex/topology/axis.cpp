@@ -25,9 +25,10 @@ Axis parse_axis(const std::string& name) {
     known.emplace_back(axis.name);
   }
   const std::string nearest = base::nearest_name(name, known);
-  base::throw_error("topology", base::concat("'", name, "' is not an axis",
-                                             nearest.empty() ? "" : "; did you mean '" + nearest + "'?",
-                                             " Axes: tp, gtp_remat, cp, dp, pp, etp, ep, edp"));
+  base::throw_error(
+      "topology",
+      base::concat("'", name, "' is not an axis", nearest.empty() ? "" : "; did you mean '" + nearest + "'?",
+                   nearest.empty() ? "; the axes are" : " The axes are", " tp, gtp_remat, cp, dp, pp, etp, ep, edp"));
 }
 
 AxisSet parse_axes(const std::string& names) {

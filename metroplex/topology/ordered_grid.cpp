@@ -62,10 +62,13 @@ int size_of(const GridSizes& sizes, Axis axis) {
 std::vector<Axis> parse_order(const std::string& order) {
   std::vector<Axis> axes;
   for (const std::string& text : split_names(order)) {
-    const Axis axis = parse_axis(text);
-    MPX_CHECK(std::find(std::begin(kGridAxes), std::end(kGridAxes), axis) != std::end(kGridAxes), "topology",
-              "parallel.order '", order, "' names ", text,
+    const auto* const known =
+        std::find_if(std::begin(kGridAxes), std::end(kGridAxes), [&](Axis one) { return text == name(one); });
+    const std::string near = base::nearest_name(text, std::vector<std::string>{"tp", "cp", "ep", "dp", "pp"});
+    MPX_CHECK(known != std::end(kGridAxes), "topology", "parallel.order '", order, "' names '", text, "'",
+              near.empty() ? "" : ", did you mean '" + near + "'?",
               "; an order is made of tp, cp, ep, dp, pp (the experts' tp and dp stand where tp and dp do)");
+    const Axis axis = *known;
     MPX_CHECK(std::find(axes.begin(), axes.end(), axis) == axes.end(), "topology", "parallel.order '", order,
               "' names ", text, " twice; name each axis once");
     axes.push_back(axis);

@@ -36,8 +36,8 @@ declare -A layouts=(
 )
 for dtype in fp32:5e-6 fp64:1e-8; do
   type=${dtype%:*} tolerance=${dtype#*:}
-  base=("${tiny[@]}" "${dropout[@]}" --precision.params_dtype=$type --checkpoint.save_interval=4)
-  run 0 train "${base[@]}" "${grid[@]}" --checkpoint.save=$type --train.metrics_file=$type.jsonl
+  base=("${tiny[@]}" "${dropout[@]}" --precision.params_dtype=$type)
+  run 0 train "${base[@]}" "${grid[@]}" --checkpoint.save=$type --checkpoint.save_interval=4 --train.metrics_file=$type.jsonl
   for name in "${!layouts[@]}"; do
     [ $type = fp32 ] || [ "$name" = "1 rank" ] || [ "$name" = "dp 4" ] || continue
     rm -f other.jsonl
@@ -54,9 +54,9 @@ python3 "$apps/metrics.py" compare fp32.jsonl other.jsonl 1e-3 5 > compared && f
 holds "the comparison can fail: finetune (weights only, data anew) has other losses"
 
 echo "A run that goes on reads on where it stopped: another order of samples is refused"
-data=("${tiny[@]}" --nproc 1 --data.split=90,10 --checkpoint.save_interval=4)
-run 0 train "${data[@]}" --checkpoint.save=data --train.exit_interval=4 --train.metrics_file=data.jsonl
-run 0 train "${data[@]}" --checkpoint.save=data --checkpoint.load=data --train.metrics_file=data.jsonl
+data=("${tiny[@]}" --nproc 1 --data.split=90,10)
+run 0 train "${data[@]}" --checkpoint.save=data --checkpoint.save_interval=4 --train.exit_interval=4 --train.metrics_file=data.jsonl
+run 0 train "${data[@]}" --checkpoint.save=data --checkpoint.save_interval=4 --checkpoint.load=data --train.metrics_file=data.jsonl
 mkdir moved
 cp corpus.bin corpus.idx moved
 run 0 train "${data[@]}" --checkpoint.load=data --checkpoint.ckpt_step=4 --data.data_path=moved/corpus --train.metrics_file=moved.jsonl
@@ -88,7 +88,7 @@ other 'data.mock_data is true here, and it was data.data_path = ".*corpus"' --da
 other 'data.dataloader_type is cyclic here and was single' --data.dataloader_type=cyclic --data.data_sharding=false
 cp few.bin moved/corpus.bin
 cp few.idx moved/corpus.idx
-run 0 train "${data[@]}" --checkpoint.save=here --train.exit_interval=4
+run 0 train "${data[@]}" --checkpoint.save=here --checkpoint.save_interval=4 --train.exit_interval=4
 cp corpus.bin corpus.bin.kept; cp corpus.idx corpus.idx.kept
 cp few.bin corpus.bin; cp few.idx corpus.idx
 run 3 train "${data[@]}" --checkpoint.load=here
@@ -156,7 +156,7 @@ run 0 train "${back[@]}" --train.train_iters=10 --checkpoint.save=forks
 run 0 train "${back[@]}" --train.train_iters=7 --checkpoint.save=forks --checkpoint.load=forks --checkpoint.ckpt_step=3 \
   --checkpoint.save_interval=7
 python3 "$apps/flip_bit.py" forks/iter_0000007.2/rank_00000.safetensors 5
-run 0 train "${back[@]}" --train.train_iters=4 --checkpoint.save= --checkpoint.load=forks
+run 0 train "${back[@]}" --train.train_iters=4 --checkpoint.save= --checkpoint.save_interval=0 --checkpoint.load=forks
 prints 'loaded checkpoint forks/iter_0000003 at iteration 3'
 holds "a damaged 7 that came from 3 falls back to 3, past 4, 5 and 6 of the other branch"
 

@@ -69,12 +69,13 @@ run 0 train "${tiny[@]}" --train.micro_batch_size=2 --train.global_batch_size=5 
 [ "$(grep -c 'validation loss at iteration' out)" = 3 ] || fail "not three evaluations of a batch that is no multiple"
 holds "a batch size that is rounded down is so in evaluation, over and over"
 cp ck/run.yaml printed.yaml
-run 0 train printed.yaml --checkpoint.save= --train.train_iters=60 --train.metrics_file=again.jsonl --train.tensorboard_dir=
+unsaved=(--checkpoint.save= --checkpoint.save_interval=0)
+run 0 train printed.yaml "${unsaved[@]}" --train.train_iters=60 --train.metrics_file=again.jsonl --train.tensorboard_dir=
 same_losses metrics.jsonl again.jsonl 0
 holds "the configuration beside the checkpoints loads back: same losses bit for bit"
 cp again.jsonl first.jsonl
 for number in 1 2; do
-  run 0 train printed.yaml --checkpoint.save= --train.train_iters=$((number + 1)) --train.metrics_file=again.jsonl --train.tensorboard_dir=
+  run 0 train printed.yaml "${unsaved[@]}" --train.train_iters=$((number + 1)) --train.metrics_file=again.jsonl --train.tensorboard_dir=
   prints "^ train.metrics_file = again.jsonl held what another run wrote: it is again.jsonl.$number now"
   [ "$(losses again.jsonl | wc -l)" = $((number + 1)) ] || fail "the metrics file is not the run's own: $(cat again.jsonl)"
 done
@@ -83,7 +84,7 @@ cmp first.jsonl again.jsonl.1 || fail "the first run's metrics changed"
 holds "a fresh run sets another run's metrics aside"
 run 0 train printed.yaml --print-config
 diff -q out printed.yaml || fail "--print-config prints another configuration than the run wrote"
-run 0 train printed.yaml --checkpoint.save= --train.train_iters=2 --train.metrics_file= --train.tensorboard_dir= --quiet
+run 0 train printed.yaml "${unsaved[@]}" --train.train_iters=2 --train.metrics_file= --train.tensorboard_dir= --quiet
 [ ! -s out ] || fail "--quiet prints to stdout"
 run 2 train
 warns 'train needs a configuration: a YAML file'
@@ -93,6 +94,9 @@ for command in ranks train; do
 done
 run 0 train "${tiny[@]}" --nproc 2 --tp 2 --print-config
 prints '^  tensor_model_parallel_size: 2'
+mkdir removed
+(cd removed && rmdir ../removed && run 3 train "${tiny[@]}" --train.train_iters=2)
+warns '^metroplex: \[files\] the current directory is not there any more'
 run 0 --version
 prints '^metroplex [0-9]+\.[0-9]+\.[0-9]+$'
 holds "--print-config, --quiet and --version"
@@ -164,6 +168,8 @@ wc -l < metrics.jsonl > lines_before
 run 0 eval --load ck --train.eval_iters=2
 diff <(grep 'lm loss value' eval1) <(grep 'lm loss value' out) || fail "eval without a config evaluates something else"
 wc -l < metrics.jsonl | cmp - lines_before || fail "eval writes into the training run's metrics"
+run 2 eval --load ck --train.eval_iters=0
+warns 'train.eval_iters = 0, .*give --train.eval_iters=N'
 run 2 eval "${tiny[@]}"
 warns '--load DIR'
 run 2 eval
@@ -290,6 +296,8 @@ prints '^rank 1: another shape: all_to_all of forward of decoder\.layers\.0, dec
 run 5 verify "${tiny[@]}" "${mock[@]}" "${experts[@]}" --model.moe_grouped_gemm=false --cuda-graphs
 prints '^one rank, in a closed arena: the host looks at values: read_on_host of forward of decoder\.layers\.1, '
 prints '^NOT CAPTURABLE: .* findings$'
+run 2 verify "${tiny[@]}" "${mock[@]}" --nproc 2 --parallel.context_parallel_size=2 --data.reset_attention_mask=true --cuda-graphs
+warns 'train.cuda_graph_impl = full_iteration: .*parallel.cp_comm_type = p2p sends; set cp_comm_type to a2a$'
 run 0 ranks --nproc 8 --tp 2 --pp 2 --json
 python3 -c 'import json; json.load(open("out"))' || fail "ranks --json"
 run 0 ranks --nproc 16 --tp 4 --svg ranks.svg
@@ -420,6 +428,8 @@ warns "by_folder.bin' is there already.*--overwrite"
 cmp by_folder.bin words.bin || fail "the refused job changed the dataset"
 run 0 "${by_folder[@]}" --overwrite
 cmp -s by_folder.bin words.bin && fail "both tokenizers give one dataset: the comparison says nothing"
+run 3 preprocess --merge words by_folder --output-prefix never
+warns "'words' was made with the tokenizer sentencepiece of 300 ids with the checksum [0-9a-f]+ and 'by_folder' with .*by_folder.preprocess.json"
 run 3 preprocess --input words.bin --tokenizer-type bytes --output-prefix never
 warns "words.bin' is a file of a token dataset.*--merge"
 holds "another tokenizer in the same folder is another job, whose dataset is replaced only with --overwrite; .bin is no text"

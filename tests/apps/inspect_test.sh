@@ -125,6 +125,13 @@ for path in ck ck/iter_0000001; do
 done
 run 0 inspect ck/iter_0000002 --verify --json
 json "it['problems'] == [] and it['iteration'] == 2"
+cp ck/run.yaml run.yaml.kept
+for broken in '[' 'no configuration' 'model: {num_layers: two}'; do
+  echo "$broken" > ck/run.yaml
+  run 3 inspect ck --verify --json
+  json "len(it['problems']) == 2 and it['problems'][0].startswith('ck/run.yaml: ')"
+done
+mv run.yaml.kept ck/run.yaml
 holds "--verify lists problems, --diff counts what differs; exit codes 0, 1 and 3 are the same as without --json"
 
 echo "Hugging Face directories"

@@ -155,6 +155,24 @@ env "${lone[@]}" timeout -k 5 60 "$metroplex" train "${mock[@]}" --tp 2 --dry-ru
   fail "a launch script in a step of one task ended with $?"
 holds "Slurm, a step of one task: --nproc and a launch script's ranks are started there"
 
+echo "Open files, a name that leads nowhere, a configuration from a pipe"
+(ulimit -Sn 32 && run 0 train "${run_options[@]}" --nproc 2 --backend gloo)
+holds "the soft limit of open files is raised"
+(ulimit -n 32 && run 2 train "${run_options[@]}" --nproc 2 --backend gloo)
+warns 'RLIMIT_NOFILE lets a process open 32 files, and with 2 ranks over gloo it may open 38.*ulimit -Hn'
+(ulimit -n 32 && run 0 train "${run_options[@]}" --nproc 2 --backend threads)
+holds "a hard limit below what ranks over gloo open is refused by name; threads need no connections"
+begun=$SECONDS code=0
+env "${around[@]}" RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=no-such-host.invalid MASTER_PORT=29501 \
+  timeout -k 5 90 "$metroplex" train "${run_options[@]}" > out 2> err < /dev/null || code=$?
+[ $code = 4 ] || fail "without a master a rank ended with $code"
+warns "the master's name 'no-such-host.invalid' leads to no address: .*MASTER_ADDR"
+[ $((SECONDS - begun)) -le 40 ] || fail "it took $((SECONDS - begun)) s" # 10, and what the name servers take
+holds "an unknown master is named after $((SECONDS - begun)) s"
+run 0 train "${run_options[@]}" --config <(printf 'train:\n  metrics_file: piped.jsonl\n') --nproc 2 --backend gloo
+same_losses threads.jsonl piped.jsonl 0
+holds "all processes get the configuration that was read from a pipe"
+
 echo "The launchers themselves"
 # for_real COMMAND ARGUMENTS...: a launcher that starts two ranks of the program named behind its arguments
 for_real() {

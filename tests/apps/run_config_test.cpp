@@ -1,7 +1,14 @@
 // A command line with a launch script of Megatron's in it.
 #include "run_config.h"
 
+#include <sys/stat.h>
+
+#include <fstream>
+#include <new>
+#include <thread>
+
 #include "base/error.h"
+#include "program.h"
 #include "config/load.h"
 #include "support/launch_scripts.h"
 
@@ -58,6 +65,20 @@ TEST_F(LaunchScripts, OfAnotherModelAreRefusedUnlessToldToIgnoreIt) {
   EXPECT_EQ(parse_run_arguments({"--fantasy-knob", "8", "--ignore-unknown-flags"}).notes.size(), 1u);
 }
 
+TEST_F(LaunchScripts, LikeThemAConfigurationFromAPipeIsReadOnceForAllProcesses) {
+  ASSERT_EQ(::mkfifo("pipe.yaml", 0600), 0);
+  for (const Words& line : {Words{"pipe.yaml", "--optim.lr", "2"}, Words{"--optim.lr=2", "--config=pipe.yaml"}}) {
+    std::thread writer([] { std::ofstream("pipe.yaml") << "train:\n  log_interval: 7\n"; });
+    const RunArguments first = parse_run_arguments(line);
+    writer.join();
+    EXPECT_EQ(first.config.train.log_interval, 7);
+    const RunArguments child = parse_run_arguments(first.arguments),
+                       grandchild = parse_run_arguments(child.arguments);
+    EXPECT_EQ(config::dump(child.config), config::dump(first.config));
+    EXPECT_EQ(config::dump(grandchild.config), config::dump(first.config));
+  }
+}
+
 TEST_F(LaunchScripts, AreReadOnceForAllProcesses) {
   write(std::string("torchrun pretrain_gpt.py --seed $RANDOM$RANDOM --save $1") + kModel);
   write("train:\n  log_interval: 7\n", "more.yaml");
@@ -72,6 +93,12 @@ TEST_F(LaunchScripts, AreReadOnceForAllProcesses) {
   EXPECT_EQ(child.config.checkpoint.save, "ck");
   EXPECT_EQ(child.config.train.log_interval, 7);
   EXPECT_THROW(parse_run_arguments({"--launch-script-read", "run.sh", "0", "p.py", "1", "", "0", "9"}), base::Error);
+}
+
+TEST(ExitCodes, ARunThatMemoryEndsEndsAsOneThatCannotFit) {
+  EXPECT_EQ(exit_code_of(std::bad_alloc()), kExitConfig);
+  EXPECT_EQ(exit_code_of(base::Error("memory", "")), kExitConfig);
+  EXPECT_EQ(exit_code_of(std::runtime_error("")), kExitInternal);
 }
 
 }  // namespace metroplex::apps::run_config_test

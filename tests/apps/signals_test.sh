@@ -4,9 +4,9 @@
 . "$apps/running.sh"
 make_corpus
 
-echo "SIGTERM and SIGINT save and end with code 16; the run can be resumed"
+echo "SIGTERM, SIGINT, SIGHUP and SIGUSR1 save and end with code 16; the run can be resumed"
 for form in threads gloo; do
-  for signal in TERM INT; do
+  for signal in TERM INT HUP USR1; do
     # A background job of a script ignores SIGINT unless it is told otherwise: only the default is of interest here.
     layout=(--nproc 2 --backend $form --checkpoint.save=$form$signal --checkpoint.save_interval=1000000)
     if [ $signal = INT ]; then set -m; fi
@@ -69,6 +69,18 @@ for form in threads gloo; do
     done
     holds "$form, to the $target: SIGTERM and SIGINT save, exit 16"
   done
+done
+
+echo "A reader of stdout that ends does not end the run"
+for form in threads gloo; do
+  {
+    code=0
+    "$metroplex" train "${tiny[@]}" --nproc 2 --backend $form --train.train_iters=300 --checkpoint.save=read_$form 2> err < /dev/null || code=$?
+    echo $code > code
+  } | grep -m 1 -q 'iteration  *3/' || fail "the run printed no third iteration"
+  # 3: the output could not be written.
+  [ "$(cat code) $(cut -d' ' -f1 < read_$form/latest)" = "3 iter_0000300" ] || fail "$form: it ended with $(cat code): $(ls read_$form)"
+  holds "$form: all 300 iterations are trained and saved, exit $(cat code)"
 done
 
 echo "A launcher that inherits SIGCHLD as ignored still sees its ranks end"

@@ -66,6 +66,28 @@ TEST(ThreadFailure, AnErrorOfLibtorchIsOneLineAndKeepsItsBacktraceForWhoAsks) {
   }
 }
 
+TEST(ThreadFailure, MemoryThatIsNotThereIsNoMistakeOfThisProgram) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  const std::vector<bool> ways{false};  // their allocators end the process instead
+#else
+  const std::vector<bool> ways{false, true};
+#endif
+  for (const bool of_libtorch : ways) {
+    try {
+      run_threads(2, test::grid_of(2, {.tp = 2}), {}, [&](const World& world) {
+        if (world.rank() != 1) return;
+        if (of_libtorch) at::empty({int64_t{1} << 60}, at::kByte);
+        else throw std::bad_alloc();
+      });
+      ADD_FAILURE() << "2^60 bytes were found";
+    } catch (const base::Error& error) {
+      EXPECT_EQ(error.room(), "memory");
+      expect_contains(error.what(), "rank 1 (tp 1 pp 0 dp 0) failed: out of memory: ");
+      if (of_libtorch) expect_contains(error.what(), "1152921504606846976 bytes");
+    }
+  }
+}
+
 TEST(ThreadFailure, ATimeoutNamesTheOperationTheGroupAndWhoDidNotCome) {
   const std::string message = failure_of(4, {.tp = 2, .dp = 2}, {.timeout = 100ms}, [](const World& world) {
     if (world.rank() == 3) std::this_thread::sleep_for(400ms);

@@ -1,9 +1,11 @@
 #include "comm/network.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/error.h"
+#include "support/error_of.h"
 
 namespace metroplex::comm::network_test {
 namespace {
@@ -27,6 +29,30 @@ TEST(Network, AnUnknownInterfaceIsNamedBesideThoseThatExist) {
         EXPECT_NE(said.find(interface.name + " (" + interface.address + ")"), std::string::npos) << said;
     }
   }
+}
+
+TEST(Network, ANameThatLeadsNowhereIsAskedForAgainAndThenReported) {
+  using namespace std::chrono_literals;
+  EXPECT_EQ(why_unknown("127.0.0.1", 0s), "");
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_NE(why_unknown("no-such-host.invalid", 1200ms), "");
+  EXPECT_GE(std::chrono::steady_clock::now() - start, 900ms) << "asked once only";
+}
+
+TEST(Network, AProcessTakesAllTheOpenFilesThatItMayHave) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit small{40, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &small), 0);
+  allow_open_files(8);  // of which each may open 56
+  rlimit after{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &after), 0);
+  EXPECT_EQ(after.rlim_cur, before.rlim_max);
+  const int64_t too_many = static_cast<int64_t>(std::min<rlim_t>(before.rlim_max, int64_t{1} << 40));
+  const std::string refusal = test::error_of([&] { allow_open_files(too_many); });
+  EXPECT_NE(refusal.find("[config] RLIMIT_NOFILE"), std::string::npos) << refusal;
+  EXPECT_NE(refusal.find("ulimit -Hn"), std::string::npos) << refusal;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
 // A host that calls itself 127.0.1.1, as Debian writes into /etc/hosts, is no address for other machines.

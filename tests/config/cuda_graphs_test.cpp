@@ -136,6 +136,19 @@ TEST(CudaGraphs, WhatGeneratesOrEvaluatesAloneHeedsNone) {
   EXPECT_EQ(described(violations(config, kWorld, Use::evaluation)), "nothing");
 }
 
+TEST(CudaGraphs, WhatIsCapturedWithoutBeingAskedToHeedsWhatDecidesTheFormOfSteps) {
+  const Config config = good({"parallel.context_parallel_size=2", "data.reset_attention_mask=true"});
+  EXPECT_EQ(described(violations(config, kWorld)), "nothing");
+  EXPECT_EQ(described(violations(config, kWorld, Use::evaluation)), "nothing");
+  const std::vector<Violation> found = violations(config, kWorld, Use::capture);
+  ASSERT_FALSE(found.empty());
+  EXPECT_EQ(found[0].key + " = " + found[0].value, "train.cuda_graph_impl = full_iteration");
+  EXPECT_EQ(found[0].fix, "set cp_comm_type to a2a") << "capture was not asked for";
+  const Config hybrid = good({"parallel.hybrid_context_parallel=true", "parallel.context_parallel_cut=balanced",
+                              "parallel.pipeline_model_parallel_size=1", "data.reset_attention_mask=true"});
+  EXPECT_EQ(violations(hybrid, kWorld, Use::capture).size(), violations(hybrid, kWorld).size() + 1);
+}
+
 TEST(CudaGraphs, KeysOfBeforeSayTheSameInTodays) {
   struct Spelling {
     const char* yaml;

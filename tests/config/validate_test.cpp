@@ -276,6 +276,7 @@ static const std::vector<Wrong>& wrong_schedules_and_data() {
       {{"data.dataloader_type=cyclic", "checkpoint.load=x"}, "data.data_sharding", "cannot go on where it stopped"},
       {{"data.num_workers=-1"}, "data.num_workers", "at least 0"},
       {{"checkpoint.save=x", "checkpoint.save_retain_interval=6"}, "checkpoint.save_retain_interval", "multiple of"},
+      {{"checkpoint.save_interval=4"}, "checkpoint.save_interval", "needs checkpoint.save"},
       {{"checkpoint.async_save=true"}, "checkpoint.async_save", "needs checkpoint.save"},
       {{"checkpoint.export_hf=x"}, "checkpoint.export_hf", "needs checkpoint.save"},
       {{"checkpoint.save=x", "checkpoint.save_interval=4", "checkpoint.save_retain_interval=6"},

@@ -13,6 +13,7 @@
 #include "data/scratch.h"
 #include "files/fault_file_system.h"
 #include "files/memory_file_system.h"
+#include "support/error_of.h"
 
 namespace metroplex::data::preprocess_test {
 namespace {
@@ -119,6 +120,22 @@ TEST(Preprocess, MergesPartitionsToTheWhole) {
   }
   merge_datasets(disk, {"/part0", "/part1", "/part2"}, "/merged");
   EXPECT_TRUE(output_of(disk, "/merged") == output_of(disk, "/whole"));
+}
+
+TEST(Preprocess, RefusesToMergeWhatDifferentTokenizersMade) {
+  files::MemoryFileSystem disk;
+  write_memory(disk, "/in.txt", some_text(20));
+  Encoder encoder = word_lengths();
+  for (const std::string name : {"one", "two", "three"}) {
+    encoder.tokenizer = name == "three" ? "another" : "words";
+    preprocess(disk, options_of("/in.txt", "/" + name), encoder);
+  }
+  EXPECT_NO_THROW(merge_datasets(disk, {"/one", "/two"}, "/merged"));
+  const std::string refusal = test::error_of([&] { merge_datasets(disk, {"/one", "/two", "/three"}, "/all"); });
+  for (const char* word : {"'/one'", " words ", "'/three'", " another ", "/three.preprocess.json"})
+    EXPECT_NE(refusal.find(word), std::string::npos) << word << ": " << refusal;
+  EXPECT_FALSE(disk.exists("/all.idx"));
+  EXPECT_NO_THROW(merge_datasets(disk, {"/merged", "/three"}, "/all")) << "of what was merged nothing is recorded";
 }
 
 TEST(Preprocess, LeavesOutEmptyDocumentsAndCountsThem) {

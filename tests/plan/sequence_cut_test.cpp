@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "plan/sequence_cut.h"
+#include "plan/sequence_pieces.h"
 
 namespace metroplex::plan::sequence_cut_test {
 namespace {
@@ -233,6 +234,19 @@ TEST(SequenceCut, BalancedCutsFewDocuments) {
       EXPECT_LE(runs, 4 * cp) << lengths.size() << " documents, cp " << cp;
     }
   }
+}
+
+TEST(SequenceCut, CountsTheAreaOfTheLongestSequenceAndRefusesALongerOne) {
+  constexpr int64_t kLongest = (int64_t{1} << 31) - 1;
+  const DocumentLengths documents{{kLongest}};
+  for (const Kind kind : {Kind::balanced, Kind::contiguous}) {
+    const CutLoad load = cut_load(documents, cut_sequence(documents, {kind, 4}));
+    EXPECT_EQ(std::accumulate(load.area.begin(), load.area.end(), int64_t{0}), kLongest * (kLongest + 1) / 2);
+    for (const int64_t area : load.area) EXPECT_GT(area, 0);
+  }
+  for (const std::vector<int64_t>& lengths :
+       {std::vector<int64_t>{kLongest + 1}, {kLongest, 1}, {int64_t{1} << 62, int64_t{1} << 62}})
+    EXPECT_THROW(sequence_pieces({lengths}), base::Error) << lengths[0];
 }
 
 // 50 ms are wanted for a million tokens in ten thousand documents; a slow or busy machine has ten times as much.

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "base/error.h"
+#include "comm/network.h"
 
 namespace metroplex::comm {
 namespace {
@@ -18,6 +19,8 @@ constexpr const char* kGone = "gone";          // how many know of the refusal
 constexpr const char* kAllGone = "all gone";
 // How long the store is kept for ranks that have not heard of a refusal.
 constexpr std::chrono::milliseconds kPatience{20000};
+// How long the name of the master may be unknown.
+constexpr std::chrono::milliseconds kNamePatience{10000};
 
 std::string come_key(int rank) { return "come/" + std::to_string(rank); }
 
@@ -80,6 +83,9 @@ c10::intrusive_ptr<c10d::Store> open_store(const GlooOptions& options) {
   store.timeout = options.timeout;
   if (store.isServer && options.listen_fd >= 0) store.masterListenFd = options.listen_fd;
   const std::string where = options.master_addr + ":" + std::to_string(options.master_port);
+  const std::string unknown = why_unknown(options.master_addr, std::min(options.timeout, kNamePatience));
+  MPX_CHECK(unknown.empty(), "comm", "the master's name '", options.master_addr, "' leads to no address: ", unknown,
+            "; check MASTER_ADDR (or the first host of Slurm's list), or give a numeric address");
   try {
     // An agent's store outlives an attempt: the next one must not read what the last one wrote.
     return c10::make_intrusive<c10d::PrefixStore>(base::concat("metroplex/attempt_", options.attempt),

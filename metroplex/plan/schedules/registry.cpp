@@ -45,7 +45,7 @@ PipelineTable build_schedule(config::Choice<config::Schedule> schedule, const Sc
             ", must be at least 1; raise train.global_batch_size");
   MPX_CHECK(request.num_microbatches <= kMostActionsPerRank / request.num_chunks, "plan", request.num_microbatches,
             " microbatches x ", request.num_chunks, " chunks are more than a table holds (", kMostActionsPerRank,
-            ")");
+            "); lower train.global_batch_size, or raise train.micro_batch_size");
   MPX_CHECK(request.microbatch_group_size >= 0, "plan", "microbatch_group_size_per_vp_stage ",
             request.microbatch_group_size, " must not be negative; 0 means pipeline_model_parallel_size");
   config::Parallel parallel;

@@ -1,0 +1,10 @@
+// What is said of std::bad_alloc and its kind.
+#pragma once
+
+namespace metroplex::base {
+
+inline constexpr const char* kOutOfMemory =
+    "out of memory: the machine, or a limit of this process (ulimit -v, a container's), gives no more; metroplex "
+    "train --dry-run says what a run takes, and what would take less";
+
+}  // namespace metroplex::base
