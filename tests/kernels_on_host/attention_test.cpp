@@ -81,8 +81,9 @@ void check(const Case& c) {
         there, {}, nullptr);
     return std::tuple{gout.values(), gsums.values(), gdq.values(), gdk.values(), gdv.values()};
   });
-  // The CPU rounds probabilities (of values up to 3 / 0.7, as it does the result) and gradients of scores, up to c.s
-  // terms of size 27, to T; gradients cancel.
+  // Both round probabilities (the results are of values up to 3 / 0.7) and gradients of scores, up to c.s terms of
+  // size 27, to T, each by half a unit at most, against different bases and so not to the same value; gradients
+  // cancel.
   const double terms = 27.0 * static_cast<double>(c.s);
   const std::vector<double> rows_of(out.size(), 9), of_q(q.size(), terms), of_k(k.size(), terms * 3),
       of_values(v.size(), terms * 3);
