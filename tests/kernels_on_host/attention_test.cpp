@@ -81,8 +81,9 @@ void check(const Case& c) {
         there, {}, nullptr);
     return std::tuple{gout.values(), gsums.values(), gdq.values(), gdk.values(), gdv.values()};
   });
-  // The CPU rounds probabilities (of values up to 3 / 0.7, as it does the result) and gradients of scores, up to c.s
-  // terms of size 27, to T; gradients cancel.
+  // Both round probabilities (the results are of values up to 3 / 0.7) and gradients of scores, up to c.s terms of
+  // size 27, to T, each by half a unit at most, against different bases and so not to the same value; gradients
+  // cancel.
   const double terms = 27.0 * static_cast<double>(c.s);
   const std::vector<double> rows_of(out.size(), 9), of_q(q.size(), terms), of_k(k.size(), terms * 3),
       of_values(v.size(), terms * 3);
@@ -112,6 +113,13 @@ TEST(AttentionOnHost, IsTheTwinOfTheCpu) {
       }
     }
   }
+  // Several tiles of queries, rows of whole blocks of Philox; heads of several steps of a product.
+  for (Case c : {Case{1, 2, 1, 132, 16, 24}, Case{1, 1, 1, 50, 64, 64}, Case{1, 1, 1, 18, 192, 128}}) {
+    c.dropout = 0.3;
+    all.push_back(c);
+    c.documents = c.chosen = true, c.reach = 40, c.softcap = 5;
+    all.push_back(c);
+  }
   const auto trace = [](const Case& c) {
     return testing::Message() << "s " << c.s << " dim " << c.dim << " v " << c.v_dim << " dropout " << c.dropout
                               << " documents " << c.documents << " chosen " << c.chosen << " reach " << c.reach
@@ -120,12 +128,25 @@ TEST(AttentionOnHost, IsTheTwinOfTheCpu) {
   for (const Case& c : all) {
     SCOPED_TRACE(trace(c));
     check<float>(c);
+  }
+  for (const Case& c : test::everyday(all, 2)) {
+    SCOPED_TRACE(trace(c));
     check<Bf16>(c);
   }
   for (const Case& c : test::everyday(all, 3)) {
     SCOPED_TRACE(trace(c));
     check<double>(c);
     check<F16>(c);
+  }
+}
+
+// 352 and 480 are the last that tensor cores take backward and forward.
+TEST(AttentionOnHost, HeadsOfAnySizeMultiply) {
+  for (const auto& [dim, v_dim] :
+       {std::pair{352, 352}, std::pair{353, 16}, std::pair{480, 480}, std::pair{16, 481}, std::pair{1023, 1025}}) {
+    SCOPED_TRACE(testing::Message() << "dim " << dim << " v " << v_dim);
+    check<Bf16>({1, 2, 1, 5, dim, v_dim, 0.3});
+    check<float>({1, 2, 1, 5, dim, v_dim, 0.3});
   }
 }
 

@@ -1,5 +1,7 @@
 #include "kernels_on_host/planted.h"
 
+#include <mma.h>
+
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/wide_access.h"
 
@@ -40,6 +42,30 @@ __global__ void pack_kernel(Fault fault, const float* x, float* out) {
   if (threadIdx.x == 0) store_pack(out, load_pack(fault == Fault::unaligned ? x + 1 : x));
 }
 
+__global__ void tiles_kernel(Fault fault, const uint16_t* x, float* out) {
+  namespace wmma = nvcuda::wmma;
+  constexpr unsigned kSide = 16, kLeading = 24;
+  __shared__ __align__(32) uint16_t room[2 * kSide * kLeading];
+  __shared__ __align__(32) float sums[kSide * kSide];
+  for (unsigned i = threadIdx.x; i < 2 * kSide * kLeading; i += 32)
+    room[i] = i % kLeading < kSide ? x[i / kLeading % kSide * kSide + i % kLeading] : uint16_t{0};
+  __syncwarp();
+  if (fault == Fault::tile_warp && threadIdx.x == 31) return;
+  const bool beside = fault == Fault::tile_between || (fault == Fault::tile_lane && threadIdx.x == 7);
+  const auto* const tile = reinterpret_cast<const __half*>(room) + (beside ? 8 : 0);
+  const unsigned leading = fault == Fault::tile_rows ? 20 : kLeading;
+  wmma::fragment<wmma::matrix_a, 16, 16, 16, __half, wmma::row_major> left;
+  wmma::fragment<wmma::matrix_b, 16, 16, 16, __half, wmma::col_major> right;
+  wmma::fragment<wmma::accumulator, 16, 16, 16, float> sum;
+  wmma::fill_fragment(sum, 0.0F);
+  wmma::load_matrix_sync(left, tile, leading);
+  wmma::load_matrix_sync(right, tile, leading);
+  wmma::mma_sync(sum, left, right, sum);
+  wmma::store_matrix_sync(sums, sum, kSide, wmma::mem_row_major);
+  if (fault != Fault::tile_at_once) __syncwarp();
+  for (unsigned i = threadIdx.x; i < kSide * kSide; i += 32) out[i] = sums[i];
+}
+
 __global__ void rows_kernel(Fault fault, uint16_t* x, int64_t rows, int64_t stride) {
   const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (row >= rows) return;
@@ -65,6 +91,10 @@ void planted_mirror(Fault fault, const float* x, float* out, int64_t n) {
 void planted_pack(Fault fault, const float* x, float* out) {
   cuda::kernels::launch_kernel("planted_pack", pack_kernel, cuda::kernels::Grid{1, kThreads, 0, nullptr}, fault, x,
                                out);
+}
+
+void planted_tiles(Fault fault, const uint16_t* x, float* out) {
+  cuda::kernels::launch_kernel("planted_tiles", tiles_kernel, cuda::kernels::Grid{1, 32, 0, nullptr}, fault, x, out);
 }
 
 void planted_rows(Fault fault, uint16_t* x, int64_t rows, int64_t stride) {

@@ -30,6 +30,20 @@ void pack(Fault fault) {
   for (int64_t i = 0; i < 4; ++i) ASSERT_EQ(out.data()[i], x.data()[i]) << i;
 }
 
+void tiles(Fault fault) {
+  const std::vector<F16> values = made<F16>(256, 0.3);
+  std::vector<uint16_t> bits;
+  for (const F16 value : values) bits.push_back(value.bits);
+  const DeviceArray<uint16_t> x(bits, Use::in, "x");
+  const DeviceArray<float> out(std::vector<float>(256), Use::out, "out");
+  planted_tiles(fault, x.data(), out.data());
+  for (size_t i = 0; i < 256; ++i) {
+    float sum = 0;  // products of halves are exact, and the machine adds in this order too
+    for (size_t k = 0; k < 16; ++k) sum += load(values[i / 16 * 16 + k]) * load(values[i % 16 * 16 + k]);
+    ASSERT_EQ(out.data()[i], sum) << i;
+  }
+}
+
 void rows(Fault fault) {
   const FarArray<uint16_t> x((kRows - 1) * kStride + 1, "x");
   planted_rows(fault, x.data(), kRows, kStride);
@@ -54,6 +68,7 @@ TEST(PlantedFaults, WithoutOneNothingIsFound) {
     pairs(Fault::none);
     mirror(Fault::none);
     pack(Fault::none);
+    tiles(Fault::none);
     rows(Fault::none);
   }
   set_order({});
@@ -110,6 +125,14 @@ TEST(PlantedFaults, AccessesThatAGpuRefusesAreFound) {
   } else {
     EXPECT_DEATH(pack(Fault::unaligned), "misaligned address");
   }
+}
+
+TEST(PlantedFaults, TilesThatTensorCoresDoNotTakeAreFound) {
+  expect_found(said([] { tiles(Fault::tile_between); }), "does not begin at a multiple of 32 bytes");
+  expect_found(said([] { tiles(Fault::tile_rows); }), "not multiples of 16 bytes apart");
+  expect_found(said([] { tiles(Fault::tile_lane); }), "lanes of a warp move different tiles");
+  expect_found(said([] { tiles(Fault::tile_warp); }), "a warp of which a thread has ended");
+  if (watches()) expect_found(said([] { tiles(Fault::tile_at_once); }), "reads 4 bytes at shared memory");
 }
 
 }  // namespace

@@ -160,6 +160,10 @@ MUTANTS = [
     ("values_cached_as_keys", "nn/kv_cache.cpp", "sizes = x.sizes().vec();", "sizes = k.sizes().vec();", "nn_test CoreAttention*"),
     ("core_again_without_dropout", "nn/core_attention.cpp", "Saved::recomputed([this, recomputed, s_q, b, width] {\n", "Saved::recomputed([this, recomputed, s_q, b, width] {\n    recomputed->batch.training = false;\n", "nn_test CoreAttention*"),
     ("keys_in_order_only", "cuda/kernels/blocked_attention_cpu.cpp", "if (element / 4 != drawn) bits", "if (element / 4 > drawn) bits", "kernels_on_host AttentionOnHost*"),
+    ("philox_of_the_first_key", "cuda/kernels/blocked_attention.cu", "if (block != drawn) bits", "if (drawn < 0) bits", "kernels_on_host AttentionFormulaOnHost*"),
+    ("queries_in_reach_of_the_first_key", "cuda/kernels/blocked_attention.cu", "(of_keys ? at.keys + reach : at.queries)", "(of_keys ? reach : at.queries)", "kernels_on_host AttentionFormulaOnHost*"),
+    ("scores_overwritten_while_read", "cuda/kernels/blocked_attention.cu", "    sum = warp_reduce(sum, Add(), quad.lanes);\n    __syncwarp();", "    sum = warp_reduce(sum, Add(), quad.lanes);\n    ", "kernels_on_host AttentionFormulaOnHost*"),
+    ("rows_scaled_as_their_first", "cuda/kernels/tile_product.h", "value *= by[row]; }", "value *= by[row / kSide]; }", "kernels_on_host AttentionFormulaOnHost*"),
     # Experts, and how a run is cut.
     ("capacity_without_limit", "config/experts.cpp", "asked < static_cast<double>(tokens) ? static_cast<int64_t>(asked) : tokens", "static_cast<int64_t>(asked)", "config_test"),
     ("alone_and_sharded", "distributed/families.cpp", "family.data_parallel.shard.size() == 1 ?", "family.data_parallel.shard.size() == 0 ?", "distributed_test"),

@@ -1,23 +1,68 @@
-// A thread block has a tile of queries and of keys in shared memory at a time, as many of both as fit: a power of two
-// up to 32, so that a warp has a row of scores.
+// A thread block has a tile of queries and a tile of keys in shared memory, and the sums of one of them in registers.
+// Half types multiply on tensor cores, as wide as their heads may be for that; the others, and wider heads, do not.
 #include "cuda/kernels/blocked_attention.h"
+
+#include <algorithm>
+#include <optional>
+
 #include "cuda/kernels/dropout_block.h"
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/tile_product.h"
+#include "cuda/kernels/wide_access.h"
 
 namespace metroplex::cuda::kernels {
 namespace {
 
-constexpr int kMostTile = 32, kRowsOfWarp = kMostTile / kWarps;
 constexpr int64_t kRoom = 48 * 1024;  // bytes of shared memory that every GPU gives without asking
+constexpr int kQuad = 4;              // neighbouring keys of a query that a lane has: a block of Philox
+
+template <class T>
+constexpr int kBlocks = sizeof(T) < 8 ? 2 : 1;  // that a processor has registers for
+
+enum class Pass { forward, keys, queries };  // the gradients of keys and values, and of queries
 
 struct RowForm {
-  int dim, width;  // elements of a row; the same, padded
+  int dim, columns, width;  // elements of a row; with the zeros behind them; and from row to row
 };
-// The numbers of a launch.
+// The numbers of a launch. Tiles have a power of two of rows.
 struct Tiling {
-  int tile;       // rows of a tile
-  RowForm qk, v;  // of q, k and their gradients; of v, out and theirs
+  int queries, keys;
+  RowForm qk, v;                  // of q, k and their gradients; of v, out and theirs
+  int score_width, stored_width;  // from row to row of scores, and of what takes their place
+  bool packs;                     // q, k, v, out and dout may be read in packs
   int64_t items;
+};
+
+// Tiles in shared memory, and how many bytes they are.
+template <class Unit>
+struct Room {
+  typename Unit::Stored *k, *v, *q, *dout, *probabilities, *dscores;  // the last two in the place of the next two
+  typename Unit::W *scores, *gradients;                               // of probabilities; [queries][score_width]
+  typename Unit::W *largest, *total, *shrink;   // [queries], of the rows so far; what the sums of before are worth
+  typename Unit::W *logsumexp, *delta, *patch;  // [queries], in the place of the others; of Unit, in the place of k
+  int64_t bytes = 0;
+
+  constexpr Room(const Tiling& t, bool backward, unsigned char* room) {
+    const auto take = [&]<class P>(P*& place, int64_t count) {
+      place = room == nullptr ? nullptr : reinterpret_cast<P*>(room + bytes);
+      bytes += (count * static_cast<int64_t>(sizeof(P)) + 31) / 32 * 32;
+    };
+    take(patch, Unit::kPatches);
+    const int64_t patches = bytes;
+    bytes = 0;
+    take(k, int64_t{t.keys} * t.qk.width);
+    if (bytes < patches) bytes = patches;
+    take(v, int64_t{t.keys} * t.v.width);
+    take(q, int64_t{t.queries} * t.qk.width);
+    take(dout, backward ? int64_t{t.queries} * t.v.width : 0);
+    take(scores, int64_t{t.queries} * t.score_width);
+    take(gradients, backward ? int64_t{t.queries} * t.score_width : 0);
+    take(largest, t.queries);
+    take(total, t.queries);
+    take(shrink, t.queries);
+    probabilities = reinterpret_cast<decltype(k)>(scores), dscores = reinterpret_cast<decltype(k)>(gradients);
+    logsumexp = largest, delta = total;
+  }
 };
 
 template <class W>
@@ -25,59 +70,99 @@ __device__ W infinity() {
   return static_cast<W>(__builtin_huge_val());
 }
 
-// rows [tile][form.width] of W; rows from `count` on are 0.
-template <class T>
-__device__ void load_rows(const AttentionOperand<const T>& x, int64_t sample, int64_t head, int64_t first,
-                          int64_t count, int tile, const RowForm& form, Wide<T>* to) {
-  for (int i = threadIdx.x; i < tile * form.dim; i += kThreads) {
-    const int row = i / form.dim, column = i - row * form.dim;
-    to[row * form.width + column] = row < count ? load(x.at(sample, head, first + row)[column]) : Wide<T>(0);
+// Where the rows of a tile are.
+struct TilePlace {
+  int64_t sample, head, query, key;
+  int queries, keys;
+};
+
+// Rows of the other kind that may see a tile of keys, or be seen by one of queries, as far as that is known without a
+// look at each.
+struct RowRange {
+  int64_t begin, end;
+};
+template <bool of_keys>
+__device__ RowRange others_of(const AttentionShape& s, const TilePlace& at) {
+  const int64_t count = of_keys ? s.queries : s.keys, reach = s.reach < INT64_MAX / 4 ? s.reach : INT64_MAX / 4;
+  if (s.query_rows.chosen != nullptr || s.key_rows.chosen != nullptr) return {0, count};
+  const int64_t own = of_keys ? s.key_rows.first + at.key : s.query_rows.first + at.query,
+                first = of_keys ? s.query_rows.first : s.key_rows.first;
+  const int64_t begin = own - first - (of_keys ? 0 : reach),
+                end = own - first + (of_keys ? at.keys + reach : at.queries);
+  return {begin > 0 ? begin : 0, end < count ? end : count};
+}
+
+// Rows from `count` on, and columns behind the last, are 0.
+template <class Unit, class T>
+__device__ void load_rows(const AttentionOperand<const T>& x, int64_t sample, int64_t head, int64_t first, int count,
+                          int rows, const RowForm& form, bool packs, typename Unit::Stored* to) {
+  const int step = Unit::kPacks && packs ? static_cast<int>(Pack<T>::kCount) : 1, across = form.columns / step;
+  for (int i = static_cast<int>(threadIdx.x); i < rows * across; i += static_cast<int>(kThreads)) {
+    const int row = i / across, column = (i - row * across) * step;
+    const bool there = row < count && column < form.dim;
+    const T* const from = x.at(sample, head, first + row) + column;
+    typename Unit::Stored* const place = to + row * form.width + column;
+    if constexpr (Unit::kPacks) {
+      if (packs) store_pack(place, there ? load_pack(from) : Pack<T>{});
+      else *place = there ? *from : T{};
+    } else {
+      *place = there ? load(*from) : Wide<T>(0);
+    }
   }
 }
-template <class W>
-__device__ void clear_rows(int tile, const RowForm& form, W* rows) {
-  for (int i = threadIdx.x; i < tile * form.width; i += kThreads) rows[i] = W(0);
+
+// Of a warp.
+template <int64_t step, class T>
+__device__ Wide<T> dot(const T* a, const T* b, int n) {
+  Wide<T> sum = 0;
+  for (int c = static_cast<int>(threadIdx.x % kWarp * step); c < n; c += static_cast<int>(kWarp * step)) {
+    Elements<T, step> x, y;
+    x.read(a + c), y.read(b + c);
+    for (int64_t i = 0; i < step; ++i) sum += x.values[i] * y.values[i];
+  }
+  return warp_reduce(sum, Add());
 }
-template <class T>
-__device__ void store_rows(const AttentionOperand<T>& x, int64_t sample, int64_t head, int64_t first, int64_t count,
-                           const RowForm& form, const Wide<T>* from) {
-  for (int i = threadIdx.x; i < static_cast<int>(count) * form.dim; i += kThreads) {
-    const int row = i / form.dim, column = i - row * form.dim;
-    x.at(sample, head, first + row)[column] = store<T>(from[row * form.width + column]);
+
+// A tile of keys and values from `first` on; or of queries, and what backward needs with them.
+template <bool of_keys, class Unit, class Operands>
+__device__ void load_tile(const Operands& o, const AttentionShape& s, const Tiling& t, int64_t first, TilePlace& at,
+                          const Room<Unit>& room) {
+  const int most = of_keys ? t.keys : t.queries;
+  const int64_t left = (of_keys ? s.keys : s.queries) - first;
+  const int count = left < most ? static_cast<int>(left) : most;
+  if constexpr (of_keys) {
+    const int64_t group = at.head / (s.heads / s.groups);
+    at.key = first, at.keys = count;
+    load_rows<Unit>(o.k, at.sample, group, first, count, most, t.qk, t.packs, room.k);
+    load_rows<Unit>(o.v, at.sample, group, first, count, most, t.v, t.packs, room.v);
+  } else {
+    at.query = first, at.queries = count;
+    load_rows<Unit>(o.q, at.sample, at.head, first, count, most, t.qk, t.packs, room.q);
+    if constexpr (requires { o.dout; }) {
+      load_rows<Unit>(o.dout, at.sample, at.head, first, count, most, t.v, t.packs, room.dout);
+      for (int i = static_cast<int>(threadIdx.x / kWarp); i < count; i += static_cast<int>(kWarps)) {
+        const auto *const out = o.out.at(at.sample, at.head, first + i), *const dout =
+                                                                             o.dout.at(at.sample, at.head, first + i);
+        const auto sum = t.packs ? dot<kWideBytes / sizeof(*out)>(out, dout, t.v.dim) : dot<1>(out, dout, t.v.dim);
+        if (threadIdx.x % kWarp != 0) continue;
+        room.delta[i] = sum;
+        room.logsumexp[i] = o.logsumexp[(at.sample * s.heads + at.head) * s.queries + first + i];
+      }
+    }
   }
 }
 
-template <class W>
-__device__ W dot(const W* a, const W* b, int n) {
-  W sum = 0;
-  for (int c = 0; c < n; ++c) sum += a[c] * b[c];
-  return sum;
-}
-
-template <class W>
-__device__ W scale_of(const AttentionShape& s) {
-  return static_cast<W>(s.softmax_scale);
-}
-
-template <class W>
-__device__ W dropout_factor(const AttentionShape& s, const DropoutFactor<W>& factor, int64_t sample, int64_t head,
-                            int64_t query, int64_t key) {
-  if (!(s.dropout.probability > 0)) return W(1);
-  const DropoutRow row = dropout_row(s.dropout, (sample * s.heads + head) * s.queries + query);
-  const int64_t element = row.start + (s.key_rows.chosen == nullptr ? key : s.key_rows.chosen[key]);
-  const base::PhiloxBlock bits = base::philox4x32(s.dropout.key, static_cast<uint64_t>(element / 4), row.counter);
-  return factor(bits, element % kPhiloxWords);
-}
-
-// Whether no query of the tile sees a key of it, where that is known without looking at each: all lie behind them, or
-// all are out of their reach.
-__device__ bool all_hidden(const AttentionShape& s, int64_t query, int64_t queries, int64_t key) {
-  if (s.query_rows.chosen != nullptr || s.key_rows.chosen != nullptr) return false;
-  return s.key_rows.place(key) > s.query_rows.place(query + queries - 1);
-}
-__device__ bool out_of_reach(const AttentionShape& s, int64_t query, int64_t key, int64_t keys) {
-  if (s.query_rows.chosen != nullptr || s.key_rows.chosen != nullptr) return false;
-  return s.query_rows.place(query) - s.key_rows.place(key + keys - 1) > s.reach;
+// Sums, by factors of their rows where they are given, to the rows of a tile.
+template <class Unit, class T>
+__device__ void store_rows(TileSums<Unit>& sums, const AttentionOperand<T>& x, int64_t sample, int64_t head,
+                           int64_t first, int count, const RowForm& form, const Room<Unit>& room,
+                           const Wide<T>* by = nullptr) {
+  sums.for_pieces([&](auto& piece, int row, int column) {
+    Unit::each(piece, room.patch, [&](int i, int j, Wide<T>& sum) {
+      if (row + i >= count || column + j >= form.dim) return;
+      x.at(sample, head, first + row + i)[column + j] = store<T>(by == nullptr ? sum : sum * by[row + i]);
+    });
+  });
 }
 
 template <class W>
@@ -94,282 +179,288 @@ __device__ W cap_slope(const AttentionShape& s, W score) {
   return W(1) - share * share;
 }
 
-__device__ int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
-// Where the rows of a tile are.
-struct TilePlace {
-  int64_t sample, head, query, key;
-  int queries, keys;
+// kQuad neighbouring keys, and a query of the tile that may see them.
+struct KeyQuad {
+  int row, column;  // of the scores
+  bool in_tile;     // has a row there
+  QuadLanes there;  // columns
+  unsigned lanes;   // neighbouring ones that have the query
+  bool seen[kQuad];
+  int64_t place[kQuad];
 };
 
-template <class W>
-struct Running {
-  W largest[kRowsOfWarp], total[kRowsOfWarp];  // of rows warp, warp + kWarps, ...
-};
-
-// scores [tile][tile + 1] become dropped exponentials; `shrink` [tile] is what the sums of before are worth.
-template <class W>
-__device__ void softmax_rows(const AttentionShape& s, const DropoutFactor<W>& factor, const Tiling& t,
-                             const TilePlace& at, W* scores, W* shrink, Running<W>& rows) {
-  const int lane = static_cast<int>(threadIdx.x % kWarp), warp = static_cast<int>(threadIdx.x / kWarp);
-  for (int n = 0; n < kRowsOfWarp; ++n) {
-    const int i = warp + n * static_cast<int>(kWarps);
-    if (i >= at.queries) continue;
-    W* const score = scores + i * (t.tile + 1) + lane;
-    const bool seen = lane < at.keys && s.sees(at.sample, at.query + i, at.key + lane);
-    const W x = seen ? capped(s, *score * scale_of<W>(s)) : -infinity<W>();
-    const W most = Max()(rows.largest[n], warp_reduce(x, Max())), base = most == -infinity<W>() ? W(0) : most;
-    const W p = x == -infinity<W>() ? W(0) : exp(x - base);
-    const W less = rows.largest[n] == -infinity<W>() ? W(0) : exp(rows.largest[n] - base);
-    rows.total[n] = rows.total[n] * less + warp_reduce(p, Add());
-    rows.largest[n] = most;
-    if (lane == 0) shrink[i] = less;
-    if (lane < at.keys) {
-      *score = p == W(0) ? p : p * dropout_factor(s, factor, at.sample, at.head, at.query + i, at.key + lane);
-    }
+// Runs body for every quad of the tile, all lanes of a warp together.
+template <class Body>
+__device__ void for_quads(const AttentionShape& s, const Tiling& t, const TilePlace& at, const Body& body) {
+  const int lanes = (t.keys + kQuad - 1) / kQuad, rows = static_cast<int>(kWarp) / lanes,
+            lane = static_cast<int>(threadIdx.x % kWarp);
+  KeyQuad quad{0, lane % lanes * kQuad, false, {0, t.keys, t.keys >= kQuad}, static_cast<unsigned>(lanes), {}, {}};
+  int64_t document[kQuad];
+  for (int c = 0; c < kQuad; ++c) {
+    const bool there = quad.column + c < at.keys;
+    quad.place[c] = there ? s.key_rows.place(at.key + quad.column + c) : INT64_MAX;
+    document[c] = there ? s.document(at.sample, quad.place[c]) : 0;
+  }
+  for (int first = static_cast<int>(threadIdx.x / kWarp) * rows; first < t.queries;
+       first += static_cast<int>(kWarps) * rows) {
+    quad.row = first + lane / lanes;
+    quad.in_tile = quad.row < t.queries;
+    const int64_t query = quad.row < at.queries ? s.query_rows.place(at.query + quad.row) : -1;
+    const int64_t of_query = query < 0 ? 0 : s.document(at.sample, query);
+    for (int c = 0; c < kQuad; ++c)
+      quad.seen[c] = quad.place[c] <= query && query - quad.place[c] <= s.reach && document[c] == of_query;
+    body(quad);
   }
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads)
+// Neighbours are mostly of one block of Philox, which is drawn once then.
+template <class W>
+__device__ Quad<W> dropout_factors(const AttentionShape& s, const DropoutFactor<W>& factor, const TilePlace& at,
+                                   const KeyQuad& quad) {
+  Quad<W> factors{{W(1), W(1), W(1), W(1)}};
+  if (!(s.dropout.probability > 0)) return factors;
+  const int64_t query = at.query + (quad.row < at.queries ? quad.row : 0);
+  const DropoutRow row = dropout_row(s.dropout, (at.sample * s.heads + at.head) * s.queries + query);
+  base::PhiloxBlock bits{};
+  int64_t drawn = -1;
+  for (int c = 0; c < kQuad; ++c) {
+    if (!quad.seen[c]) continue;
+    const int64_t element = row.start + (s.key_rows.chosen == nullptr ? at.key + quad.column + c : quad.place[c]),
+                  block = element / kPhiloxWords;
+    if (block != drawn) bits = base::philox4x32(s.dropout.key, static_cast<uint64_t>(block), row.counter);
+    drawn = block;
+    factors.values[c] = factor(bits, element % kPhiloxWords);
+  }
+  return factors;
+}
+
+// Scores become exponentials, dropped but not scaled up, against a base that follows the largest score of a row only
+// where that has risen by more than this: sums change their base seldom, and exponentials stay below e^4.
+constexpr int kRise = 4;
+
+template <class T, class Unit>
+__device__ void softmax_rows(const AttentionShape& s, const DropoutFactor<Wide<T>>& factor, const Tiling& t,
+                             const TilePlace& at, const Room<Unit>& room) {
+  using W = Wide<T>;
+  for_quads(s, t, at, [&](const KeyQuad& quad) {
+    W* const scores = room.scores + quad.row * t.score_width;
+    const W before = quad.in_tile ? room.largest[quad.row] : W(0);
+    Quad<W> x{};
+    if (quad.in_tile) x = load_quad(scores, quad.column, quad.there);
+    W most = -infinity<W>(), sum = 0;
+    for (int c = 0; c < kQuad; ++c) {
+      x.values[c] = quad.seen[c] ? capped(s, x.values[c] * static_cast<W>(s.softmax_scale)) : -infinity<W>();
+      most = Max()(most, x.values[c]);
+    }
+    most = warp_reduce(most, Max(), quad.lanes);
+    if (!(most > before + W(kRise))) most = before;
+    const W base = most == -infinity<W>() ? W(0) : most, less = before == -infinity<W>() ? W(1) : exp(before - base);
+    const Quad<W> kept = dropout_factors(s, factor, at, quad);
+    Quad<typename Unit::Stored> probabilities;
+    for (int c = 0; c < kQuad; ++c) {
+      const W p = x.values[c] == -infinity<W>() ? W(0) : exp(x.values[c] - base);
+      sum += p;
+      probabilities.values[c] = store<typename Unit::Stored>(kept.values[c] == W(0) ? W(0) : p);
+    }
+    sum = warp_reduce(sum, Add(), quad.lanes);
+    __syncwarp();  // what is written now takes the place of what its other lanes have read
+    if (!quad.in_tile) return;
+    store_quad(probabilities, room.probabilities + quad.row * t.stored_width, quad.column, quad.there);
+    if (quad.column != 0) return;
+    room.largest[quad.row] = most, room.shrink[quad.row] = less;
+    room.total[quad.row] = room.total[quad.row] * less + sum;
+  });
+}
+
+template <class T, class Unit>
+__global__ void __launch_bounds__(kThreads, kBlocks<T>)
     attention_forward_kernel(AttentionForward<T> o, AttentionShape s, DropoutFactor<Wide<T>> factor, Tiling t) {
   using W = Wide<T>;
-  const int rows = t.tile * t.qk.width, v_rows = t.tile * t.v.width;
-  W *const q = reinterpret_cast<W*>(dynamic_shared()), *const k = q + rows, *const v = k + rows,
-           *const sums = v + v_rows, *const scores = sums + v_rows, *const shrink = scores + t.tile * (t.tile + 1);
-  const int64_t blocks = (s.queries + t.tile - 1) / t.tile, each = s.heads / s.groups;
-  const int lane = static_cast<int>(threadIdx.x % kWarp), warp = static_cast<int>(threadIdx.x / kWarp);
+  const Room<Unit> room(t, false, dynamic_shared());
+  const int64_t blocks = (s.queries + t.queries - 1) / t.queries;
+  const int thread = static_cast<int>(threadIdx.x);
   for (int64_t item = blockIdx.x; item < t.items; item += gridDim.x) {
-    const int64_t head = item / blocks % s.heads, query = item % blocks * t.tile;
-    TilePlace at{item / blocks / s.heads, head, query, 0, static_cast<int>(least(t.tile, s.queries - query)), 0};
-    Running<W> running;
-    for (int n = 0; n < kRowsOfWarp; ++n) running.largest[n] = -infinity<W>(), running.total[n] = W(0);
+    TilePlace at{item / blocks / s.heads, item / blocks % s.heads, 0, 0, 0, 0};
+    TileSums<Unit> sums(t.queries, t.v.columns);
     __syncthreads();  // the item before has been stored
-    load_rows(o.q, at.sample, head, query, at.queries, t.tile, t.qk, q);
-    clear_rows(t.tile, t.v, sums);
-    for (; at.key < s.keys; at.key += t.tile) {
-      if (all_hidden(s, query, at.queries, at.key)) break;
-      at.keys = static_cast<int>(least(t.tile, s.keys - at.key));
-      if (out_of_reach(s, query, at.key, at.keys)) continue;
+    load_tile<false>(o, s, t, item % blocks * t.queries, at, room);
+    for (int i = thread; i < t.queries; i += static_cast<int>(kThreads))
+      room.largest[i] = -infinity<W>(), room.total[i] = W(0);
+    const RowRange keys = others_of<false>(s, at);
+    for (int64_t key = keys.begin / t.keys * t.keys; key < keys.end; key += t.keys) {
       __syncthreads();  // the tile before has been used
-      load_rows(o.k, at.sample, head / each, at.key, at.keys, t.tile, t.qk, k);
-      load_rows(o.v, at.sample, head / each, at.key, at.keys, t.tile, t.v, v);
+      load_tile<true>(o, s, t, key, at, room);
       __syncthreads();
-      for (int e = threadIdx.x; e < t.tile * t.tile; e += kThreads) {
-        const int i = e / t.tile, j = e - i * t.tile;
-        scores[i * (t.tile + 1) + j] = dot(q + i * t.qk.width, k + j * t.qk.width, t.qk.dim);
-      }
+      multiply_tile<Unit>(rows(room.q, t.qk.width), turned(room.k, t.qk.width), t.queries, t.keys, t.qk.columns,
+                          room.scores, t.score_width);
       __syncthreads();
-      softmax_rows(s, factor, t, at, scores, shrink, running);
+      softmax_rows<T>(s, factor, t, at, room);
       __syncthreads();
-      for (int e = threadIdx.x; e < at.queries * t.v.dim; e += kThreads) {
-        const int i = e / t.v.dim, c = e - i * t.v.dim;
-        W sum = sums[i * t.v.width + c] * shrink[i];
-        for (int j = 0; j < at.keys; ++j) sum += scores[i * (t.tile + 1) + j] * v[j * t.v.width + c];
-        sums[i * t.v.width + c] = sum;
-      }
+      sums.for_pieces([&](auto& sum, int i, int) { Unit::scale(sum, room.shrink + i, room.patch); });
+      sums.add(rows(room.probabilities, t.stored_width), rows(room.v, t.v.width), t.keys);
     }
     __syncthreads();
-    for (int n = 0; n < kRowsOfWarp; ++n) {
-      const int i = warp + n * static_cast<int>(kWarps);
-      if (i >= at.queries || lane != 0) continue;
-      const W total = running.total[n];
-      shrink[i] = total == W(0) ? W(0) : W(1) / total;
-      o.logsumexp[(at.sample * s.heads + head) * s.queries + query + i] = running.largest[n] + log(total);
+    for (int i = thread; i < at.queries; i += static_cast<int>(kThreads)) {
+      const W total = room.total[i];
+      room.shrink[i] = total == W(0) ? W(0) : factor.scale / total;
+      o.logsumexp[(at.sample * s.heads + at.head) * s.queries + at.query + i] = room.largest[i] + log(total);
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < at.queries * t.v.dim; e += kThreads) {
-      const int i = e / t.v.dim, c = e - i * t.v.dim;
-      o.out.at(at.sample, head, query + i)[c] = store<T>(sums[i * t.v.width + c] * shrink[i]);
-    }
+    store_rows(sums, o.out, at.sample, at.head, at.query, at.queries, t.v, room, room.shrink);
   }
 }
 
-// Tiles in shared memory: of q, k and `of_qk` [tile][qk.width], of dout, v and `of_v` [tile][v.width].
-template <class W>
-struct BackwardRoom {
-  W *q, *dout, *k, *v, *of_qk, *of_v;  // the last two: sums of gradients
-  W *probabilities, *dscores;          // [tile][tile + 1]
-  W *logsumexp, *delta;                // [tile]
-
-  __device__ BackwardRoom(unsigned char* room, const Tiling& t) {
-    const int rows = t.tile * t.qk.width, v_rows = t.tile * t.v.width;
-    q = reinterpret_cast<W*>(room), dout = q + rows, k = dout + v_rows, v = k + rows, of_qk = v + v_rows;
-    of_v = of_qk + rows, probabilities = of_v + v_rows, dscores = probabilities + t.tile * (t.tile + 1);
-    logsumexp = dscores + t.tile * (t.tile + 1), delta = logsumexp + t.tile;
-  }
-};
-
-template <class T>
-__device__ void load_queries(const AttentionBackward<T>& o, const AttentionShape& s, const Tiling& t,
-                             const TilePlace& at, const BackwardRoom<Wide<T>>& room) {
+// Scores and the gradients of dropped probabilities become those probabilities and the gradients of products q k.
+template <class T, class Unit>
+__device__ void gradients_of_scores(const AttentionShape& s, const DropoutFactor<Wide<T>>& factor, const Tiling& t,
+                                    const TilePlace& at, const Room<Unit>& room) {
   using W = Wide<T>;
-  load_rows(o.q, at.sample, at.head, at.query, at.queries, t.tile, t.qk, room.q);
-  load_rows(o.dout, at.sample, at.head, at.query, at.queries, t.tile, t.v, room.dout);
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
-  for (int i = static_cast<int>(threadIdx.x / kWarp); i < at.queries; i += static_cast<int>(kWarps)) {
-    const T *const out = o.out.at(at.sample, at.head, at.query + i), *const dout =
-                                                                         o.dout.at(at.sample, at.head, at.query + i);
-    W sum = 0;
-    for (int c = lane; c < t.v.dim; c += static_cast<int>(kWarp)) sum += load(out[c]) * load(dout[c]);
-    sum = warp_reduce(sum, Add());
-    if (lane != 0) continue;
-    room.delta[i] = sum;
-    room.logsumexp[i] = o.logsumexp[(at.sample * s.heads + at.head) * s.queries + at.query + i];
-  }
-}
-
-template <class W>
-__device__ void gradients_of_scores(const AttentionShape& s, const DropoutFactor<W>& factor, const Tiling& t,
-                                    const TilePlace& at, const BackwardRoom<W>& room) {
-  for (int e = threadIdx.x; e < t.tile * t.tile; e += kThreads) {
-    const int i = e / t.tile, j = e - i * t.tile;
-    W p = 0, dscore = 0;
-    if (i < at.queries && j < at.keys && s.sees(at.sample, at.query + i, at.key + j)) {
-      const W scale = scale_of<W>(s);
-      const W score = capped(s, dot(room.q + i * t.qk.width, room.k + j * t.qk.width, t.qk.dim) * scale);
-      const W gradient = dot(room.dout + i * t.v.width, room.v + j * t.v.width, t.v.dim);
-      const W kept = dropout_factor(s, factor, at.sample, at.head, at.query + i, at.key + j);
-      p = score == -infinity<W>() ? W(0) : exp(score - room.logsumexp[i]);
-      dscore = (kept * gradient - room.delta[i]) * p * scale * cap_slope(s, score);
-      p *= kept;
+  using Stored = typename Unit::Stored;
+  for_quads(s, t, at, [&](const KeyQuad& quad) {
+    W *const scores = room.scores + quad.row * t.score_width, *const gradients =
+                                                                  room.gradients + quad.row * t.score_width;
+    Quad<W> x{}, dx{};
+    if (quad.in_tile) {
+      x = load_quad(scores, quad.column, quad.there), dx = load_quad(gradients, quad.column, quad.there);
     }
-    room.probabilities[i * (t.tile + 1) + j] = p;
-    room.dscores[i * (t.tile + 1) + j] = dscore;
-  }
+    const Quad<W> kept = dropout_factors(s, factor, at, quad);
+    Quad<Stored> probabilities{}, dscores{};
+    for (int c = 0; c < kQuad; ++c) {
+      if (!quad.seen[c]) continue;
+      const W scale = static_cast<W>(s.softmax_scale), score = capped(s, x.values[c] * scale);
+      const W p = score == -infinity<W>() ? W(0) : exp(score - room.logsumexp[quad.row]);
+      const W dp = kept.values[c] * dx.values[c] - room.delta[quad.row];
+      probabilities.values[c] = store<Stored>(p * kept.values[c]);
+      dscores.values[c] = store<Stored>(dp * p * scale * cap_slope(s, score));
+    }
+    __syncwarp();  // what is written now takes the place of what its other lanes have read
+    if (!quad.in_tile) return;
+    store_quad(probabilities, room.probabilities + quad.row * t.stored_width, quad.column, quad.there);
+    store_quad(dscores, room.dscores + quad.row * t.stored_width, quad.column, quad.there);
+  });
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads) attention_backward_keys_kernel(AttentionBackward<T> o, AttentionShape s,
-                                                                           DropoutFactor<Wide<T>> factor, Tiling t) {
-  using W = Wide<T>;
-  const BackwardRoom<W> room(dynamic_shared(), t);
-  const int64_t blocks = (s.keys + t.tile - 1) / t.tile, each = s.heads / s.groups;
-  const int widest = t.qk.dim > t.v.dim ? t.qk.dim : t.v.dim;
+// A block has a tile of keys, or of queries, and goes through those of the other.
+template <bool of_keys, class T, class Unit>
+__global__ void __launch_bounds__(kThreads, kBlocks<T>)
+    attention_backward_kernel(AttentionBackward<T> o, AttentionShape s, DropoutFactor<Wide<T>> factor, Tiling t) {
+  const Room<Unit> room(t, true, dynamic_shared());
+  const int own = of_keys ? t.keys : t.queries, step = of_keys ? t.queries : t.keys;
+  const int64_t heads = of_keys ? s.groups : s.heads, each = of_keys ? s.heads / s.groups : 1;
+  const int64_t blocks = ((of_keys ? s.keys : s.queries) + own - 1) / own;
   for (int64_t item = blockIdx.x; item < t.items; item += gridDim.x) {
-    const int64_t group = item / blocks % s.groups, key = item % blocks * t.tile;
-    TilePlace at{item / blocks / s.groups, 0, 0, key, 0, static_cast<int>(least(t.tile, s.keys - key))};
+    const int64_t head = item / blocks % heads, first = item % blocks * own;
+    TilePlace at{item / blocks / heads, head * each, 0, 0, 0, 0};
+    TileSums<Unit> of_qk(own, t.qk.columns), of_v(own, t.v.columns);
     __syncthreads();  // the item before has been stored
-    load_rows(o.k, at.sample, group, key, at.keys, t.tile, t.qk, room.k);
-    load_rows(o.v, at.sample, group, key, at.keys, t.tile, t.v, room.v);
-    clear_rows(t.tile, t.qk, room.of_qk);
-    clear_rows(t.tile, t.v, room.of_v);
-    for (at.head = group * each; at.head < (group + 1) * each; ++at.head) {
-      for (at.query = 0; at.query < s.queries; at.query += t.tile) {
-        at.queries = static_cast<int>(least(t.tile, s.queries - at.query));
-        if (all_hidden(s, at.query, at.queries, key) || out_of_reach(s, at.query, key, at.keys)) continue;
+    load_tile<of_keys>(o, s, t, first, at, room);
+    const RowRange others = others_of<of_keys>(s, at);
+    for (; at.head < (head + 1) * each; ++at.head) {
+      for (int64_t other = others.begin / step * step; other < others.end; other += step) {
         __syncthreads();  // the tile before has been used
-        load_queries(o, s, t, at, room);
+        load_tile<!of_keys>(o, s, t, other, at, room);
         __syncthreads();
-        gradients_of_scores(s, factor, t, at, room);
+        multiply_tile<Unit>(rows(room.q, t.qk.width), turned(room.k, t.qk.width), t.queries, t.keys, t.qk.columns,
+                            room.scores, t.score_width);
+        multiply_tile<Unit>(rows(room.dout, t.v.width), turned(room.v, t.v.width), t.queries, t.keys, t.v.columns,
+                            room.gradients, t.score_width);
         __syncthreads();
-        // Both at once. Where one has fewer columns, its last takes part again and is not stored.
-        for (int e = threadIdx.x; e < at.keys * widest; e += kThreads) {
-          const int j = e / widest, c = e - j * widest;
-          const bool of_qk = c < t.qk.dim, of_v = c < t.v.dim;
-          const int qk = of_qk ? c : t.qk.dim - 1, v = of_v ? c : t.v.dim - 1;
-          W dk = of_qk ? room.of_qk[j * t.qk.width + c] : W(0), dv = of_v ? room.of_v[j * t.v.width + c] : W(0);
-          for (int i = 0; i < at.queries; ++i) {
-            dk += room.dscores[i * (t.tile + 1) + j] * room.q[i * t.qk.width + qk];
-            dv += room.probabilities[i * (t.tile + 1) + j] * room.dout[i * t.v.width + v];
-          }
-          if (of_qk) room.of_qk[j * t.qk.width + c] = dk;
-          if (of_v) room.of_v[j * t.v.width + c] = dv;
+        gradients_of_scores<T>(s, factor, t, at, room);
+        __syncthreads();
+        if constexpr (of_keys) {
+          of_qk.add(turned(room.dscores, t.stored_width), rows(room.q, t.qk.width), t.queries);
+          of_v.add(turned(room.probabilities, t.stored_width), rows(room.dout, t.v.width), t.queries);
+        } else {
+          of_qk.add(rows(room.dscores, t.stored_width), rows(room.k, t.qk.width), t.keys);
         }
       }
     }
     __syncthreads();
-    store_rows(o.dk, at.sample, group, key, at.keys, t.qk, room.of_qk);
-    store_rows(o.dv, at.sample, group, key, at.keys, t.v, room.of_v);
-  }
-}
-
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    attention_backward_queries_kernel(AttentionBackward<T> o, AttentionShape s, DropoutFactor<Wide<T>> factor,
-                                      Tiling t) {
-  using W = Wide<T>;
-  const BackwardRoom<W> room(dynamic_shared(), t);
-  const int64_t blocks = (s.queries + t.tile - 1) / t.tile, each = s.heads / s.groups;
-  for (int64_t item = blockIdx.x; item < t.items; item += gridDim.x) {
-    const int64_t head = item / blocks % s.heads, query = item % blocks * t.tile;
-    TilePlace at{item / blocks / s.heads, head, query, 0, static_cast<int>(least(t.tile, s.queries - query)), 0};
-    __syncthreads();  // the item before has been stored
-    load_queries(o, s, t, at, room);
-    clear_rows(t.tile, t.qk, room.of_qk);
-    for (; at.key < s.keys; at.key += t.tile) {
-      if (all_hidden(s, query, at.queries, at.key)) break;
-      at.keys = static_cast<int>(least(t.tile, s.keys - at.key));
-      if (out_of_reach(s, query, at.key, at.keys)) continue;
-      __syncthreads();  // the tile before has been used
-      load_rows(o.k, at.sample, head / each, at.key, at.keys, t.tile, t.qk, room.k);
-      load_rows(o.v, at.sample, head / each, at.key, at.keys, t.tile, t.v, room.v);
-      __syncthreads();
-      gradients_of_scores(s, factor, t, at, room);
-      __syncthreads();
-      for (int e = threadIdx.x; e < at.queries * t.qk.dim; e += kThreads) {
-        const int i = e / t.qk.dim, c = e - i * t.qk.dim;
-        W dq = room.of_qk[i * t.qk.width + c];
-        for (int j = 0; j < at.keys; ++j) dq += room.dscores[i * (t.tile + 1) + j] * room.k[j * t.qk.width + c];
-        room.of_qk[i * t.qk.width + c] = dq;
-      }
+    if constexpr (of_keys) {
+      store_rows(of_qk, o.dk, at.sample, head, at.key, at.keys, t.qk, room);
+      store_rows(of_v, o.dv, at.sample, head, at.key, at.keys, t.v, room);
+    } else {
+      store_rows(of_qk, o.dq, at.sample, head, at.query, at.queries, t.qk, room);
     }
-    __syncthreads();
-    store_rows(o.dq, at.sample, head, query, at.queries, t.qk, room.of_qk);
   }
 }
 
-// Bytes for `qk` arrays of rows of q or k, `v` of v, `squares` of scores and `columns` of single numbers.
-struct Needs {
-  int qk, v, squares, columns;
-};
-int64_t bytes_of(const Needs& needs, const Tiling& t, int64_t element) {
-  return ((needs.qk * int64_t{t.qk.width} + needs.v * int64_t{t.v.width}) * t.tile +
-          needs.squares * int64_t{t.tile} * (t.tile + 1) + needs.columns * int64_t{t.tile}) *
-         element;
-}
-
-Tiling tiling_for(const Needs& needs, const AttentionShape& s, int64_t element) {
-  const auto form = [](int64_t dim) { return RowForm{static_cast<int>(dim), static_cast<int>(dim) + 1}; };
-  Tiling t{kMostTile, form(s.head_dim), form(s.v_head_dim), 0};
-  while (t.tile > 1 && bytes_of(needs, t, element) > kRoom) t.tile /= 2;
-  MPX_CHECK(bytes_of(needs, t, element) <= kRoom, "cuda", "attention: heads of ", s.head_dim, " and ", s.v_head_dim,
-            " elements of ", element, " bytes do not fit the shared memory of a GPU (", kRoom,
-            " bytes); take smaller heads (model.kv_channels)");
+// Tiles that fit, as many rows as may be: more of those whose sums stay.
+template <class Unit>
+std::optional<Tiling> tiling(Pass pass, const AttentionShape& s, bool packs) {
+  constexpr int kSide = Unit::kSide;
+  const auto form = [](int64_t dim) {
+    const int columns = static_cast<int>((dim + kSide - 1) / kSide * kSide);
+    return RowForm{static_cast<int>(dim), columns, columns + Unit::kPad};
+  };
+  const bool of_keys = pass == Pass::keys;
+  const int64_t rows = of_keys ? s.keys : s.queries;
+  Tiling t{0, 0, form(s.head_dim), form(s.v_head_dim), 0, 0, packs, 0};
+  const auto fit = [&](int own, int other) {
+    t.keys = of_keys ? own : other, t.queries = of_keys ? other : own;
+    t.score_width = (t.keys + kQuad - 1) / kQuad * kQuad + kQuad;
+    t.stored_width = t.score_width * static_cast<int>(sizeof(typename Unit::W) / sizeof(typename Unit::Stored));
+    return Room<Unit>(t, pass != Pass::forward, nullptr).bytes <= kRoom &&
+           (pass == Pass::queries || TileSums<Unit>::fit(own, t.v.columns)) &&
+           (pass == Pass::forward || TileSums<Unit>::fit(own, t.qk.columns));
+  };
+  int own = kSide == 1 ? 32 : 64, other = 32;
+  while (own > kSide && own / 2 >= rows) own /= 2;
+  while (!fit(own, other)) {
+    int& larger = own > other ? own : other;
+    if (larger == kSide) return std::nullopt;
+    larger /= 2;
+  }
+  t.items = s.samples * (of_keys ? s.groups : s.heads) * ((rows + own - 1) / own);
   return t;
 }
 
-template <class Kernel, class Operands, class W>
-void start(const char* name, Kernel kernel, const Operands& operands, const AttentionShape& s, Tiling t,
-           int64_t heads, int64_t rows, unsigned bytes, const DropoutFactor<W>& factor, CUstream_st* stream) {
-  t.items = s.samples * heads * ((rows + t.tile - 1) / t.tile);
-  if (t.items == 0) return;
-  launch_kernel(name, kernel, Grid{blocks_for_rows(t.items), kThreads, bytes, stream}, operands, s, factor, t);
+template <class T, class... Operands>
+bool in_packs(const AttentionShape& s, const Operands&... operands) {
+  const auto whole = [](int64_t n) { return n % Pack<T>::kCount == 0; };
+  return whole(s.head_dim) && whole(s.v_head_dim) && aligned_for_packs(operands.data...) &&
+         ((whole(operands.row) && whole(operands.sample) && whole(operands.head)) && ...);
+}
+
+template <Pass pass, class Unit, class T, template <class> class Operands>
+bool launched(const char* name, const Operands<T>& o, const AttentionShape& s, bool packs, CUstream_st* stream) {
+  const std::optional<Tiling> t = tiling<Unit>(pass, s, packs);
+  if (!t || t->items == 0) return t.has_value();
+  const auto bytes = static_cast<unsigned>(Room<Unit>(*t, pass != Pass::forward, nullptr).bytes);
+  const auto kernel = [] {
+    if constexpr (pass == Pass::forward) return attention_forward_kernel<T, Unit>;
+    else return attention_backward_kernel<pass == Pass::keys, T, Unit>;
+  }();
+  launch_kernel(name, kernel, Grid{blocks_for_rows(t->items), kThreads, bytes, stream}, o, s,
+                DropoutFactor<Wide<T>>(s.dropout.probability), *t);
+  return true;
+}
+
+template <Pass pass, class T, template <class> class Operands>
+void start(const char* name, const Operands<T>& o, const AttentionShape& s, bool packs, CUstream_st* stream) {
+  if constexpr (kIsHalf<T>) {
+    if (launched<pass, ByWarp<T>>(name, o, s, packs, stream)) return;
+  }
+  const bool plain = launched<pass, ByThread<T>>(name, o, s, packs, stream);
+  MPX_CHECK(plain, "cuda", "attention: heads of ", s.head_dim, " and ", s.v_head_dim, " elements of ",
+            sizeof(Wide<T>), " bytes do not fit the shared memory of a GPU (", kRoom,
+            " bytes); take smaller heads (model.kv_channels)");
 }
 
 }  // namespace
 
 template <class T>
-void attention_forward_cuda(const AttentionForward<T>& operands, const AttentionShape& shape, const AttentionScratch&,
+void attention_forward_cuda(const AttentionForward<T>& o, const AttentionShape& shape, const AttentionScratch&,
                             CUstream_st* stream) {
-  constexpr Needs kNeeds{2, 2, 1, 1};
-  const Tiling t = tiling_for(kNeeds, shape, sizeof(Wide<T>));
-  start("attention_forward", attention_forward_kernel<T>, operands, shape, t, shape.heads, shape.queries,
-        static_cast<unsigned>(bytes_of(kNeeds, t, sizeof(Wide<T>))),
-        DropoutFactor<Wide<T>>(shape.dropout.probability), stream);
+  start<Pass::forward>("attention_forward", o, shape, in_packs<T>(shape, o.q, o.k, o.v), stream);
 }
 
 template <class T>
-void attention_backward_cuda(const AttentionBackward<T>& operands, const AttentionShape& shape,
-                             const AttentionScratch&, CUstream_st* stream) {
-  constexpr Needs kNeeds{3, 3, 2, 2};
-  const Tiling t = tiling_for(kNeeds, shape, sizeof(Wide<T>));
-  const auto bytes = static_cast<unsigned>(bytes_of(kNeeds, t, sizeof(Wide<T>)));
-  const DropoutFactor<Wide<T>> factor(shape.dropout.probability);
-  start("attention_backward_keys", attention_backward_keys_kernel<T>, operands, shape, t, shape.groups, shape.keys,
-        bytes, factor, stream);
-  start("attention_backward_queries", attention_backward_queries_kernel<T>, operands, shape, t, shape.heads,
-        shape.queries, bytes, factor, stream);
+void attention_backward_cuda(const AttentionBackward<T>& o, const AttentionShape& shape, const AttentionScratch&,
+                             CUstream_st* stream) {
+  const bool packs = in_packs<T>(shape, o.q, o.k, o.v, o.out, o.dout);
+  start<Pass::keys>("attention_backward_keys", o, shape, packs, stream);
+  start<Pass::queries>("attention_backward_queries", o, shape, packs, stream);
 }
 
 #define MPX_INSTANTIATE(T)                                                                     \

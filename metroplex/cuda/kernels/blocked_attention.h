@@ -91,8 +91,9 @@ void attention_backward(const AttentionBackward<T>& operands, const AttentionSha
                         const AttentionScratch& scratch);
 
 // The same on a GPU, enqueued on `stream`; all pointers are of the device, the scratch is not read. Results differ
-// from those of the CPU by the order of sums, and probabilities of half types are not rounded. base::Error("cuda",
-// ...) when nothing was launched.
+// from those of the CPU by the order of sums, and by when probabilities of half types are rounded: each is rounded
+// once on both, on a GPU against another base and before it is scaled up for dropout, or not at all where heads are
+// too wide for tensor cores. base::Error("cuda", ...) when nothing was launched.
 template <class T>
 void attention_forward_cuda(const AttentionForward<T>& operands, const AttentionShape& shape,
                             const AttentionScratch& scratch, CUstream_st* stream);

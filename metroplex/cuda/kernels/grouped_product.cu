@@ -1,14 +1,11 @@
 // One launch for all groups. A block of threads makes a tile of 64 x 64 of one group's result: halves by the tensor
 // cores, the others by plain multiply-adds. The grid has room for whatever the counts will be; a block beyond the
 // tiles of its group ends at once.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <mma.h>
-
 #include <algorithm>
 
 #include "cuda/kernels/grouped_product.h"
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/tile_product.h"
 
 namespace metroplex::cuda::kernels {
 namespace {
@@ -122,39 +119,21 @@ __device__ void plain_tile(const Problem<T>& p, int64_t m, int64_t n) {
 }
 
 template <class T>
-using Native = std::conditional_t<std::is_same_v<T, Bf16>, __nv_bfloat16, __half>;
-
-// Eight warps, each 16 rows of 32 columns.
-template <class T>
 __device__ void half_tile(const Problem<T>& p, int64_t m, int64_t n) {
-  namespace wmma = nvcuda::wmma;
+  using Unit = ByWarp<T>;
   __shared__ __align__(32) T a[kDepth][kPadded], b[kDepth][kPadded];
-  __shared__ __align__(32) float sums[kTile][kPadded];
-  const int warp = static_cast<int>(threadIdx.x) / 32, row = warp / 2 * 16, column = warp % 2 * 32;
-  wmma::fragment<wmma::accumulator, 16, 16, 16, float> sum[2];
-  wmma::fill_fragment(sum[0], 0.0F);
-  wmma::fill_fragment(sum[1], 0.0F);
+  __shared__ __align__(32) float patches[Unit::kPatches];
+  TileSums<Unit> sums(kTile, kTile);
   for (int64_t k = 0; k < p.k; k += kDepth) {
     fetch(p.a, p.lda, !p.a_by_k, m, p.m, k, p.k, a);
     fetch(p.b, p.ldb, p.b_by_n, n, p.n, k, p.k, b);
     __syncthreads();
-    wmma::fragment<wmma::matrix_a, 16, 16, 16, Native<T>, wmma::col_major> left;
-    wmma::load_matrix_sync(left, reinterpret_cast<const Native<T>*>(&a[0][row]), kPadded);
-    for (int j = 0; j < 2; ++j) {
-      wmma::fragment<wmma::matrix_b, 16, 16, 16, Native<T>, wmma::row_major> right;
-      wmma::load_matrix_sync(right, reinterpret_cast<const Native<T>*>(&b[0][column + 16 * j]), kPadded);
-      wmma::mma_sync(sum[j], left, right, sum[j]);
-    }
+    sums.add(turned(a[0], kPadded), rows(b[0], kPadded), kDepth);
     __syncthreads();
   }
-  for (int j = 0; j < 2; ++j) {
-    wmma::store_matrix_sync(&sums[row][column + 16 * j], sum[j], kPadded, wmma::mem_row_major);
-  }
-  __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < kTile * kTile; i += static_cast<int>(kThreads)) {
-    store_sum(p, m + i / kTile, n + i % kTile, sums[i / kTile][i % kTile]);
-  }
-  __syncthreads();
+  sums.for_pieces([&, patch = &patches[0]](auto& piece, int row, int column) {
+    Unit::each(piece, patch, [&](int i, int j, float sum) { store_sum(p, m + row + i, n + column + j, sum); });
+  });
 }
 
 template <class T>

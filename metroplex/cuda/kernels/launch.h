@@ -21,12 +21,12 @@ inline unsigned blocks_for(int64_t n) {
   return static_cast<unsigned>(blocks < kMost ? blocks : kMost);
 }
 
-// What Grid::dynamic_bytes made room for; multiples of 16 bytes begin there.
+// What Grid::dynamic_bytes made room for; multiples of 32 bytes begin there.
 __device__ inline unsigned char* dynamic_shared() {
 #ifdef METROPLEX_KERNELS_ON_HOST
   return kernels_on_host::dynamic_shared();
 #else
-  extern __shared__ __align__(16) unsigned char room[];
+  extern __shared__ __align__(32) unsigned char room[];
   return room;
 #endif
 }
@@ -68,10 +68,10 @@ struct Max {
   }
 };
 
-// Every lane of the warp must call it and gets the result.
+// Every lane of the warp must call it and gets the result, of `lanes` neighbouring ones: a power of two.
 template <class T, class Op>
-__device__ T warp_reduce(T value, const Op& op) {
-  for (unsigned offset = kWarp / 2; offset > 0; offset /= 2) value = op(value, __shfl_xor_sync(kAll, value, offset));
+__device__ T warp_reduce(T value, const Op& op, unsigned lanes = kWarp) {
+  for (unsigned offset = lanes / 2; offset > 0; offset /= 2) value = op(value, __shfl_xor_sync(kAll, value, offset));
   return value;
 }
 

@@ -15,7 +15,7 @@
 #define __device__
 #define __host__
 #define __shared__ static
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __syncthreads() ::metroplex::kernels_on_host::block_barrier(__FILE__, __LINE__)
 #define __syncwarp() ::metroplex::kernels_on_host::sync_warp({__FILE__, __LINE__, true})

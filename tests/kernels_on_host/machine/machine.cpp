@@ -1,6 +1,7 @@
 #include "kernels_on_host/machine/machine.h"
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -101,7 +102,7 @@ class Machine {
   const Launch* launch_ = nullptr;
   Thread* current_ = nullptr;
   Index block_index_;
-  alignas(16) std::vector<unsigned char> room_ = std::vector<unsigned char>(kSharedBytes);
+  alignas(32) std::array<unsigned char, kSharedBytes> room_{};
 
  private:
   static std::string refusal(const Launch& l) {
