@@ -88,18 +88,8 @@ Json adapter_config(const config::Peft& peft, const std::vector<ExportedAdapter>
           {"modules_to_save", nullptr}};
 }
 
-}  // namespace
-
-void write_adapters(files::FileSystem& disk, checkpoint::Reader& run, const std::string& directory,
-                    const std::string& base) {
-  config::Config config = config::parse_saved(run.manifest().config_yaml);
-  check_writable(disk, config.model, directory);
-  if (const files::TensorForm* words = run.find("embedding.word_embeddings.weight", "weight"); words != nullptr)
-    config.model.vocab_size = words->shape.at(0);
-  const std::vector<ExportedAdapter> all = exported_adapters(run, family_for(config.model).tensors(config.model));
-  check_words(run, config.model, all);
-  const std::string part = directory + ".part";
-  if (disk.exists(part)) disk.remove_tree(part);
+void write_tensors(files::FileSystem& disk, checkpoint::Reader& run, const std::string& part,
+                   const std::vector<ExportedAdapter>& all) {
   disk.make_directories(part);
   std::vector<files::TensorInfo> infos;
   std::map<std::string, const ExportedAdapter*> by_name;
@@ -115,9 +105,29 @@ void write_adapters(files::FileSystem& disk, checkpoint::Reader& run, const std:
     writer.write(bytes.data(), bytes.size());
   }
   writer.finish();
-  disk.replace_file(files::join_path(part, "adapter_config.json"),
-                    adapter_config(config.peft, all, base).dump(2) + "\n");
-  disk.rename(part, directory);
+}
+
+}  // namespace
+
+void write_adapters(files::FileSystem& disk, checkpoint::Reader& run, const std::string& directory,
+                    const std::string& base) {
+  config::Config config = config::parse_saved(run.manifest().config_yaml);
+  check_writable(disk, config.model, directory);
+  if (const files::TensorForm* words = run.find("embedding.word_embeddings.weight", "weight"); words != nullptr)
+    config.model.vocab_size = words->shape.at(0);
+  const std::vector<ExportedAdapter> all = exported_adapters(run, family_for(config.model).tensors(config.model));
+  check_words(run, config.model, all);
+  const std::string part = directory + ".part";
+  if (disk.exists(part)) disk.remove_tree(part);
+  try {
+    write_tensors(disk, run, part, all);
+    disk.replace_file(files::join_path(part, "adapter_config.json"),
+                      adapter_config(config.peft, all, base).dump(2) + "\n");
+    disk.rename(part, directory);
+  } catch (const base::Error&) {
+    disk.remove_quietly(part);
+    throw;
+  }
   disk.sync_directory(files::parent_directory(directory));
 }
 

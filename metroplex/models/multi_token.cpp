@@ -82,9 +82,9 @@ at::Tensor MultiTokenSegment::weighted(const at::Tensor& loss_sum, const nn::Mic
   at::Tensor share;
   {
     const at::NoGradGuard no_grad;
-    constexpr double kNone = 1e-30;  // where nothing is predicted the sum is 0, whatever it is divided by
-    const at::Tensor left = ahead.loss_mask.sum(at::kDouble).clamp_min(kNone);
-    share = (mask_of(batch).sum(at::kDouble) / left * factor_).to(loss_sum.scalar_type());
+    const at::Tensor left = ahead.loss_mask.sum(at::kDouble);
+    const at::Tensor ratio = mask_of(batch).sum(at::kDouble) / left;
+    share = (at::where(left.gt(0), ratio, at::zeros_like(ratio)) * factor_).to(loss_sum.scalar_type());
   }
   return loss_sum * share;
 }

@@ -257,6 +257,7 @@ nn::Gradients Experts::backward(const at::Tensor& dy, const Kept& kept) {
   const at::Tensor dprobs = at::empty_like(scales_input_ ? p.input : p.probs);
   at::Tensor gradient = product(GroupedOp::input_gradient, dy, {fc2_.data, clones.fc2.get()}, counts);
   if (!fc2_.frozen) bring_home(fc2_, weight_gradient(fc2_, dy, kept.activated.get(), counts));
+  else if (stash_ && !saving_.recomputes(nn::SavePoint::expert_activation)) kept.activated.get();  // frees its pages
   if (bias2_) bring_home(*bias2_, bias_gradient(*bias2_, dy, p.probs, counts));
   gradient = rows_.activation_backward(gradient, kept.inner.get(), biases(bias1_, clones.bias1.get()), p.probs,
                                        counts.device, scales_input_ ? at::Tensor() : dprobs);

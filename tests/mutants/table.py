@@ -343,4 +343,5 @@ MUTANTS = [
     ("ahead_divides_by_all_tokens", "models/multi_token.cpp", "ahead.loss_mask.sum(at::kDouble)", "batch.loss_mask.sum(at::kDouble)", "models_test MultiToken*"),
     ("ahead_reads_the_model", "models/multi_token.cpp", "model_norm_ ? model : in.tensor(kPredicted)", "model", "models_test MultiToken*"),
     ("tied_head_differs", "hf/source.cpp", "  if (model.tied()) check_tied();\n", "", "hf_test *"),
+    ("frozen_experts_keep_pages", "moe/experts.cpp", "  else if (stash_ && !saving_", "  else if (!stash_ && !saving_", "train_test PagedStash.Has*"),
 ]

@@ -136,12 +136,12 @@ std::set<int64_t> numbers_of(const at::Tensor& state) {
   return numbers;
 }
 
-// Behind a step every page is free again, and what a step finds in free pages does not matter.
-TEST(PagedStash, HasEveryPageFreeBehindAStepAndReadsNoneThatIsFree) {
+void expect_free_pages(const std::vector<std::string>& frozen) {
   for (const ExpertGrid& grid : kGrids) {
-    SCOPED_TRACE(words(grid));
+    SCOPED_TRACE(words(grid) + base::concat(" ", frozen.size(), " frozen"));
     const Pages pages{static_cast<double>(grid.ep)};
-    const config::Config config = on(grid, "", &pages), plain = on(grid, "", nullptr);
+    config::Config config = on(grid, "", &pages), plain = on(grid, "", nullptr);
+    config.train.freeze = plain.train.freeze = frozen;
     const ExpertRun want = train_steps(plain, grid, 3);
     run_cut(config, grid.layout, [&](const comm::World& world) {
       const auto a = train::assemble(config, world, kVocab);
@@ -157,6 +157,13 @@ TEST(PagedStash, HasEveryPageFreeBehindAStepAndReadsNoneThatIsFree) {
       }
     });
   }
+}
+
+// Behind a step every page is free again, and what a step finds in free pages does not matter.
+TEST(PagedStash, HasEveryPageFreeBehindAStepAndReadsNoneThatIsFree) {
+  expect_free_pages({});
+  expect_free_pages({"*.experts.linear_fc2.weight"});
+  expect_free_pages({"*.experts.*"});
 }
 
 // A forward whose backward never comes gives nothing back; the next step begins with every page free.
