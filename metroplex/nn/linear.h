@@ -41,8 +41,8 @@ inline LinearSpec linear_spec(const std::string& name, int64_t in, int64_t out, 
   return spec;
 }
 
-// What a layer's adapters drop of an input of a microbatch (adapter_rows) is passed to its forward; without their
-// dropout, or in evaluation, it is nothing.
+// The dropout mask of a layer's adapters (adapter_rows) is passed to its forward; without their dropout, or in
+// evaluation, it is empty.
 
 class ColumnParallelLinear {
  public:

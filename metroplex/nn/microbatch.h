@@ -63,10 +63,10 @@ struct Microbatch {
   KeyTravel keys, keys_of_groups;
 
   // Hybrid context parallelism, where a microbatch has some documents of a sample, and all_rows their positions: by
-  // how many ranks it is shared (0: by the group that layers are made with), whether this rank counts the sample, and
+  // how many ranks it is shared (0: by the group that layers are made with), whether this rank counts its tokens, and
   // how many samples the step has over all ranks.
   int64_t context_ranks = 0;
-  bool counts = true;
+  bool counts_tokens = true;
   int64_t samples_of_step = 0;
 };
 

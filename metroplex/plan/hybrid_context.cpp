@@ -154,6 +154,8 @@ class Planner {
   HybridPlan plan_of(const Limits& limits) const {
     std::vector<Bin> bins;
     for (const auto& documents : samples_) add_bins(documents, limits, bins);
+    // The largest groups come first: the first microbatch of a rank is the first of all ranks that share it, so that
+    // waiting for its parameters waits for nobody who waits in turn.
     std::stable_sort(bins.begin(), bins.end(), [](const Bin& a, const Bin& b) {
       return a.ranks != b.ranks ? a.ranks > b.ranks : a.each() > b.each();
     });

@@ -124,7 +124,7 @@ nn::Microbatch batch_of(const BatchMessage& message, const int64_t* header) {
   out.mask_sum = std::bit_cast<double>(header[kMaskSum]);
   out.full_seq_len = header[kFullSeqLen];
   out.context_ranks = header[kContextRanks];
-  out.counts = header[kCounts] != 0;
+  out.counts_tokens = header[kCounts] != 0;
   out.samples_of_step = header[kSamplesOfStep];
   return out;
 }
@@ -167,7 +167,7 @@ void write_header(int64_t* header, const nn::Microbatch& batch) {
   header[kGroupKeys] = static_cast<int64_t>(batch.keys_of_groups.sent.size());
   header[kRuns] = num_runs(lists_of(batch));
   header[kContextRanks] = batch.context_ranks;
-  header[kCounts] = batch.counts ? 1 : 0;
+  header[kCounts] = batch.counts_tokens ? 1 : 0;
   header[kSamplesOfStep] = batch.samples_of_step;
   int64_t* sizes = header + kSizes;
   for (const auto& [name, tensor] : nn::kMicrobatchTensors) {

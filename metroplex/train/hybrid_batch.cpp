@@ -52,7 +52,7 @@ static nn::Microbatch microbatch_of(const nn::Microbatch& sample, const plan::Hy
   cut.rank = parts.rank - planned.first_rank;
   nn::Microbatch batch = part_of_pieces(whole, planned.pieces(), cut);
   batch.context_ranks = planned.ranks;
-  batch.counts = planned.counts && cut.rank == 0;
+  batch.counts_tokens = planned.counts && cut.rank == 0;
   return batch;
 }
 

@@ -53,7 +53,7 @@ void write_step_inputs(Assembly& a, const std::vector<nn::Microbatch>& batches, 
   for (size_t m = 0; m < batches.size(); ++m) {
     const nn::Microbatch& batch = batches[m];
     numbers[1 + m] = batch.mask_sum;
-    numbers[1 + batches.size() + m] = (batch.context_ranks > 0 ? batch.counts : a.groups().cp.first()) ? 1 : 0;
+    numbers[1 + batches.size() + m] = (batch.context_ranks > 0 ? batch.counts_tokens : a.groups().cp.first()) ? 1 : 0;
   }
   if (!a.step_inputs.defined() || a.step_inputs.numel() != host.numel())
     a.step_inputs = at::empty(host.sizes(), at::TensorOptions().dtype(at::kDouble).device(target.memory()));

@@ -180,7 +180,7 @@ TEST(HybridContext, TokensOfTheBatchAreOnOneRankEach) {
       EXPECT_LE(batch.tokens.size(1), 8);
       EXPECT_EQ(batch.samples_of_step, 6);
       masked += batch.loss_mask.sum().item<double>();
-      counted += batch.counts ? batch.mask_sum : 0;
+      counted += batch.counts_tokens ? batch.mask_sum : 0;
     }
     at::Tensor sums = at::tensor({counted, masked}, at::kDouble);
     comm::all_reduce(sums, world.groups().dp_cp);
@@ -202,7 +202,7 @@ TEST(HybridContext, MicrobatchesReachTheRanksThatDoNotRead) {
     ASSERT_EQ(told.size(), mine.size());
     for (size_t m = 0; m < mine.size(); ++m) {
       EXPECT_EQ(told[m].context_ranks, mine[m].context_ranks);
-      EXPECT_EQ(told[m].counts, mine[m].counts);
+      EXPECT_EQ(told[m].counts_tokens, mine[m].counts_tokens);
       EXPECT_EQ(told[m].samples_of_step, mine[m].samples_of_step);
       EXPECT_TRUE(told[m].rows.equal(mine[m].rows));
       EXPECT_TRUE(told[m].loss_mask.equal(mine[m].loss_mask));
