@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "comm/launch.h"
 #include "files/file_system.h"
 #include "files/json_text.h"
 #include "text/utf8.h"
@@ -122,9 +123,11 @@ class Dialog {
       try {
         chatting_.add(chat_, "user", line);
         std::vector<int64_t> prompt = chatting_.prompt(chat_);
-        if (static_cast<int64_t>(prompt.size()) < chatting_.context) return prompt;
-        std::cout << "(the chat has " << prompt.size() << " tokens, the model takes " << chatting_.context
-                  << "; /reset forgets it)" << std::endl;
+        if (!prompt.empty() && static_cast<int64_t>(prompt.size()) < chatting_.context) return prompt;
+        if (prompt.empty()) std::cout << "(the chat template writes nothing for this chat)" << std::endl;
+        else
+          std::cout << "(the chat has " << prompt.size() << " tokens, the model takes " << chatting_.context
+                    << "; /reset forgets it)" << std::endl;
       } catch (const base::Error& error) { std::cout << "(" << base::message_of(error) << ")" << std::endl; }
       chat_ = before;
     }
@@ -147,7 +150,10 @@ class Dialog {
       const ssize_t got = ::read(STDIN_FILENO, &c, 1);
       if (got < 0 && errno == EINTR) continue;
       if (got <= 0) return !line.empty() && got == 0;
-      if (c == '\n') return true;
+      if (c == '\n') {
+        if (line.ends_with('\r')) line.pop_back();
+        return true;
+      }
       line += c;
     }
   }
@@ -211,7 +217,8 @@ void run_dialog(train::Assembly& assembly, const Chatting& chatting, const train
   const bool speaks = world.rank() == 0;
   std::optional<Dialog> dialog;
   if (speaks) dialog.emplace(chatting);
-  take_interrupts();
+  const auto launch = comm::launch_from_environment();
+  take_interrupts(launch ? launch->cause_fd : -1);
   while (true) {
     const std::vector<int64_t> prompt = shared(speaks ? dialog->next() : std::vector<int64_t>{}, world);
     if (prompt.empty()) return;
