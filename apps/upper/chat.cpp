@@ -139,8 +139,8 @@ class Dialog {
  private:
   bool read(std::string& line) {
     if (!std::cout) return false;  // nobody reads the answers
+    take_interrupt();              // one that came behind an answer
     if (terminal_) std::cout << "> " << std::flush;
-    take_interrupt();  // one that came behind an answer
     line.clear();
     for (char c = 0;;) {
       pollfd input{STDIN_FILENO, POLLIN, 0};
