@@ -225,9 +225,10 @@ int run_preprocess(const std::vector<std::string>& arguments) {
   a.options.progress = [&line](const data::PreprocessProgress& now) { line.show(now); };
   data::Encoder encoder = encoder_of(disk, *tokenizer, a);
   std::optional<text::ChatTemplate> chat_template;
-  const bool chat_options = !a.chat_template.empty() || !a.variables.empty() || a.learn != "all" || a.seq_length > 0;
+  const bool chat_options = !a.chat_template.empty() || !a.variables.empty() || a.learn != "all" ||
+                            a.seq_length > 0 || a.long_chats != "cut";
   MPX_CHECK(a.chat || !chat_options, "config",
-            "--chat-template, --chat-variable, --learn and --seq-length are of chats; give --chat too");
+            "--chat-template, --chat-variable, --learn, --seq-length and --long are of chats; give --chat too");
   if (a.chat) {
     MPX_CHECK(a.format != "text", "config", "--format text: chats are JSON lines; leave it out");
     a.options.format = data::TextFormat::jsonl;

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "comm/launch.h"
 #include "files/file_system.h"
 #include "files/json_text.h"
 #include "text/utf8.h"
@@ -44,16 +45,15 @@ void add_end_of_turn(const Chatting& chatting, std::vector<int64_t>& tokens) {
   const std::string answer = "An answer.";
   text::Chat chat = text::chat_from_json({{"messages", {{{"role", "user"}, {"content", "A question."}}}}});
   chatting.add(chat, "assistant", answer);
-  std::string whole;
+  text::ChatTokens behind;
   try {
-    whole = chatting.chat_template.text(chat, false);
+    const std::string whole = chatting.chat_template.text(chat, false);
+    const size_t at = whole.rfind(answer);
+    if (at == std::string::npos) return;
+    behind = text::chat_tokens(*chatting.tokenizer, {whole, {{at + answer.size(), whole.size()}}});
   } catch (const base::Error&) {
     return;
-  }  // a template that wants more of a chat: only what the tokenizer says ends it
-  const size_t at = whole.rfind(answer);
-  if (at == std::string::npos) return;
-  text::ChatText marked{whole, {{at + answer.size(), whole.size()}}};
-  const text::ChatTokens behind = text::chat_tokens(*chatting.tokenizer, marked);
+  }  // a template that wants more of a chat, a tokenizer that changes text: only what the tokenizer says ends it
   const auto first = std::find(behind.learned.begin(), behind.learned.end(), 1);
   if (first == behind.learned.end()) return;
   const int32_t id = behind.ids[static_cast<size_t>(first - behind.learned.begin())];
@@ -122,9 +122,11 @@ class Dialog {
       try {
         chatting_.add(chat_, "user", line);
         std::vector<int64_t> prompt = chatting_.prompt(chat_);
-        if (static_cast<int64_t>(prompt.size()) < chatting_.context) return prompt;
-        std::cout << "(the chat has " << prompt.size() << " tokens, the model takes " << chatting_.context
-                  << "; /reset forgets it)" << std::endl;
+        if (!prompt.empty() && static_cast<int64_t>(prompt.size()) < chatting_.context) return prompt;
+        if (prompt.empty()) std::cout << "(the chat template writes nothing for this chat)" << std::endl;
+        else
+          std::cout << "(the chat has " << prompt.size() << " tokens, the model takes " << chatting_.context
+                    << "; /reset forgets it)" << std::endl;
       } catch (const base::Error& error) { std::cout << "(" << base::message_of(error) << ")" << std::endl; }
       chat_ = before;
     }
@@ -136,8 +138,8 @@ class Dialog {
  private:
   bool read(std::string& line) {
     if (!std::cout) return false;  // nobody reads the answers
+    take_interrupt();              // one that came behind an answer
     if (terminal_) std::cout << "> " << std::flush;
-    take_interrupt();  // one that came behind an answer
     line.clear();
     for (char c = 0;;) {
       pollfd input{STDIN_FILENO, POLLIN, 0};
@@ -147,7 +149,10 @@ class Dialog {
       const ssize_t got = ::read(STDIN_FILENO, &c, 1);
       if (got < 0 && errno == EINTR) continue;
       if (got <= 0) return !line.empty() && got == 0;
-      if (c == '\n') return true;
+      if (c == '\n') {
+        if (line.ends_with('\r')) line.pop_back();
+        return true;
+      }
       line += c;
     }
   }
@@ -211,7 +216,8 @@ void run_dialog(train::Assembly& assembly, const Chatting& chatting, const train
   const bool speaks = world.rank() == 0;
   std::optional<Dialog> dialog;
   if (speaks) dialog.emplace(chatting);
-  take_interrupts();
+  const auto launch = comm::launch_from_environment();
+  take_interrupts(launch ? launch->cause_fd : -1);
   while (true) {
     const std::vector<int64_t> prompt = shared(speaks ? dialog->next() : std::vector<int64_t>{}, world);
     if (prompt.empty()) return;

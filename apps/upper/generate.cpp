@@ -102,6 +102,8 @@ struct GenerateFlags {
             {"--top-p", &top_p},
             {"--seed", &seed}};
   }
+  // Otherwise a chat template that cannot be read is no obstacle.
+  bool may_chat() const { return chat || !chat_template.empty() || (prompts.empty() && prompt_files.empty()); }
 };
 
 struct GenerateCommand {
@@ -126,6 +128,37 @@ std::vector<int64_t> encoded(const std::string& prompt, const text::Tokenizer& t
   return tokens;
 }
 
+// Errors of a line of --prompts name it.
+template <class Work>
+void at_line(const GenerateFlags& flags, const PromptLine& line, Work work) {
+  try {
+    work();
+  } catch (const base::Error& error) {
+    throw base::Error("data", base::concat("--prompts ", flags.prompts_of_lines, " line ", line.number, ": ",
+                                           base::message_of(error)));
+  }
+}
+
+// Before the first is continued: what the model cannot take of one would end the run after the others.
+void check_lengths(const GenerateFlags& flags, const GenerateCommand& command) {
+  const config::Model& model = command.config.model;
+  const bool in_a_table = train::positions_in_a_table(model);
+  const int64_t context = model.max_position_embeddings, more = in_a_table ? command.options.max_new_tokens : 1;
+  for (size_t i = 0; i < command.texts.size(); ++i) {
+    const auto tokens = static_cast<int64_t>(command.texts[i].size());
+    if (i < command.lines.size()) {
+      at_line(flags, command.lines[i], [&] {
+        MPX_CHECK(tokens > 0, "data", "the prompt has no tokens; give at least one character");
+        MPX_CHECK(tokens + more <= context, "data", "a prompt of ", tokens, " tokens and ", more,
+                  " more is longer than the model's context of ", context, "; shorten it",
+                  in_a_table ? " or lower --max-new-tokens" : "");
+      });
+    } else if (!in_a_table && tokens >= context) {
+      std::cerr << "warning: a prompt has " << tokens << " tokens, the model was made for " << context << "\n";
+    }
+  }
+}
+
 // What is continued, in the order of the output.
 void take_prompts(const GenerateFlags& flags, GenerateCommand& command) {
   std::vector<std::string> prompts = flags.prompts;
@@ -138,11 +171,16 @@ void take_prompts(const GenerateFlags& flags, GenerateCommand& command) {
   if (by_line) command.lines = read_prompt_lines(flags.prompts_of_lines);
   command.dialog = !by_line && prompts.empty() && (flags.chat || (command.chatting && ::isatty(STDIN_FILENO) == 1));
   command.answers = flags.chat && !by_line;
+  MPX_CHECK(
+      flags.system.empty() || command.dialog || command.answers, "config", "--system is of --chat and of a dialog; ",
+      by_line ? "in a chat of --prompts it is a message of the role \"system\"" : "give --chat, or leave it out");
   for (const PromptLine& line : command.lines) {
     MPX_CHECK(!line.chat || command.chatting, "config", "--prompts ", flags.prompts_of_lines,
               " has chats, and there is no chat template; give --chat-template FILE");
-    if (line.chat) command.texts.push_back(command.chatting->prompt(*line.chat));
-    else command.texts.push_back(encoded(line.prompt, *command.tokenizer));
+    at_line(flags, line, [&] {
+      if (line.chat) command.texts.push_back(command.chatting->prompt(*line.chat));
+      else command.texts.push_back(encoded(line.prompt, *command.tokenizer));
+    });
   }
   if (by_line || command.dialog) return;
   if (prompts.empty()) prompts.emplace_back();
@@ -182,7 +220,11 @@ void take_options(const GenerateFlags& flags, GenerateCommand& command) {
 GenerateCommand generate_command(const RunArguments& first) {
   const config::Checkpoint& asked = first.config.checkpoint;
   GenerateCommand command;
+  MPX_CHECK(asked.load.empty() || first.config.model.from.empty(), "config", "--load ", asked.load,
+            " and --model.from ", first.config.model.from, " both name a model; leave one out");
   command.saved = run_to_read(first.config, "the checkpoint to generate with");
+  MPX_CHECK(asked.ckpt_step == 0 || !command.saved.directory.empty(), "config", "--ckpt-step ", asked.ckpt_step,
+            ": '", first.config.model.from, "' is a Hugging Face directory, which has one state; leave it out");
   GenerateFlags flags;
   command.parsed = parse_run_arguments(first.arguments, flags.own_flags(), command.saved.config_yaml);
   config::Config& config = command.config = generation_config(command.parsed, command.saved.directory);
@@ -195,7 +237,8 @@ GenerateCommand generate_command(const RunArguments& first) {
   MPX_CHECK(command.tokenizer != nullptr, "config",
             "the checkpoint names no tokenizer; give --data.tokenizer_type and --data.tokenizer_model");
   command.files = run_tokenizer_files(config.data);
-  command.chatting = find_chatting(config.data, command.tokenizer, flags.chat_template, directory);
+  if (flags.may_chat())
+    command.chatting = find_chatting(config.data, command.tokenizer, flags.chat_template, directory);
   if (command.chatting) command.chatting->system = flags.system;
   MPX_CHECK(config.parallel.cp() == 1, "config", "parallel.context_parallel_size = ", config.parallel.cp(),
             ": a rank that generates holds whole sequences; set it to 1");
@@ -203,6 +246,7 @@ GenerateCommand generate_command(const RunArguments& first) {
   if (command.chatting) command.chatting->context = config.model.max_position_embeddings;
   take_prompts(flags, command);
   take_options(flags, command);
+  check_lengths(flags, command);
   return command;
 }
 
@@ -210,6 +254,11 @@ GenerateCommand generate_command(const RunArguments& first) {
 std::vector<std::string> with_named_directory(std::vector<std::string> arguments) {
   files::PosixFileSystem disk;
   if (arguments.empty() || arguments[0].starts_with("-") || !disk.is_directory(arguments[0])) return arguments;
+  for (const std::string& argument : arguments) {
+    const std::string name = argument.substr(0, argument.find('='));
+    MPX_CHECK(name != "--load" && name != "--checkpoint.load" && name != "--model.from", "config", "generate ",
+              arguments[0], " and ", argument, " both name a model; leave one out");
+  }
   const bool hugging_face = disk.exists(files::join_path(arguments[0], "config.json"));
   arguments[0] = (hugging_face ? "--model.from=" : "--load=") + arguments[0];
   return arguments;
@@ -253,26 +302,29 @@ int run_generate(const std::vector<std::string>& arguments) {
   GenerateCommand command;
   before_ranks([&] { command = generate_command(first); });
   const std::vector<std::string> line = command_line("generate", command.parsed.arguments);
-  return launch_ranks(command.config, line, [&](const comm::World& world) {
-    const SavedRun& saved = command.saved;
-    const auto assembly =
-        train::assemble(command.config, world, command.config.model.vocab_size, /*forward_only=*/true,
-                        models::build_stage, nullptr, train::FirstValues::loaded);
-    assembly->tokenizer = command.files;
-    files::PosixFileSystem disk;
-    train::LoadOutcome outcome;
-    if (saved.directory.empty()) {
-      train::load_weights_of_directory(*assembly, disk);
-    } else {
-      outcome = train::load_state(*assembly, saved.directory, disk);
-    }
-    if (world.rank() == 0) {
-      for (const std::string& problem : saved.problems) std::cerr << "warning: " << problem << "\n";
-      if (!outcome.notes.empty()) std::cerr << "warning: " << outcome.notes << "\n";
-    }
-    if (command.dialog) run_dialog(*assembly, *command.chatting, command.options);
-    else write_texts(*assembly, command);
-  });
+  return launch_ranks(
+      command.config, line,
+      [&](const comm::World& world) {
+        const SavedRun& saved = command.saved;
+        const auto assembly =
+            train::assemble(command.config, world, command.config.model.vocab_size, /*forward_only=*/true,
+                            models::build_stage, nullptr, train::FirstValues::loaded);
+        assembly->tokenizer = command.files;
+        files::PosixFileSystem disk;
+        train::LoadOutcome outcome;
+        if (saved.directory.empty()) {
+          train::load_weights_of_directory(*assembly, disk);
+        } else {
+          outcome = train::load_state(*assembly, saved.directory, disk);
+        }
+        if (world.rank() == 0) {
+          for (const std::string& problem : saved.problems) std::cerr << "warning: " << problem << "\n";
+          if (!outcome.notes.empty()) std::cerr << "warning: " << outcome.notes << "\n";
+        }
+        if (command.dialog) run_dialog(*assembly, *command.chatting, command.options);
+        else write_texts(*assembly, command);
+      },
+      command.dialog);
 }
 
 }  // namespace metroplex::apps

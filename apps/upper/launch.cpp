@@ -122,8 +122,9 @@ std::optional<comm::LaunchEnvironment> outer_launch(const config::Run& run) {
 }
 
 int spawn_here(const config::Config& config, const topology::RankGrid& grid,
-               const std::vector<std::string>& command_line) {
+               const std::vector<std::string>& command_line, bool dialog) {
   comm::SpawnOptions options;
+  options.dialog = dialog;
   options.command = command_line;
   options.num_processes = grid.world_size();
   options.port = static_cast<uint16_t>(config.run.master_port);
@@ -197,7 +198,7 @@ void take_script_ranks(config::Run& run, int64_t script_ranks) {
 }
 
 int launch_ranks(const config::Config& config, const std::vector<std::string>& command_line,
-                 const std::function<void(const comm::World&)>& body) {
+                 const std::function<void(const comm::World&)>& body, bool dialog) {
   std::optional<comm::LaunchEnvironment> launch;
   std::optional<topology::RankGrid> grid;
   comm::ProcessOptions process;
@@ -217,7 +218,7 @@ int launch_ranks(const config::Config& config, const std::vector<std::string>& c
   });
   if (config.run.deterministic_mode) make_deterministic();
   if (launch) return run_here(config, *grid, *launch, process, body);
-  if (where.backend != config::Backend::threads) return spawn_here(config, *grid, command_line);
+  if (where.backend != config::Backend::threads) return spawn_here(config, *grid, command_line, dialog);
   comm::ThreadsOptions options;
   options.gpu = static_cast<int>(where.gpu);
   options.timeout = std::chrono::minutes(config.run.distributed_timeout_minutes);

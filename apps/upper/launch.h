@@ -45,9 +45,10 @@ void take_script_ranks(config::Run& run, int64_t script_ranks);
 
 // Runs `body` on every rank that this process is responsible for and returns the exit code of the command: 0, or that
 // of a child process that failed. `command_line` is argv: what a child process is started with. Errors of ranks in
-// this process are thrown (base::Error names rank, coordinates and cause).
+// this process are thrown (base::Error names rank, coordinates and cause). `dialog`: once ready, processes have
+// SIGINT for themselves (comm/spawn.h).
 int launch_ranks(const config::Config& config, const std::vector<std::string>& command_line,
-                 const std::function<void(const comm::World&)>& body);
+                 const std::function<void(const comm::World&)>& body, bool dialog = false);
 
 // argv of this process again, for child processes.
 std::vector<std::string> command_line(const std::string& command, const std::vector<std::string>& arguments);

@@ -2,18 +2,22 @@
 
 #include "base/error.h"
 #include "files/file_system.h"
+#include "files/json_text.h"
+#include "text/utf8.h"
 
 namespace metroplex::apps {
 namespace {
 
 using Json = nlohmann::ordered_json;
+constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 
 PromptLine prompt_of(const std::string& line) {
   PromptLine out;
   const size_t first = line.find_first_not_of(" \t");
   const bool is_json = line[first] == '{' || line[first] == '"';
-  const Json json = is_json ? Json::parse(line, nullptr, /*allow_exceptions=*/false) : Json(line);
-  MPX_CHECK(!json.is_discarded(), "data", "is not JSON in UTF-8");
+  const size_t valid = text::valid_utf8_prefix(line);
+  MPX_CHECK(is_json || valid == line.size(), "data", "is not UTF-8, at byte ", valid + 1);
+  const Json json = is_json ? files::parse_ordered_json(line, /*exact=*/true) : Json(line);
   if (json.is_string()) {
     out.prompt = json.get<std::string>();
     out.given = {{"prompt", json}};
@@ -36,7 +40,7 @@ std::vector<PromptLine> read_prompt_lines(const std::string& file) {
   const std::string text = disk.read(file);
   std::vector<PromptLine> out;
   size_t number = 0;
-  for (size_t begin = 0; begin < text.size();) {
+  for (size_t begin = text.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
     std::string line = text.substr(begin, end - begin);
     if (line.ends_with('\r')) line.pop_back();
@@ -45,6 +49,7 @@ std::vector<PromptLine> read_prompt_lines(const std::string& file) {
     if (line.find_first_not_of(" \t") == std::string::npos) continue;
     try {
       out.push_back(prompt_of(line));
+      out.back().number = number;
     } catch (const base::Error& error) {
       throw base::Error("data", base::concat("--prompts ", file, " line ", number, ": ", base::message_of(error)));
     }

@@ -15,6 +15,7 @@ struct PromptLine {
   nlohmann::ordered_json given;  // the line, where it was an object
   std::string prompt;
   std::optional<text::Chat> chat;  // instead of a prompt
+  size_t number = 0;               // of the line, from 1
 };
 
 // Text, or JSON: a string, {"prompt": ...} or {"messages": [...]}. Empty lines are left out. Throws base::Error

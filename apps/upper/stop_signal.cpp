@@ -111,11 +111,12 @@ void take_stop_signals(const StopOptions& options) {
   comm::write_note(s.launcher_fd, {NoteKind::ready, 0});
 }
 
-void take_interrupts() {
+void take_interrupts(int launcher_fd) {
   struct sigaction action {};
   action.sa_handler = [](int) { stop_state.interrupted = true; };
   sigemptyset(&action.sa_mask);
   ::sigaction(SIGINT, &action, nullptr);
+  comm::write_note(launcher_fd, {NoteKind::ready, 0});
 }
 
 bool take_interrupt() { return stop_state.interrupted.exchange(false); }

@@ -18,8 +18,8 @@ struct StopOptions {
 void take_stop_signals(const StopOptions& options);
 bool stop_requested();
 
-// For a dialog: SIGINT interrupts a read and is remembered until it is taken. Once a process.
-void take_interrupts();
+// For a dialog: SIGINT interrupts a read and is remembered until it is taken. Once a process; `launcher_fd` as above.
+void take_interrupts(int launcher_fd);
 bool take_interrupt();
 
 // What is said of a signal, without a newline.

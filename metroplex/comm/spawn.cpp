@@ -96,6 +96,7 @@ class Orders {
  public:
   Orders(const SpawnOptions& options, std::vector<Child>& children) : options_(options), children_(children) {}
   void heard(int signal) {
+    if (options_.dialog && signal == SIGINT && !any_unready()) return;
     if (signal > 0 && signal != SIGCHLD) act(signal, requests_.signal(milliseconds()));
   }
   void told(const std::vector<Note>& notes) {
@@ -107,7 +108,7 @@ class Orders {
   void act(int signal, StopAction action) {
     if (action == StopAction::none || ended_by_ != 0) return;
     SignalStage stage = action == StopAction::stop ? SignalStage::first : SignalStage::again;
-    if (action == StopAction::stop && any_unready()) stage = SignalStage::too_early;
+    if (action == StopAction::stop && (options_.dialog || any_unready())) stage = SignalStage::too_early;
     if (stage != SignalStage::first) ended_by_ = signal;
     if (options_.on_signal) options_.on_signal(signal, stage);
     sigval value{};

@@ -27,6 +27,9 @@ struct SpawnOptions {
   std::chrono::milliseconds grace{800};
   int stopped_code = -1;  // an exit code that is no failure but a stop on request: the others get all their time
   DescribeRank describe = describe_plainly;
+  // The ranks talk to a terminal, which sends a SIGINT to each of them: from when all are ready (report.h) on it is
+  // theirs, and ends nothing here.
+  bool dialog = false;
   // One of stop_signals() reached the launcher or a rank; called before the ranks get their orders, once a stage.
   std::function<void(int signal, SignalStage stage)> on_signal = nullptr;
 };

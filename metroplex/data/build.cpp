@@ -127,6 +127,7 @@ class Builder {
   std::shared_ptr<const TokenSource> open(const std::string& prefix) const {
     const std::string way = way_from_text(disk_, prefix, config_);
     MPX_CHECK(way.empty(), "data", way);
+    refuse_loss_mask(prefix);
     if (!holds_chats(disk_, prefix)) return std::make_shared<IndexedSource>(disk_, prefix);
     MPX_CHECK(config_.reset_position_ids && config_.reset_attention_mask, "config", "'", prefix,
               "' holds chats, several of which are in one sample: set data.reset_position_ids = true and "

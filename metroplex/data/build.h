@@ -57,11 +57,14 @@ struct SourceTokens {
   std::string prefix;                 // "mock" for mock data
   std::string problem;                // why it could not be read; empty: no problem
   int64_t documents = 0, tokens = 0;  // of the training split
-  double share = 0;                   // of the samples: by weight, or by tokens if there are no weights
+  bool chats = false;
+  int64_t learned = 0;  // of the tokens of chats, where they are counted
+  double share = 0;     // of the samples: by weight, or by tokens if there are no weights
 };
 
 // The sources of the training split, in the order of the config. Throws base::Error only for wrong keys; a missing or
-// damaged file is reported in `problem`.
-std::vector<SourceTokens> training_tokens(const config::Data& config, files::FileSystem& disk);
+// damaged file is reported in `problem`. To count what is learned reads all marks of chats.
+std::vector<SourceTokens> training_tokens(const config::Data& config, files::FileSystem& disk,
+                                          bool counts_learned = false);
 
 }  // namespace metroplex::data

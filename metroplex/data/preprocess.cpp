@@ -62,6 +62,7 @@ class Job {
     try {
       DocumentReader reader(files_, options_.split_documents, resume());
       while (!ended_) write_part(reader);
+      if (chats() && progress_.tokens == 0) base::throw_error("data", why_no_chat());
       MPX_CHECK(progress_.tokens > 0, "data", "the input holds no token: ", files_.size(), " files, ",
                 progress_.bytes_total, " bytes, ", progress_.empty_documents, " empty documents; give some text");
       finish();
@@ -73,6 +74,20 @@ class Job {
   }
 
  private:
+  std::string why_no_chat() const {
+    const PreprocessProgress& p = progress_;
+    const int64_t dropped = encoder_.drops_long_chats ? p.long_chats : 0;
+    std::string why = base::concat("of ", p.empty_documents, " chats none is left");
+    if (p.long_chats > 0)
+      why += base::concat(
+          "; ", p.long_chats, " of more than ", encoder_.longest_chat, " tokens ",
+          dropped > 0 ? "left out: give a larger --seq-length, or --long cut" : "cut: give a larger --seq-length");
+    if (p.empty_documents > dropped)
+      why += base::concat("; in ", p.empty_documents - dropped,
+                          " nothing is learned: does an assistant speak, and the template write it? --learn last "
+                          "takes only what it says as the last message");
+    return why;
+  }
   std::string path(const std::string& name) const { return files::join_path(directory_, name); }
   std::string part(int64_t number) const {
     char name[32];
@@ -308,6 +323,10 @@ PreprocessProgress preprocess(files::FileSystem& disk, const PreprocessOptions& 
             "--append-eod: the tokenizer has no end-of-document token; choose another or leave it out");
   MPX_CHECK(!options.append_eod || encoder.encode_chat == nullptr, "data",
             "--append-eod: a chat ends as its template has it; leave it out");
+  const bool of_text = options.split_documents || options.json_key != PreprocessOptions{}.json_key;
+  MPX_CHECK(!of_text || encoder.encode_chat == nullptr, "data",
+            options.split_documents ? "--split-documents" : "--json-key",
+            ": it is of text, and a chat is a line of JSON with \"messages\"; leave it out");
   MPX_CHECK(options.num_partitions >= 1 && options.partition >= 0 && options.partition < options.num_partitions,
             "data", "partition ", options.partition, " of ", options.num_partitions,
             "; partitions are counted from 0");

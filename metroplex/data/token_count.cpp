@@ -1,5 +1,7 @@
 #include "data/build.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "data/blend.h"
 #include "data/token_source.h"
@@ -13,8 +15,18 @@ void count(const TokenSource& source, const std::pair<double, double>& bounds, S
   for (int64_t document = begin; document < end; ++document) out.tokens += source.length(document);
 }
 
+void count_learned(const ChatSource& source, const std::pair<double, double>& bounds, SourceTokens& out) {
+  const auto [begin, end] = split_range(bounds, source.num_sequences());
+  std::vector<int64_t> marks;
+  for (int64_t chat = begin; chat < end; ++chat) {
+    marks.resize(static_cast<size_t>(source.length(chat)));
+    source.read_learned(chat, 0, source.length(chat), marks.data());
+    out.learned += std::count(marks.begin(), marks.end(), 1);
+  }
+}
+
 SourceTokens look_at(files::FileSystem& disk, const config::Data& config, const std::string& prefix,
-                     const std::pair<double, double>& bounds) {
+                     const std::pair<double, double>& bounds, bool counts_learned) {
   SourceTokens out;
   out.prefix = prefix;
   out.problem = way_from_text(disk, prefix, config);
@@ -24,7 +36,10 @@ SourceTokens look_at(files::FileSystem& disk, const config::Data& config, const 
     return out;
   }
   try {
+    refuse_loss_mask(prefix);
     count(IndexedSource(disk, prefix), bounds, out);
+    out.chats = holds_chats(disk, prefix);
+    if (out.chats && counts_learned) count_learned(ChatSource(disk, prefix), bounds, out);
   } catch (const base::Error& error) { out.problem = error.what(); }
   return out;
 }
@@ -51,7 +66,7 @@ void share_out(const Blend& blend, std::vector<SourceTokens>& sources) {
 
 }  // namespace
 
-std::vector<SourceTokens> training_tokens(const config::Data& config, files::FileSystem& disk) {
+std::vector<SourceTokens> training_tokens(const config::Data& config, files::FileSystem& disk, bool counts_learned) {
   if (config.mock_data) return {mock()};
   const bool own = !config.train_data_path.empty();
   const auto blend = parse_blend(own ? config.train_data_path : config.data_path);
@@ -59,7 +74,8 @@ std::vector<SourceTokens> training_tokens(const config::Data& config, files::Fil
   const SplitBounds bounds = split_bounds(parse_split(own ? "1" : config.split));
   std::vector<SourceTokens> sources;
   if (!bounds[0]) return sources;
-  for (const std::string& prefix : blend->prefixes) sources.push_back(look_at(disk, config, prefix, *bounds[0]));
+  for (const std::string& prefix : blend->prefixes)
+    sources.push_back(look_at(disk, config, prefix, *bounds[0], counts_learned));
   share_out(*blend, sources);
   return sources;
 }

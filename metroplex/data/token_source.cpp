@@ -25,6 +25,14 @@ bool holds_chats(files::FileSystem& disk, const std::string& prefix) {
   return disk.exists(prefix + kLossMaskSuffix + ".idx");
 }
 
+void refuse_loss_mask(const std::string& prefix) {
+  const std::string_view suffix = kLossMaskSuffix;
+  if (!prefix.ends_with(suffix)) return;
+  base::throw_error("data",
+                    base::concat("'", prefix, "' is the loss mask of chats, which training finds by itself; give '",
+                                 prefix.substr(0, prefix.size() - suffix.size()), "', the dataset"));
+}
+
 ChatSource::ChatSource(files::FileSystem& disk, const std::string& prefix)
     : IndexedSource(disk, prefix), marks_(disk, prefix + kLossMaskSuffix) {
   const char* again = "; make both again with metroplex preprocess --chat --overwrite";
@@ -39,6 +47,10 @@ ChatSource::ChatSource(files::FileSystem& disk, const std::string& prefix)
 
 bool ChatSource::read_learned(int64_t sequence, int64_t offset, int64_t count, int64_t* out) const {
   marks_.read(sequence, offset, count, out);
+  for (int64_t i = 0; i < count; ++i)
+    MPX_CHECK(out[i] == 0 || out[i] == 1, "data", "'", marks_.prefix(), ".bin': token ", offset + i, " of chat ",
+              sequence, " has the mark ", out[i],
+              ", which is neither 0 nor 1; make both again with metroplex preprocess --chat --overwrite");
   return true;
 }
 

@@ -50,6 +50,8 @@ class IndexedSource : public TokenSource {
 // learned and 0 where not (metroplex preprocess --chat).
 inline constexpr const char* kLossMaskSuffix = "_loss_mask";
 bool holds_chats(files::FileSystem& disk, const std::string& prefix);
+// Throws base::Error for the prefix of such marks, which are no text.
+void refuse_loss_mask(const std::string& prefix);
 
 class ChatSource final : public IndexedSource {
  public:

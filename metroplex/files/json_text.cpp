@@ -1,5 +1,6 @@
 #include "files/json_text.h"
 
+#include <algorithm>
 #include <limits>
 #include <set>
 #include <vector>
@@ -35,6 +36,58 @@ Json parse_json_strictly(std::string_view text, const std::string& what) {
   } catch (const Json::exception& error) {
     base::throw_error("files", base::concat(what, " is not JSON: ", printable(error.what())));
   }
+}
+
+namespace {
+
+// Looks through a text that is not built yet: the builder goes deeper with what it is given, as do those that copy
+// it.
+class OrderedJsonCheck final : public nlohmann::json_sax<nlohmann::ordered_json> {
+ public:
+  OrderedJsonCheck(std::string_view text, bool exact) : text_(text), exact_(exact) {}
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(int64_t) override { return true; }
+  bool number_unsigned(uint64_t) override { return true; }
+  bool number_float(double, const std::string& digits) override {
+    MPX_CHECK(!exact_ || digits.find_first_of(".eE") != std::string::npos, "files", "the number ", printable(digits),
+              " is not one of 64 bits and would be rounded; write it as a text, in quotes");
+    return true;
+  }
+  bool string(std::string&) override { return true; }
+  bool binary(nlohmann::ordered_json::binary_t&) override { return true; }
+  bool key(std::string&) override { return true; }
+  bool start_object(size_t) override { return open(); }
+  bool start_array(size_t) override { return open(); }
+  bool end_object() override { return --depth_ >= 0; }
+  bool end_array() override { return --depth_ >= 0; }
+  bool parse_error(size_t byte, const std::string&, const nlohmann::json::exception&) override {
+    const auto begins = [&](std::string_view with) { return text_.starts_with(with); };
+    const char* why = begins("\x1f\x8b")                         ? "; it is packed by gzip, unpack it"
+                      : begins("\xff\xfe") || begins("\xfe\xff") ? "; it is UTF-16, convert it"
+                                                                 : "";
+    base::throw_error("files",
+                      base::concat("is not JSON in UTF-8, ", byte > text_.size() ? "it ends too early, behind" : "at",
+                                   " byte ", std::min(byte, text_.size()), why));
+  }
+
+ private:
+  bool open() {
+    MPX_CHECK(++depth_ <= kMaxOrderedJsonDepth, "files", "is JSON nested deeper than ", kMaxOrderedJsonDepth,
+              " levels");
+    return true;
+  }
+  std::string_view text_;
+  bool exact_;
+  int depth_ = 0;
+};
+
+}  // namespace
+
+nlohmann::ordered_json parse_ordered_json(std::string_view text, bool exact) {
+  OrderedJsonCheck check(text, exact);
+  nlohmann::ordered_json::sax_parse(text, &check);
+  return nlohmann::ordered_json::parse(text);
 }
 
 const Json& json_member(const Json& object, const char* key, const std::string& what) {

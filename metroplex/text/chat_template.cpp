@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "files/file_system.h"
 #include "files/json_text.h"
+#include "text/utf8.h"
 
 namespace metroplex::text {
 namespace {
@@ -52,6 +53,38 @@ bool has_generation_block(std::string_view source) {
   return false;
 }
 
+// What a chat or the program gives a template; a variable of that name would take its place.
+void check_variable_name(const std::string& name) {
+  static constexpr const char* kTaken[] = {"messages",  "tools",     "documents", "add_generation_prompt",
+                                           "bos_token", "eos_token", "pad_token", "unk_token"};
+  MPX_CHECK(std::find(std::begin(kTaken), std::end(kTaken), name) == std::end(kTaken), "config", "'", name,
+            "' is what the chat and its tokenizer give the template; choose another name");
+  const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; };
+  const bool identifier = letter(name[0]) && std::all_of(name.begin(), name.end(),
+                                                         [&](char c) { return letter(c) || (c >= '0' && c <= '9'); });
+  MPX_CHECK(identifier, "config", "'", name, "' is no name that a template can use: letters, digits and _");
+}
+
+const char* kind_of_content(const Json& message) {
+  if (!message.contains("content")) return "no content";
+  const Json& content = message["content"];
+  return content.is_null()    ? "null for its content"
+         : content.is_array() ? "a list of parts for its content"
+                              : "no text for its content";
+}
+
+// Where a template fails: the first message without a text, which may be why.
+std::string hint_of(const Json& messages, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    const Json& message = messages[i];
+    if (message.contains("content") && message["content"].is_string()) continue;
+    return base::concat(" (message ", i + 1, ", of role ", files::printable(message["role"].get<std::string>()),
+                        ", has ", kind_of_content(message),
+                        "; if that is what the template does not take, give it \"content\": \"...\", one text)");
+  }
+  return "";
+}
+
 }  // namespace
 
 Chat chat_from_json(Json json) {
@@ -77,11 +110,7 @@ Chat chat_from_json(Json json) {
   return chat;
 }
 
-Chat parse_chat(std::string_view json_text) {
-  Json json = Json::parse(json_text, nullptr, /*allow_exceptions=*/false);
-  MPX_CHECK(!json.is_discarded(), "text", "is not JSON in UTF-8");
-  return chat_from_json(std::move(json));
-}
+Chat parse_chat(std::string_view json_text) { return chat_from_json(files::parse_ordered_json(json_text)); }
 
 ChatTemplate::ChatTemplate(std::string_view source, std::string where, const SpecialNames& names)
     : source_(source),
@@ -107,9 +136,16 @@ void ChatTemplate::set_variable(const std::string& name, const Json& value) {
 void ChatTemplate::set_variable(const std::string& assignment) {
   const size_t equals = assignment.find('=');
   MPX_CHECK(equals != std::string::npos && equals > 0, "config", "'", assignment, "' is not NAME=VALUE");
-  const std::string value = assignment.substr(equals + 1);
-  const Json json = Json::parse(value, nullptr, /*allow_exceptions=*/false);
-  set_variable(assignment.substr(0, equals), json.is_discarded() ? Json(value) : json);
+  const std::string name = assignment.substr(0, equals), value = assignment.substr(equals + 1);
+  check_variable_name(name);
+  MPX_CHECK(valid_utf8_prefix(value) == value.size(), "config", "the value of ", name, " is not UTF-8");
+  // Whatever is no JSON is a text.
+  const bool is_json = Json::accept(value);
+  try {
+    set_variable(name, is_json ? files::parse_ordered_json(value) : Json(value));
+  } catch (const base::Error& error) {
+    throw base::Error("config", base::concat("variable '", name, "': ", base::message_of(error)));
+  }
 }
 
 jinja::Rendered ChatTemplate::render(const Chat& chat, size_t messages, bool add_generation_prompt) const {
@@ -122,7 +158,11 @@ jinja::Rendered ChatTemplate::render(const Chat& chat, size_t messages, bool add
   variables.set("add_generation_prompt", add_generation_prompt);
   for (const auto& [name, value] : variables_.items()) variables.set(name, value);
   const jinja::Template& chosen = tool_use_ && !chat.tools.is_null() ? *tool_use_ : *template_;
-  return chosen.render(variables, static_cast<int64_t>(std::time(nullptr)));
+  try {
+    return chosen.render(variables, static_cast<int64_t>(std::time(nullptr)));
+  } catch (const base::Error& error) {
+    throw base::Error(error.room(), base::message_of(error) + hint_of(chat.messages, messages));
+  }
 }
 
 std::string ChatTemplate::text(const Chat& chat, bool add_generation_prompt) const {

@@ -79,6 +79,11 @@ void check_options(const GenerateOptions& o) {
 
 }  // namespace
 
+bool positions_in_a_table(const config::Model& model) {
+  return model.position_embedding_type == config::PositionEmbedding::learned_absolute ||
+         config::family(model.family).top_query;
+}
+
 int64_t sample_token(const at::Tensor& logits, const GenerateOptions& o, int64_t position) {
   const at::Tensor wide = logits.to(at::kCPU, at::kDouble);
   if (o.temperature == 0 || o.top_k == 1) return wide.argmax().item<int64_t>();
@@ -109,11 +114,10 @@ bool GenerateOptions::stops_at(int64_t token) const {
 static void check_prompt(const Assembly& a, const std::vector<int64_t>& prompt, const GenerateOptions& options) {
   MPX_CHECK(!prompt.empty(), "config", "the prompt has no tokens; give at least one character");
   const int64_t longest = static_cast<int64_t>(prompt.size()) + options.max_new_tokens;
-  const bool in_a_table = a.config.model.position_embedding_type == config::PositionEmbedding::learned_absolute ||
-                          config::family(a.config.model.family).top_query;
-  MPX_CHECK(longest <= a.config.model.max_position_embeddings || !in_a_table, "config", "a prompt of ", prompt.size(),
-            " tokens and ", options.max_new_tokens, " new ones need ", longest, " positions, the model has ",
-            a.config.model.max_position_embeddings, "; shorten the prompt or lower --max-new-tokens");
+  MPX_CHECK(longest <= a.config.model.max_position_embeddings || !positions_in_a_table(a.config.model), "config",
+            "a prompt of ", prompt.size(), " tokens and ", options.max_new_tokens, " new ones need ", longest,
+            " positions, the model has ", a.config.model.max_position_embeddings,
+            "; shorten the prompt or lower --max-new-tokens");
   for (const int64_t token : prompt) {
     MPX_CHECK(token >= 0 && token < a.vocab_size, "data", "prompt token ", token, " is outside the vocabulary of ",
               a.vocab_size);

@@ -23,6 +23,9 @@ struct GenerateOptions {
   bool stops_at(int64_t token) const;
 };
 
+// Whether there are no positions beyond max_position_embeddings; rotary ones have no end.
+bool positions_in_a_table(const config::Model& model);
+
 // Index of the token to take for logits [V]: a function of (seed, position) and nothing else.
 int64_t sample_token(const at::Tensor& logits, const GenerateOptions& options, int64_t position);
 

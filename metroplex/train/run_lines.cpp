@@ -43,20 +43,30 @@ std::string epochs_text(double epochs) {
   return text;
 }
 
+// Chats without their marks would be text, so they are said to be chats.
+std::string chats_text(double tokens, double of_chats, double learned) {
+  if (of_chats == 0) return "";
+  const bool all = of_chats == tokens;
+  return concat(all ? ", of chats: " : concat(", ", static_cast<int64_t>(of_chats), " of them of chats: "),
+                std::lround(100 * learned / of_chats), " % of ", all ? "them" : "those", " learned");
+}
+
 // One line for all sources: a blend may have hundreds.
 std::string data_line(const Assembly& a, const RunLength& length, files::FileSystem& disk) {
-  const std::vector<data::SourceTokens> sources = data::training_tokens(a.config.data, disk);
-  double most = 0, tokens = 0;
+  const std::vector<data::SourceTokens> sources = data::training_tokens(a.config.data, disk, /*counts_learned=*/true);
+  double most = 0, tokens = 0, of_chats = 0, learned = 0;
   for (const data::SourceTokens& source : sources) {
     if (!source.problem.empty() || source.tokens == 0) continue;
     const auto here = static_cast<double>(source.tokens);
     tokens += here;
+    of_chats += source.chats ? here : 0;
+    learned += static_cast<double>(source.learned);
     most = std::max(most, static_cast<double>(length.samples * a.config.train.seq_length) * source.share / here);
   }
   const std::string name = sources.size() == 1 ? sources.front().prefix : concat(sources.size(), " sources");
   if (tokens == 0) return " data: " + name;
-  return concat(" data: ", name, ", ", static_cast<int64_t>(tokens), " tokens to train on, ",
-                sources.size() > 1 ? "at most " : "", epochs_text(most));
+  return concat(" data: ", name, ", ", static_cast<int64_t>(tokens), " tokens to train on",
+                chats_text(tokens, of_chats, learned), ", ", sources.size() > 1 ? "at most " : "", epochs_text(most));
 }
 
 std::string device_line(const Assembly& a) {

@@ -83,6 +83,7 @@ sft=(train --model.from base --data.data_path=chats --data.split=100,0,0 --data.
   --train.seq_length=128 --train.global_batch_size=4 --train.train_iters=6 --optim.lr=0.005 --train.eval_iters=0 --run.device=cpu
   --train.progress=false --train.log_interval=1)
 run 0 "${sft[@]}" --train.metrics_file=one.jsonl --checkpoint.save=one --checkpoint.save_interval=3
+prints 'data: chats, [0-9]+ tokens to train on, of chats: [1-9][0-9]? % of them learned, '
 # Losses near 7 of fp32, which rounds by 4e-7 there, after six updates of weights that sums in another order move by as
 # many units: 1e-4 is 200 of them.
 for options in "--nproc 4 --tp 2 --pp 2" "--nproc 2 --cp 2" "--nproc 4 --parallel.data_parallel_sharding_strategy=optim_grads_params"; do
@@ -112,12 +113,65 @@ printf '{{ messages[-1].content }}' > rewrites.jinja
 run 3 preprocess --chat --input chats.jsonl --tokenizer-type bytes --chat-template rewrites.jinja --output-prefix no
 warns 'line 1: .*no .% generation %. blocks'
 [ ! -e no.idx ] && held || fail "a refused dataset was written"
-cp -r base plain && rm plain/chat_template.jinja
+cp -r base plain && printf '{%% include "other" %%}' > plain/chat_template.jinja
+run 0 generate plain --prompt "It is" --max-new-tokens 2
+run 2 preprocess --input text --tokenizer-model base --long drop --output-prefix no
+warns '\-\-long are of chats'
+rm plain/chat_template.jinja
 run 2 generate plain --chat
 warns 'no chat template beside it'
 printf '{"messages": 3}\n' > wrong.jsonl
 run 3 generate base_chats --prompts wrong.jsonl
 warns 'wrong.jsonl line 1'
+python3 - <<'PYTHON'
+deep = "[" * 100000 + "]" * 100000
+open("deep.jsonl", "w").write('{"messages": [{"role": "user", "content": "a"}]}\n{"messages":' + deep + "}\n")
+open("parts.jsonl", "w").write('{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "assistant", "content": "b"}]}\n')
+open("long.jsonl", "w").write('"It is"\n"' + "Which colour has snow? " * 200 + '"\n')
+open("latin.jsonl", "wb").write(b"It is\ncaf\xe9\n")
+open("number.jsonl", "w").write('{"prompt": "It is", "id": 12345678901234567890123}\n')
+open("marked.jsonl", "wb").write(b'\xef\xbb\xbf"It is"\r\n')
+PYTHON
+tokenized=(preprocess --chat --tokenizer-model base --output-prefix no)
+run 3 "${tokenized[@]}" --input deep.jsonl
+warns "'deep.jsonl' line 2: is JSON nested deeper than 120 levels"
+run 3 generate base_chats --prompts deep.jsonl
+warns 'deep.jsonl line 2: is JSON nested deeper than 120 levels'
+run 2 "${tokenized[@]}" --input chats.jsonl --chat-variable "x=$(printf '[%.0s' $(seq 60000))$(printf ']%.0s' $(seq 60000))"
+warns "variable 'x': is JSON nested deeper than 120 levels"
+for variable in messages=3 add_generation_prompt=true bos_token=a 'a b=1'; do
+  run 2 "${tokenized[@]}" --input chats.jsonl --chat-variable "$variable"
+  warns "'${variable%=*}' is (what the chat and its tokenizer give|no name that a template can use)"
+done
+run 3 "${tokenized[@]}" --input parts.jsonl
+warns "'parts.jsonl' line 1: .*message 1, of role user, has a list of parts for its content; .*one text"
+run 3 generate base_chats --prompts parts.jsonl
+warns 'parts.jsonl line 1: .*message 1, of role user, has a list of parts'
+run 3 "${tokenized[@]}" --input chats.jsonl --json-key body
+warns '--json-key: it is of text'
+run 3 "${tokenized[@]}" --input chats.jsonl --split-documents
+warns '--split-documents: it is of text'
+run 3 "${tokenized[@]}" --input chats.jsonl --seq-length 2 --long drop
+warns 'of 42 chats none is left; 42 of more than 3 tokens left out: give a larger --seq-length'
+run 3 generate base_chats --prompts long.jsonl
+warns 'long.jsonl line 2: a prompt of [0-9]+ tokens and 1 more is longer than the model.s context of 256'
+[ ! -s out ] && held || fail "prompts were continued before all were looked at: $(cat out)"
+run 3 generate base_chats --prompts latin.jsonl
+warns 'latin.jsonl line 2: is not UTF-8, at byte 4'
+run 3 generate base_chats --prompts number.jsonl
+warns 'number.jsonl line 1: the number 12345678901234567890123 is not one of 64 bits'
+run 0 generate base_chats --prompts marked.jsonl --max-new-tokens 1
+prints '^[{]"prompt":"It is","text":'
+run 2 generate base_chats --model.from base --prompt a
+warns 'generate base_chats and --model.from both name a model'
+run 2 generate base_chats --load=one --prompt a
+warns 'generate base_chats and --load=one both name a model'
+run 2 generate base_chats --ckpt-step 3 --prompt a
+warns 'is a Hugging Face directory, which has one state'
+run 2 generate base_chats --system 'Be nice.' --prompt a
+warns '--system is of --chat and of a dialog; give --chat'
+run 3 "${sft[@]}" --data.data_path=chats_loss_mask
+warns "'chats_loss_mask' is the loss mask of chats, .* give 'chats', the dataset"
 holds "wrong chats, templates and settings are refused by file and line"
 
 # A dialog: piped, on one rank and on four, and on a terminal.
@@ -126,18 +180,26 @@ for options in "" "--nproc 4 --tp 2 --pp 2"; do
   "$metroplex" generate base_chats --chat --temperature 0 --system "" $options < typed > out 2> err || fail "a dialog ended with $?"
   grep -q '^It is black.$' out && grep -q '(there is no command /nope)' out && ! grep -q white out && held || fail "a dialog $options: $(cat out)"
 done
+printf 'Which colour has coal?\r\n/exit\r\nWhich colour has snow?\r\n' |
+  "$metroplex" generate base_chats --chat --temperature 0 > out 2> err || fail "a dialog with carriage returns ended with $?"
+grep -q '^It is black.$' out && ! grep -qE 'white|no command' out && held || fail "a dialog with carriage returns: $(cat out)"
+printf '{%% if 0 %%}{%% endif %%}' > silent.jinja
+printf 'Hello\n' | "$metroplex" generate base_chats --chat --chat-template silent.jinja > out 2> err || fail "a silent template ended with $?"
+prints 'the chat template writes nothing for this chat'
 python3 -c 'print("Which colour has snow? " * 200)' | "$metroplex" generate base_chats --chat --temperature 0 > out 2> err || fail "a long message ended it"
 prints 'tokens, the model takes 256; /reset forgets it'
 code=0
 "$metroplex" generate base_chats --chat --temperature 0 < typed > /dev/full 2> err || code=$?
 [ $code = 3 ] && held || fail "a dialog into /dev/full ended with $code"
+cp -r base wide && sed -i 's/"max_position_embeddings": *256/"max_position_embeddings": 20000/' wide/config.json
+grep -q 20000 wide/config.json && held || fail "the context is $(cat wide/config.json)"
 python3 - "$metroplex" <<'PYTHON'
 import os, pty, select, signal, sys, time
-def dialog(*steps):
+def dialog(*steps, options=("base_chats", "--temperature", "0")):
     """Types each answer when its cue has been shown; returns all that was shown, and how it ended."""
     pid, fd = pty.fork()
     if pid == 0:
-        os.execv(sys.argv[1], [sys.argv[1], "generate", "base_chats", "--temperature", "0"])
+        os.execv(sys.argv[1], [sys.argv[1], "generate", *options])
     shown, at, end = b"", 0, time.time() + 80
     steps = list(steps)
     while time.time() < end:
@@ -159,5 +221,9 @@ shown, code = dialog((b"> ", b"Which colour has snow?\n"), (b"> ", b"\x04"))
 assert code == 0 and "It is white.\r\n" in shown and "/reset" in shown, (code, shown)
 shown, code = dialog((b"> ", b"Which\x03"))
 assert code == 0, (code, shown)
+# Of processes each gets the signal, and their launcher too: it ends the answer, then the dialog.
+endless = ("wide", "--max-new-tokens", "100000", "--temperature", "3", "--nproc", "2", "--tp", "2", "--backend", "gloo")
+shown, code = dialog((b"> ", b"Hello\n"), (b"Hello\r\n", b""), (b" ", b"\x03"), (b"> ", b"/reset\n"), (b"chat)\r\n> ", b"\x03"), options=endless)
+assert code == 0 and "(a new chat)" in shown and "SIGINT" not in shown, (code, shown)
 PYTHON
 holds "a dialog by pipe, on tp 2 x pp 2 and on a terminal: commands, empty lines, a full chat, ctrl-C, ctrl-D"

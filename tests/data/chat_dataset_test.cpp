@@ -134,6 +134,18 @@ TEST_F(ChatSamples, AreTheSameWhateverTheNumberAskedFor) {
   EXPECT_GT(moved, epoch->size() / 2);
 }
 
+TEST_F(ChatSamples, AreCountedWithWhatIsLearnedOfThem) {
+  files::PosixFileSystem posix;
+  int64_t learned = 0;
+  for (const int64_t length : lengths)
+    for (int64_t i = 0; i < length; ++i) learned += i % 3 == 1 || i + 1 == length;
+  const SourceTokens counted = training_tokens(config, posix, /*counts_learned=*/true).at(0);
+  EXPECT_TRUE(counted.chats);
+  EXPECT_EQ(counted.learned, learned);
+  posix.remove_tree(scratch / "chats_loss_mask.idx");
+  EXPECT_FALSE(training_tokens(config, posix, true).at(0).chats);
+}
+
 TEST_F(ChatSamples, AFillerHasNoLoss) {
   Sample sample;
   train()->get(-1, sample);
@@ -145,6 +157,7 @@ TEST_F(ChatSamples, WhatDoesNotFitIsRefusedWithTheWayOut) {
   config.reset_attention_mask = false;
   EXPECT_NE(refusal().find("data.reset_attention_mask = true"), std::string::npos) << refusal();
   config.reset_attention_mask = true;
+  files::PosixFileSystem posix;
   options.sequence_length = 20;
   const auto longer = std::count_if(lengths.begin(), lengths.end(), [](int64_t l) { return l > 21; });
   ASSERT_GT(longer, 0);
@@ -159,8 +172,23 @@ TEST_F(ChatSamples, WhatDoesNotFitIsRefusedWithTheWayOut) {
               for (int64_t i = 0; i < dataset->size(); ++i) dataset->get(i, sample);
             }).find("outside the vocabulary of 300"),
             std::string::npos);
+  options.vocab_size = 0;
+  config.data_path = {scratch / "chats_loss_mask"};
+  EXPECT_NE(refusal().find("is the loss mask of chats"), std::string::npos) << refusal();
+  EXPECT_NE(refusal().find("give '" + (scratch / "chats") + "'"), std::string::npos) << refusal();
+  EXPECT_NE(training_tokens(config, posix).at(0).problem.find("is the loss mask of chats"), std::string::npos);
+  config.data_path = {scratch / "chats"};
+  // A mark that is none, of the second token of the second chat.
+  std::string marks = posix.read(scratch / "chats_loss_mask.bin");
+  marks[static_cast<size_t>(lengths[0]) + 1] = 2;
+  posix.replace_file(scratch / "chats_loss_mask.bin", marks);
+  const std::string mark = test::error_of([&] {
+    const auto dataset = train();
+    Sample sample;
+    for (int64_t i = 0; i < dataset->size(); ++i) dataset->get(i, sample);
+  });
+  EXPECT_NE(mark.find("chats_loss_mask.bin': token 1 of chat 1 has the mark 2"), std::string::npos) << mark;
   // Marks of other chats.
-  files::PosixFileSystem posix;
   write_chats(posix, scratch / "other", some_lengths(59));
   posix.replace_file(scratch / "chats_loss_mask.idx", posix.read(scratch / "other_loss_mask.idx"));
   posix.replace_file(scratch / "chats_loss_mask.bin", posix.read(scratch / "other_loss_mask.bin"));
@@ -229,6 +257,23 @@ TEST(ChatPreprocess, WritesTokensAndWhichAreLearned) {
   EXPECT_EQ(texts_of(disk, "/drop"), (std::vector<std::string>{"abCD"}));
   merge_datasets(disk, {"/all", "/drop"}, "/both");
   EXPECT_EQ(texts_of(disk, "/both"), (std::vector<std::string>{"abCD", "longCOMESlater", "abcdefgH", "abCD"}));
+  // Without any left.
+  const auto refused = [&](int64_t longest, bool drops, const PreprocessOptions& options) {
+    return test::error_of([&] { preprocess(disk, options, letters(longest, drops)); });
+  };
+  const std::string none = refused(3, true, letter_options("/none"));
+  EXPECT_NE(none.find("of 5 chats none is left; 4 of more than 3 tokens left out: give a larger --seq-length"),
+            std::string::npos)
+      << none;
+  EXPECT_EQ(none.find("in 5 nothing"), std::string::npos);
+  const std::string cut_off = refused(2, false, letter_options("/none"));
+  EXPECT_NE(cut_off.find("4 of more than 2 tokens cut"), std::string::npos) << cut_off;
+  for (const char* option : {"--json-key", "--split-documents"}) {
+    PreprocessOptions of_text = letter_options("/none");
+    if (option == std::string("--json-key")) of_text.json_key = "body";
+    else of_text.split_documents = true;
+    EXPECT_NE(refused(0, false, of_text).find(std::string(option) + ": it is of text"), std::string::npos) << option;
+  }
   write_file(disk, "/in.jsonl", "abC\nno!\n");
   const std::string error = test::error_of([&] { preprocess(disk, letter_options("/bad"), letters()); });
   EXPECT_NE(error.find("'/in.jsonl' line 2: no shouting"), std::string::npos) << error;

@@ -197,6 +197,104 @@ TEST(ChatTemplates, NoTemplateRunsOrGrowsWithoutEnd) {
   }
 }
 
+// A single operation that makes or walks more than a template may is refused before it does.
+TEST(ChatTemplates, EveryOperationIsPaidForBeforeItIsMade) {
+  const std::string sources[] = {"{% set y = ('a'*10000).replace('', 'b'*10000) %}",
+                                 "{% set y = ('a'*10000)|replace('a', 'b'*10000) %}",
+                                 "{% set y = ('a'*2000000)|list %}",
+                                 "{% set y = ('a'*2000000)|first %}",
+                                 "{% set y = ('a '*1000000).split() %}",
+                                 "{% set y = ('a '*1000000).rsplit() %}",
+                                 "{% set y = ('a\n'*1000000).splitlines() %}",
+                                 "{% for c in 'a'*2000000 %}{% endfor %}",
+                                 "{% set x = ['a'*1000]*1000 %}{% set y = ('b'*100000).join(x) %}",
+                                 "{% set x = ['a'*1000]*1000 %}{% set y = x|join('b'*100000) %}",
+                                 "{% set y = ('\n'*10000)|indent('a'*10000, true, true) %}",
+                                 "{% set y = [[[[1]]]]|tojson(indent='a'*4000000) %}",
+                                 "{% set y = [1, 2, 3, 4]|tojson(separators=['a'*2000000, '']) %}",
+                                 "{% set s = 'a'*1000000 %}{% set y = ('%s'*9) % (s, s, s, s, s, s, s, s, s) %}",
+                                 "{% set y = ('{0}'*1000).format('a'*100000) %}",
+                                 "{% set y = ('a'*1000000).strip('b'*1000000 ~ 'a') %}",
+                                 "{% set y = (('a'*1000 ~ ' ')*1000).split()|sort %}",
+                                 "{% set y = ('a'*4000000)[::-1] %}",
+                                 "{% set y = ('a'*4000000)|wordcount %}",
+                                 "{% set y = ('a'*6000000)|upper %}",
+                                 "{% set y = 'a'*3000000 + 'a'*3000000 %}",
+                                 "{% set y = ['a'*4000000, 'a'*4000000] %}"};
+  for (const std::string& source : sources) {
+    jinja::Limits limits;
+    limits.steps = 2'000'000;
+    const jinja::Template parsed(source, "t");
+    const std::string error = error_of([&] { parsed.render({}, 0, limits); });
+    EXPECT_NE(error.find("takes more than 2000000 steps"), std::string::npos) << source << "\n" << error;
+  }
+}
+
+// Of parts of more than 32 bytes, with which a search goes another way.
+TEST(ChatTemplates, LongPartsAreFoundWhereTheShortAre) {
+  const Json variables = Json::parse(R"({"messages": []})");
+  const auto shows = [&](const std::string& source) { return rendered(source, variables, 0); };
+  const std::string set = "{% set p = 'ab'*20 ~ 'c' %}{% set s = 'x' ~ 'ab'*3 ~ p ~ 'y' ~ p ~ 'z' %}";
+  EXPECT_EQ(shows(set + "{{ s.find(p) }} {{ s.rfind(p) }} {{ s.count(p) }} {{ p in s }} {{ s.find(p ~ 'q') }}"),
+            "7 49 2 True -1");
+  EXPECT_EQ(
+      shows(set + "{{ s.split(p) }} {{ s.rsplit(p, 1)|last }} {{ s.replace(p, '-') }} {{ s.rpartition(p)[2] }}"),
+      "['xababab', 'y', 'z'] z xababab-y-z z");
+  EXPECT_EQ(shows("{{ 'a  b \u00e9\u2003d '.rsplit(none, 2) }} {{ ' a b'.rsplit(none, 1) }} {{ "
+                  "'xa\u00e9x'.strip('x\u00e9') }}"),
+            "['a  b', '\xc3\xa9', 'd'] [' a', 'b'] a");
+  EXPECT_EQ(
+      shows("{{ 'a\u00e9b\u20acc'[1:4] }} {{ 'a\u00e9b\u20acc'[-2] }} {{ 'abc'[5:] }}|{{ 'a\u00e9b\u20acc'[::-2] }}"),
+      "\xc3\xa9"
+      "b\xe2\x82\xac \xe2\x82\xac |cba");
+}
+
+// A search that takes the product of both lengths would be at it for hours.
+TEST(ChatTemplates, SearchesAreLinearInTextsThatRepeatThemselves) {
+  const std::string set = "{% set s = 'a'*8000000 %}{% set p = 'a'*4000000 %}";
+  const auto shows = [&](const std::string& source) { return rendered(set + source, Json::object(), 0); };
+  EXPECT_EQ(shows("{{ s.find(p ~ 'b') }} {{ s.rfind('b' ~ p) }} {{ (p ~ 'b') in s }}"), "-1 -1 False");
+  EXPECT_EQ(shows("{{ s.count(p ~ 'b') }} {{ s.split(p ~ 'b')|length }} {{ s.count(p) }}"), "0 1 2");
+}
+
+TEST(ChatTemplates, JsonOfUsersIsBoundedAndSaysWhereItEnds) {
+  const std::string deep = R"({"messages":)" + std::string(100000, '[') + std::string(100000, ']') + "}";
+  const std::string brackets = std::string(60000, '[') + std::string(60000, ']');
+  EXPECT_NE(error_of([&] { parse_chat(deep); }).find("nested deeper than 120 levels"), std::string::npos);
+  ChatTemplate plain(kPlain, "plain", {});
+  const auto refusal = [&](const std::string& variable) { return error_of([&] { plain.set_variable(variable); }); };
+  EXPECT_NE(refusal("x=" + brackets).find("nested deeper than 120 levels"), std::string::npos);
+  EXPECT_NE(error_of([&] { parse_chat(R"({"messages": [{"role": "user", "con)"); }).find("too early, behind byte 35"),
+            std::string::npos)
+      << error_of([&] { parse_chat(R"({"messages": [{"role": "user", "con)"); });
+  EXPECT_NE(error_of([&] { parse_chat("\x1f\x8b\x08"); }).find("at byte 1; it is packed by gzip"), std::string::npos);
+  for (const char* name : {"messages", "add_generation_prompt", "bos_token", "tools"})
+    EXPECT_NE(refusal(std::string(name) + "=1").find("choose another name"), std::string::npos) << name;
+  for (const char* name : {"a b", "1a", "a-b", "\xc3\xa9"})
+    EXPECT_NE(refusal(std::string(name) + "=1").find("no name that a template can use"), std::string::npos) << name;
+  EXPECT_EQ(refusal("_date2=[1"), "");
+}
+
+TEST(ChatTemplates, AMessageWithoutATextIsNamedWhereATemplateFails) {
+  const ChatTemplate adds("{% for m in messages %}{{ m.content + '.' }}{% endfor %}", "adds", {});
+  const auto refusal = [&](const char* second) {
+    return error_of([&] {
+      adds.text(
+          chat_of(
+              (R"([{"role": "user", "content": "a"}, {"role": "assistant")" + std::string(second) + "}]").c_str()),
+          false);
+    });
+  };
+  const std::string parts = refusal(R"(, "content": [{"type": "text", "text": "b"}])");
+  EXPECT_NE(parts.find("message 2, of role assistant, has a list of parts for its content"), std::string::npos)
+      << parts;
+  EXPECT_NE(refusal(R"(, "content": null)").find("message 2, of role assistant, has null"), std::string::npos);
+  EXPECT_NE(refusal("").find("message 2, of role assistant, has no content"), std::string::npos);
+  const std::string texts =
+      error_of([&] { ChatTemplate("{{ messages[9].role }}", "t", {}).text(chat_of(kTwoTurns), false); });
+  EXPECT_EQ(texts.find("of role"), std::string::npos) << texts;
+}
+
 TEST(ChatTemplates, ATokenThatHoldsSomeOfATurnIsLearned) {
   const auto gpt2 = load_tokenizer("", "tests/vectors/tokenizers/gpt2/tokenizer.json");
   const auto bytes = load_tokenizer("bytes", "");

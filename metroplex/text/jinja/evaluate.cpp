@@ -12,14 +12,14 @@ Value bound(std::string name, std::function<Value(Arguments&)> call) {
   return Value(std::shared_ptr<const Callable>(std::move(made)));
 }
 
-bool holds(const std::string& word, const Value& a, const Value& b) {
+bool holds(Interpreter& run, const std::string& word, const Value& a, const Value& b) {
   if (word == "==") return equal(a, b);
   if (word == "!=") return !equal(a, b);
   if (word == "<") return less(a, b);
   if (word == ">") return less(b, a);
   if (word == "<=") return less(a, b) || equal(a, b);
   if (word == ">=") return less(b, a) || equal(a, b);
-  return contains(b, a) == (word == "in");
+  return contains(run, b, a) == (word == "in");
 }
 
 }  // namespace
@@ -92,7 +92,7 @@ Value Interpreter::evaluate_deeper(const Expression& e, const ScopePtr& scope) {
     }
     case Op::concat: {
       std::string joined;
-      for (size_t i = 0; i < e.children.size(); ++i) joined += to_text(child(i));
+      for (size_t i = 0; i < e.children.size(); ++i) joined += text_of(child(i));
       return text(std::move(joined));
     }
   }
@@ -114,7 +114,7 @@ Value Interpreter::compared(const Expression& e, const ScopePtr& scope) {
     Value right = evaluate(*e.children[i + 1], scope);
     line_ = e.line;
     spend(static_cast<size_t>(right.weight()));
-    if (!holds(e.words[i], left, right)) return false;
+    if (!holds(*this, e.words[i], left, right)) return false;
     left = std::move(right);
   }
   return true;
@@ -170,12 +170,16 @@ Value Interpreter::call_filter(const std::string& name, const Value& input, Argu
   if (filter == nullptr) filter = find_list_filter(name);
   MPX_CHECK(filter != nullptr, "text", "the filter '", name, "' is not known here");
   given.callee = "the filter " + name;
+  if (input.is_string()) spend(static_cast<size_t>(input.weight()));
   return filter(*this, input, given);
 }
 
 bool Interpreter::call_test(const std::string& name, const Value& input, const Arguments& given) {
   const Test test = find_test(name);
   MPX_CHECK(test != nullptr, "text", "the test 'is ", name, "' is not known here");
+  // What compares goes through both.
+  if (input.is_string()) spend(static_cast<size_t>(input.weight()));
+  for (const Value& other : given.positional) spend(static_cast<size_t>(other.weight()));
   return test(*this, input, given);
 }
 

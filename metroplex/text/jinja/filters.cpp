@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "text/jinja/interpreter.h"
 #include "text/jinja/lexer.h"
+#include "text/utf8.h"
 
 namespace metroplex::text::jinja {
 namespace {
@@ -111,34 +112,34 @@ Value trim(Interpreter& run, const Value& v, Arguments& a) {
   a.only(1, {"chars"});
   const Value* set = a.find(0, "chars");
   MPX_CHECK(set == nullptr || set->is_string() || set->is(Kind::none), "text", "trim: chars is a str");
-  return run.text(stripped(to_text(v), set, true, true));
+  return run.text(stripped(run, run.text_of(v), set, true, true));
 }
 
 Value replace(Interpreter& run, const Value& v, Arguments& a) {
   a.only(3, {"old", "new", "count"});
   const Value* count = a.find(2, "count");
   const bool counted = count != nullptr && count->is_integer();
-  return run.text(
-      replaced(to_text(v), to_text(a.need(0, "old")), to_text(a.need(1, "new")), counted ? count->integer() : -1));
+  const std::string from = run.text_of(a.need(0, "old")), to = run.text_of(a.need(1, "new"));
+  return replaced(run, run.text_of(v), from, to, counted ? count->integer() : -1);
 }
 
 Value indent(Interpreter& run, const Value& v, Arguments& a) {
   a.only(3, {"width", "first", "blank"});
   const Value *width = a.find(0, "width"), *first = a.find(1, "first"), *blank = a.find(2, "blank");
   std::string by(4, ' ');
-  if (width != nullptr && width->is_string()) by = width->string();
+  if (width != nullptr && width->is_string()) by = run.text_of(*width);
   else if (width != nullptr && width->is_integer())
     by.assign(static_cast<size_t>(std::clamp<int64_t>(width->integer(), 0, 1000)), ' ');
   const bool all = blank != nullptr && blank->truth();
   std::string out;
   size_t number = 0;
-  for (const std::string& line : lines_of(to_text(v) + "\n")) {
+  for (const std::string& line : lines_of(run, run.text_of(v) + "\n")) {
+    run.pay_text(by.size() + line.size() + 4);
     const bool begins = number == 0 ? first != nullptr && first->truth() : all || !line.empty();
     out += (number > 0 ? "\n" : "") + (begins ? by : "") + line;
     ++number;
-    run.spend(by.size() / 4 + 1);
   }
-  return run.text(std::move(out));
+  return out;
 }
 
 Value json(Interpreter& run, const Value& v, Arguments& a) {
@@ -152,23 +153,23 @@ Value json(Interpreter& run, const Value& v, Arguments& a) {
     MPX_CHECK(indent->is_integer() || indent->is_string(), "text", "tojson: indent is a number or a str");
     style.indent = 0;
     style.indent_text = indent->is_string()
-                            ? indent->string()
+                            ? run.text_of(*indent)
                             : std::string(static_cast<size_t>(std::clamp<int64_t>(indent->integer(), 0, 100)), ' ');
     style.item_separator = ",";
   }
   if (separators != nullptr && !separators->is(Kind::none)) {
-    const List two = elements(*separators);
+    const List two = elements(run, *separators);
     MPX_CHECK(two.size() == 2, "text", "tojson: separators are two");
-    style.item_separator = to_text(two[0]);
-    style.key_separator = to_text(two[1]);
+    style.item_separator = run.text_of(two[0]);
+    style.key_separator = run.text_of(two[1]);
   }
-  return run.text(to_json(v, style));
+  return to_json(run, v, style);
 }
 
 Value escape(Interpreter& run, const Value& v, Arguments& a) {
   a.only(0);
   std::string out;
-  for (const char c : to_text(v)) {
+  for (const char c : run.text_of(v)) {
     if (c == '&') out += "&amp;";
     else if (c == '<') out += "&lt;";
     else if (c == '>') out += "&gt;";
@@ -183,30 +184,31 @@ Value word_count(Interpreter& run, const Value& v, Arguments& a) {
   a.only(0);
   int64_t words = 0;
   bool inside = false;
-  const std::string text = to_text(v);
-  for (const std::string_view c : characters_of(text)) {
-    const bool word = !without_leading_space(c).empty();
+  const std::string text = run.text_of(v);
+  for (size_t at = 0; at < text.size();) {
+    const bool word = !is_space(next_code_point(text, at));
     words += word && !inside;
     inside = word;
   }
-  run.spend(text.size());
   return words;
 }
 
 template <std::string (*Map)(std::string_view)>
 Value text_filter(Interpreter& run, const Value& v, Arguments& a) {
   a.only(0);
-  return run.text(Map(to_text(v)));
+  return run.text(Map(run.text_of(v)));
 }
 
 std::string same(std::string_view text) { return std::string(text); }
 std::string titled(std::string_view text) { return title(text, false); }
 
-Value format(Interpreter& run, const Value& v, Arguments& a) { return run.text(formatted(to_text(v), a.positional)); }
+Value format(Interpreter& run, const Value& v, Arguments& a) {
+  return run.text(formatted(run, run.text_of(v), a.positional));
+}
 
 // Unlike value.name no key of a dict.
 Value attribute_of(Interpreter& run, const Value& v, Arguments& a) {
-  const std::string name = to_text(a.need(0, "name"));
+  const std::string name = run.text_of(a.need(0, "name"));
   if (v.is_dict() && !has_method(v, name)) return Undefined{"'dict object' has no attribute '" + name + "'"};
   return attribute(run, v, name);
 }

@@ -28,21 +28,25 @@ Value range(Interpreter& run, Arguments& a) {
   return run.list(std::move(items));
 }
 
-Value make_dict(Interpreter&, Arguments& a) {
+Value make_dict(Interpreter& run, Arguments& a) {
   Dict dict;
+  const auto set = [&](const Value& key, const Value& value) {
+    run.spend(16 + (key.is_string() ? key.string().size() / 4 : dict.items().size()));
+    dict.set(key, value);
+  };
   if (!a.positional.empty()) {
     const Value& from = a.positional[0];
     if (from.is_dict()) {
-      for (const auto& [key, value] : from.dict().items()) dict.set(key, value);
+      for (const auto& [key, value] : from.dict().items()) set(key, value);
     } else {
-      for (const Value& pair : elements(from)) {
-        const List two = elements(pair);
+      for (const Value& pair : elements(run, from)) {
+        const List two = elements(run, pair);
         MPX_CHECK(two.size() == 2, "text", "dict() of a list takes pairs");
-        dict.set(two[0], two[1]);
+        set(two[0], two[1]);
       }
     }
   }
-  for (const auto& [name, value] : a.named) dict.set(name, value);
+  for (const auto& [name, value] : a.named) set(name, value);
   return Value::dict(std::move(dict));
 }
 
@@ -56,13 +60,13 @@ Value new_namespace(Interpreter& run, Arguments& a) {
   return space;
 }
 
-Value raise_exception(Interpreter&, Arguments& a) {
-  base::throw_error("text", "the template refuses this chat: " + to_text(a.need(0, "message")));
+Value raise_exception(Interpreter& run, Arguments& a) {
+  base::throw_error("text", "the template refuses this chat: " + run.text_of(a.need(0, "message")));
 }
 
 Value strftime_now(Interpreter& run, Arguments& a) {
   a.only(1);
-  const std::string format = to_text(a.need(0, "format"));
+  const std::string format = run.text_of(a.need(0, "format"));
   MPX_CHECK(format.size() < 200, "text", "strftime_now: a format of ", format.size(), " bytes");
   const std::time_t now = static_cast<std::time_t>(run.now());
   std::tm parts{};

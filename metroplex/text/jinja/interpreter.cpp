@@ -67,9 +67,22 @@ void Interpreter::spend(size_t steps) {
             " steps; does it loop without end?");
 }
 
+void Interpreter::pay_text(size_t bytes) {
+  constexpr size_t kMaxText = size_t{1} << 28;
+  MPX_CHECK(bytes <= kMaxText, "text", "a text of more than ", kMaxText, " bytes");
+  spend(bytes / 4);
+}
+
 Value Interpreter::text(std::string text) {
   spend(text.size() / 4);
   return text;
+}
+
+std::string Interpreter::text_of(const Value& value) {
+  // Escaped, a byte of a text in a list is four.
+  if (value.is_string()) pay_text(value.string().size());
+  else spend(static_cast<size_t>(16 * value.weight()));
+  return to_text(value);
 }
 
 Value Interpreter::list(List items) {
@@ -116,7 +129,7 @@ Interpreter::Flow Interpreter::run_one(const Statement& s, const ScopePtr& scope
       break;
     case What::output: {
       const Value value = evaluate(*s.expression, scope);
-      value.is_string() ? write(value.string(), out) : write(to_text(value), out);
+      value.is_string() ? write(value.string(), out) : write(text_of(value), out);
       break;
     }
     case What::branch:
@@ -142,7 +155,7 @@ Interpreter::Flow Interpreter::run_one(const Statement& s, const ScopePtr& scope
       break;
     case What::filter: {
       const Value value = captured(s.body, scope);
-      write(to_text(filtered(*s.expression, scope, &value)), out);
+      write(text_of(filtered(*s.expression, scope, &value)), out);
       break;
     }
     case What::scope: {
@@ -164,8 +177,7 @@ Interpreter::Flow Interpreter::run_one(const Statement& s, const ScopePtr& scope
 }
 
 Interpreter::Flow Interpreter::run_loop(const Statement& s, const ScopePtr& scope, std::string& out) {
-  List items = elements(evaluate(*s.expression, scope));
-  spend(items.size());
+  List items = elements(*this, evaluate(*s.expression, scope));
   if (s.condition) {
     List kept;
     for (const Value& item : items) {
@@ -197,7 +209,7 @@ void Interpreter::run_generation(const Statement& s, const ScopePtr& scope, std:
 
 void Interpreter::run_call(const Statement& s, const ScopePtr& scope, std::string& out) {
   const Value caller = closure("caller", s, scope);
-  write(to_text(called(*s.expression, scope, &caller)), out);
+  write(text_of(called(*s.expression, scope, &caller)), out);
 }
 
 // A macro, or the body of a call block, over the variables around it.
@@ -237,7 +249,7 @@ Value Interpreter::call_closure(const Statement& s, const ScopePtr& outer, Argum
 
 void Interpreter::assign(const Target& target, const Value& value, const ScopePtr& scope) {
   if (!target.parts.empty()) {
-    const List items = elements(value);
+    const List items = elements(*this, value);
     MPX_CHECK(items.size() == target.parts.size(), "text", items.size(), " values for ", target.parts.size(),
               " names");
     for (size_t i = 0; i < items.size(); ++i) assign(target.parts[i], items[i], scope);

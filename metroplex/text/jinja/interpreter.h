@@ -49,8 +49,12 @@ class Interpreter {
 
   // For the tables.
   void spend(size_t steps);
-  Value text(std::string text);  // a string that was made, and is paid for
+  // Before a text or a list is made, so that one that is too large never is: 4 bytes are a step, an item is 16.
+  void pay_text(size_t bytes);
+  void pay_items(size_t items) { spend(16 * items); }
+  Value text(std::string text);  // of about the size of one that was paid for
   Value list(List items);
+  std::string text_of(const Value& value);  // to_text
   Value call_filter(const std::string& name, const Value& input, Arguments& arguments);
   bool call_test(const std::string& name, const Value& input, const Arguments& arguments);
   std::shared_ptr<Namespace> new_space();
@@ -90,12 +94,12 @@ class Interpreter {
 
 // operators.cpp
 Value arithmetic(Interpreter& run, const std::string& sign, const Value& a, const Value& b);
-bool contains(const Value& container, const Value& item);
+bool contains(Interpreter& run, const Value& container, const Value& item);
 Value attribute(Interpreter& run, const Value& object, const std::string& name);
 Value item(Interpreter& run, const Value& object, const Value& key);
 Value slice(Interpreter& run, const Value& object, const Value& from, const Value& to, const Value& step);
-List elements(const Value& value);                                     // what a for over it takes
-std::string formatted(const std::string& format, const List& values);  // Python's %
+List elements(Interpreter& run, const Value& value);                                     // what a for over it takes
+std::string formatted(Interpreter& run, const std::string& format, const List& values);  // Python's %
 
 // methods.cpp and string_methods.cpp: whether a value has a method of this name, and its call.
 bool has_method(const Value& object, std::string_view name);
@@ -117,11 +121,25 @@ std::string upper(std::string_view text);
 std::string lower(std::string_view text);
 std::string capitalized(std::string_view text);
 std::string title(std::string_view text, bool after_any_other);
-std::string stripped(std::string_view text, const Value* characters, bool left, bool right);
-std::string replaced(std::string_view text, std::string_view from, std::string_view to, int64_t count);
-std::vector<std::string> lines_of(std::string_view text);  // str.splitlines
+std::string stripped(Interpreter& run, std::string_view text, const Value* characters, bool left, bool right);
+std::string replaced(Interpreter& run, std::string_view text, std::string_view from, std::string_view to,
+                     int64_t count);
+std::vector<std::string> lines_of(Interpreter& run, std::string_view text);  // str.splitlines
 std::vector<std::string_view> characters_of(std::string_view text);
 size_t length_of(std::string_view text);
+
+// search.cpp: the first or last occurrence of a part, npos if there is none, in time linear in both: std::string's
+// find takes their product for texts that repeat themselves. `part` must outlive it.
+class Search {
+ public:
+  Search(Interpreter& run, std::string_view part, bool last = false);
+  size_t in(std::string_view text) const;
+
+ private:
+  std::string_view part_;
+  bool last_;
+  std::vector<uint32_t> borders_;  // of each prefix (or suffix) the longest that is also its other end
+};
 
 // to_json.cpp: json.dumps.
 struct JsonStyle {
@@ -130,6 +148,6 @@ struct JsonStyle {
   std::string indent_text;
   std::string item_separator = ", ", key_separator = ": ";
 };
-std::string to_json(const Value& value, const JsonStyle& style);
+std::string to_json(Interpreter& run, const Value& value, const JsonStyle& style);
 
 }  // namespace metroplex::text::jinja

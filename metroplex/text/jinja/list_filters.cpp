@@ -1,5 +1,6 @@
 // Filters that take or give lists.
 #include <algorithm>
+#include <bit>
 
 #include "base/error.h"
 #include "text/jinja/interpreter.h"
@@ -15,7 +16,7 @@ bool given_true(const Arguments& a, size_t place, std::string_view name) {
 // "a.b.0" of a value, as the filters with an attribute take it.
 Value path_of(Interpreter& run, const Value& value, const Value& path) {
   if (path.is_integer()) return item(run, value, path);
-  const std::string names = to_text(path);
+  const std::string names = run.text_of(path);
   Value at = value;
   for (size_t begin = 0; begin <= names.size();) {
     const size_t end = std::min(names.find('.', begin), names.size());
@@ -41,15 +42,15 @@ Value map(Interpreter& run, const Value& v, Arguments& a) {
   List out;
   if (const Value* path = a.find(SIZE_MAX, "attribute")) {
     const Value* fallback = a.find(SIZE_MAX, "default");
-    for (const Value& value : elements(v)) {
+    for (const Value& value : elements(run, v)) {
       const Value found = path_of(run, value, *path);
       out.push_back(found.is_undefined() && fallback != nullptr ? *fallback : found);
       run.spend(1);
     }
     return run.list(std::move(out));
   }
-  const std::string name = to_text(a.need(0, "name"));
-  for (const Value& value : elements(v)) {
+  const std::string name = run.text_of(a.need(0, "name"));
+  for (const Value& value : elements(run, v)) {
     Arguments rest = rest_of(a, 1, name);
     out.push_back(run.call_filter(name, value, rest));
     run.spend(1);
@@ -61,10 +62,10 @@ Value map(Interpreter& run, const Value& v, Arguments& a) {
 Value chosen(Interpreter& run, const Value& v, const Arguments& a, bool by_attribute, bool wanted) {
   const size_t skip = by_attribute ? 1 : 0;
   const bool has_test = a.positional.size() > skip;
-  const std::string name = has_test ? to_text(a.positional[skip]) : "";
+  const std::string name = has_test ? run.text_of(a.positional[skip]) : "";
   const Arguments rest = rest_of(a, skip + 1, name);
   List out;
-  for (const Value& value : elements(v)) {
+  for (const Value& value : elements(run, v)) {
     const Value seen = by_attribute ? path_of(run, value, a.need(0, "attribute")) : value;
     const bool holds = has_test ? run.call_test(name, seen, rest) : seen.truth();
     if (holds == wanted) out.push_back(value);
@@ -81,52 +82,59 @@ Value choose(Interpreter& run, const Value& v, Arguments& a) {
 Value join(Interpreter& run, const Value& v, Arguments& a) {
   a.only(2, {"d", "attribute"});
   const Value *between = a.find(0, "d"), *path = a.find(1, "attribute");
-  const std::string separator = between != nullptr ? to_text(*between) : "";
+  const std::string separator = between != nullptr ? run.text_of(*between) : "";
   std::string out;
   bool first = true;
-  for (const Value& value : elements(v)) {
+  for (const Value& value : elements(run, v)) {
+    run.pay_text(separator.size() + 4);
     if (!first) out += separator;
     first = false;
-    out += to_text(path != nullptr && !path->is(Kind::none) ? path_of(run, value, *path) : value);
-    run.spend(separator.size() / 4 + 1);
+    out += run.text_of(path != nullptr && !path->is(Kind::none) ? path_of(run, value, *path) : value);
   }
-  return run.text(std::move(out));
+  return out;
 }
 
-Value first_or_last(const Value& v, const Arguments& a, bool last) {
+Value first_or_last(Interpreter& run, const Value& v, const Arguments& a, bool last) {
   a.only(0);
-  const List items = elements(v);
+  const List items = elements(run, v);
   if (items.empty())
     return Undefined{last ? "there is no last item, the sequence is empty"
                           : "there is no first item, the sequence is empty"};
   return last ? items.back() : items.front();
 }
 
-Value first(Interpreter&, const Value& v, Arguments& a) { return first_or_last(v, a, false); }
-Value last(Interpreter&, const Value& v, Arguments& a) { return first_or_last(v, a, true); }
+Value first(Interpreter& run, const Value& v, Arguments& a) { return first_or_last(run, v, a, false); }
+Value last(Interpreter& run, const Value& v, Arguments& a) { return first_or_last(run, v, a, true); }
 
 Value list(Interpreter& run, const Value& v, Arguments& a) {
   a.only(0);
-  return run.list(elements(v));
+  return run.list(elements(run, v));
 }
 
 Value items(Interpreter& run, const Value& v, Arguments& a) {
   a.only(0);
   if (v.is_undefined()) return Value::list({});
   MPX_CHECK(v.is_dict(), "text", "items of a ", type_name(v), "; it takes a dict");
+  run.pay_items(3 * v.dict().items().size());
   List out;
   for (const auto& [key, value] : v.dict().items()) out.push_back(Value::tuple({key, value}));
-  return run.list(std::move(out));
+  return Value::list(std::move(out));
 }
 
 Value reverse(Interpreter& run, const Value& v, Arguments& a) {
   a.only(0);
-  List out = elements(v);
+  List out = elements(run, v);
   std::reverse(out.begin(), out.end());
   if (!v.is_string()) return run.list(std::move(out));
   std::string text;
   for (const Value& character : out) text += character.string();
   return run.text(std::move(text));
+}
+
+// Of comparing all in `v` with as many others as a sort does.
+void pay_sort(Interpreter& run, const Value& v) {
+  const auto weight = static_cast<size_t>(v.weight());
+  run.spend(4 * weight * static_cast<size_t>(std::bit_width(weight)));
 }
 
 Value folded(const Value& value, bool case_sensitive) {
@@ -137,11 +145,11 @@ Value sort(Interpreter& run, const Value& v, Arguments& a) {
   a.only(3, {"reverse", "case_sensitive", "attribute"});
   const bool backwards = given_true(a, 0, "reverse"), sensitive = given_true(a, 1, "case_sensitive");
   const Value* path = a.find(2, "attribute");
+  pay_sort(run, v);
   std::vector<std::pair<Value, Value>> keyed;
-  for (const Value& value : elements(v))
+  for (const Value& value : elements(run, v))
     keyed.emplace_back(
         folded(path != nullptr && !path->is(Kind::none) ? path_of(run, value, *path) : value, sensitive), value);
-  run.spend(16 * keyed.size());
   std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& x, const auto& y) {
     return backwards ? less(y.first, x.first) : less(x.first, y.first);
   });
@@ -157,6 +165,7 @@ Value dict_sort(Interpreter& run, const Value& v, Arguments& a) {
   const size_t side = by != nullptr && to_text(*by) == "value" ? 1 : 0;
   Arguments none;
   List pairs = items(run, v, none).items();
+  pay_sort(run, v);
   std::stable_sort(pairs.begin(), pairs.end(), [&](const Value& x, const Value& y) {
     const Value left = folded(x.items()[side], sensitive), right = folded(y.items()[side], sensitive);
     return backwards ? less(right, left) : less(left, right);
@@ -169,9 +178,9 @@ Value unique(Interpreter& run, const Value& v, Arguments& a) {
   const bool sensitive = given_true(a, 0, "case_sensitive");
   const Value* path = a.find(1, "attribute");
   List out, seen;
-  for (const Value& value : elements(v)) {
+  for (const Value& value : elements(run, v)) {
     const Value key = folded(path != nullptr ? path_of(run, value, *path) : value, sensitive);
-    run.spend(seen.size() + 1);
+    run.spend((seen.size() + 1) * static_cast<size_t>(key.weight()));
     if (std::any_of(seen.begin(), seen.end(), [&](const Value& other) { return equal(other, key); })) continue;
     seen.push_back(key);
     out.push_back(value);
@@ -182,7 +191,8 @@ Value unique(Interpreter& run, const Value& v, Arguments& a) {
 Value extreme(Interpreter& run, const Value& v, const Arguments& a, bool largest) {
   const bool sensitive = given_true(a, 0, "case_sensitive");
   const Value* path = a.find(1, "attribute");
-  const List all = elements(v);
+  const List all = elements(run, v);
+  run.spend(static_cast<size_t>(4 * v.weight()));
   if (all.empty()) return Undefined{"there is no largest or smallest item, the sequence is empty"};
   const auto key = [&](const Value& value) {
     return folded(path != nullptr ? path_of(run, value, *path) : value, sensitive);
@@ -201,7 +211,7 @@ Value sum(Interpreter& run, const Value& v, Arguments& a) {
   a.only(2, {"attribute", "start"});
   const Value *path = a.find(0, "attribute"), *start = a.find(1, "start");
   Value total = start != nullptr ? *start : Value(int64_t{0});
-  for (const Value& value : elements(v))
+  for (const Value& value : elements(run, v))
     total =
         arithmetic(run, "+", total, path != nullptr && !path->is(Kind::none) ? path_of(run, value, *path) : value);
   return total;

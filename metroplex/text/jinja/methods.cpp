@@ -19,19 +19,24 @@ constexpr std::string_view kChanging[] = {"append", "clear",   "extend",     "in
 Value call_dict_method(Interpreter& run, const Dict& dict, const std::string& name, Arguments& a) {
   if (name == "get") {
     a.only(2);
-    const Value* found = dict.find(a.need(0, "key"));
+    const Value& key = a.need(0, "key");
+    run.spend(key.is_string() ? key.string().size() / 16 : dict.items().size());
+    const Value* found = dict.find(key);
     const Value* fallback = a.find(1, "default");
     return found != nullptr ? *found : fallback != nullptr ? *fallback : Value(None{});
   }
   a.only(0);
+  run.pay_items(2 * dict.items().size());
   List out;
   for (const auto& [key, value] : dict.items())
     out.push_back(name == "keys" ? key : name == "values" ? value : Value::tuple({key, value}));
-  return run.list(std::move(out));
+  return Value::list(std::move(out));
 }
 
-Value call_list_method(const List& items, const std::string& name, Arguments& a) {
+Value call_list_method(Interpreter& run, const Value& list, const std::string& name, Arguments& a) {
   a.only(1);
+  run.spend(static_cast<size_t>(list.weight()));
+  const List& items = list.items();
   const Value& wanted = a.need(0, "value");
   const auto same = [&](const Value& v) { return equal(v, wanted); };
   if (name == "count") return static_cast<int64_t>(std::count_if(items.begin(), items.end(), same));
@@ -40,11 +45,12 @@ Value call_list_method(const List& items, const std::string& name, Arguments& a)
   return static_cast<int64_t>(found - items.begin());
 }
 
-Value call_loop_method(Loop& loop, const std::string& name, const Arguments& a) {
+Value call_loop_method(Interpreter& run, Loop& loop, const std::string& name, const Arguments& a) {
   if (name == "cycle") {
     MPX_CHECK(!a.positional.empty(), "text", "loop.cycle without a value");
     return a.positional[loop.index % a.positional.size()];
   }
+  for (const Value& value : a.positional) run.spend(static_cast<size_t>(value.weight()));
   const auto now = std::make_shared<List>(a.positional);
   const bool changed =
       !loop.changed || !std::equal(now->begin(), now->end(), loop.changed->begin(), loop.changed->end(), equal);
@@ -74,14 +80,14 @@ bool has_method(const Value& object, std::string_view name) {
 
 Value call_method(Interpreter& run, const Value& object, const std::string& name, Arguments& a) {
   if (object.is_string()) return call_string_method(run, object.string(), name, a);
-  if (object.is(Kind::loop)) return call_loop_method(*object.loop(), name, a);
+  if (object.is(Kind::loop)) return call_loop_method(run, *object.loop(), name, a);
   MPX_CHECK(!is_in(name, kChanging), "text", "'", name, "' would change a ", type_name(object),
             ", which templates cannot");
   if (name == "copy") {
     a.only(0);
     return object;
   }
-  return object.is_dict() ? call_dict_method(run, object.dict(), name, a) : call_list_method(object.items(), name, a);
+  return object.is_dict() ? call_dict_method(run, object.dict(), name, a) : call_list_method(run, object, name, a);
 }
 
 }  // namespace metroplex::text::jinja

@@ -8,7 +8,7 @@
 namespace metroplex::text::jinja {
 namespace {
 
-constexpr size_t kMaxText = size_t{1} << 28;
+constexpr size_t kMaxRepeated = size_t{1} << 28;
 
 [[noreturn]] void no_operator(const std::string& sign, const Value& a, const Value& b) {
   for (const Value* value : {&a, &b}) MPX_CHECK(!value->is_undefined(), "text", value->undefined().what);
@@ -59,14 +59,15 @@ Value repeated(Interpreter& run, const Value& value, int64_t times) {
   const auto count = static_cast<size_t>(std::max<int64_t>(times, 0));
   if (value.is_string()) {
     const std::string& text = value.string();
-    MPX_CHECK(text.empty() || count <= kMaxText / text.size(), "text", "a text of more than ", kMaxText, " bytes");
+    MPX_CHECK(text.empty() || count <= kMaxRepeated / text.size(), "text", "a text of more than ", kMaxRepeated,
+              " bytes");
     std::string out;
     run.spend(text.size() * count / 4);
     for (size_t i = 0; !text.empty() && i < count; ++i) out += text;
     return out;
   }
   const size_t size = value.items().size();
-  MPX_CHECK(size == 0 || count <= kMaxText / size, "text", "a list of more than ", kMaxText, " items");
+  MPX_CHECK(size == 0 || count <= kMaxRepeated / size, "text", "a list of more than ", kMaxRepeated, " items");
   run.spend(16 * size * count);
   List items;
   for (size_t i = 0; size > 0 && i < count; ++i)
@@ -103,6 +104,17 @@ Places places_of(int64_t size, const Value& from, const Value& to, const Value& 
   return places;
 }
 
+// `count` characters from number `first` on.
+std::string_view from_character(std::string_view text, int64_t first, int64_t count) {
+  const auto behind = [&](size_t at, int64_t characters) {
+    for (; characters > 0 && at < text.size(); --characters)
+      at += code_point_size(static_cast<unsigned char>(text[at]));
+    return at;
+  };
+  const size_t begin = behind(0, first);
+  return text.substr(begin, behind(begin, count) - begin);
+}
+
 Value missing(const Value& object, const std::string& name) {
   return Undefined{base::concat("'", object.is(Kind::none) ? "None" : std::string(type_name(object)) + " object",
                                 "' has no attribute '", name, "'")};
@@ -130,26 +142,27 @@ Value loop_attribute(const std::shared_ptr<Loop>& loop, const std::string& name)
 Value arithmetic(Interpreter& run, const std::string& sign, const Value& a, const Value& b) {
   if (a.is_number() && b.is_number()) return numbers(sign, a, b);
   if (sign == "+" && a.is_string() && b.is_string()) {
-    MPX_CHECK(a.string().size() + b.string().size() <= kMaxText, "text", "a text of more than ", kMaxText, " bytes");
-    return run.text(a.string() + b.string());
+    run.pay_text(a.string().size() + b.string().size());
+    return a.string() + b.string();
   }
   if (sign == "+" && a.is_list() && a.kind() == b.kind()) {
+    run.pay_items(a.items().size() + b.items().size());
     List items = a.items();
-    run.spend(16 * (items.size() + b.items().size()));
     items.insert(items.end(), b.items().begin(), b.items().end());
     return a.is(Kind::tuple) ? Value::tuple(std::move(items)) : Value::list(std::move(items));
   }
   if (sign == "*" && (a.is_string() || a.is_list()) && b.is_integer()) return repeated(run, a, b.integer());
   if (sign == "*" && (b.is_string() || b.is_list()) && a.is_integer()) return repeated(run, b, a.integer());
-  if (sign == "%" && a.is_string()) return run.text(formatted(a.string(), b.is(Kind::tuple) ? b.items() : List{b}));
+  if (sign == "%" && a.is_string())
+    return run.text(formatted(run, a.string(), b.is(Kind::tuple) ? b.items() : List{b}));
   no_operator(sign, a, b);
 }
 
-bool contains(const Value& container, const Value& item) {
+bool contains(Interpreter& run, const Value& container, const Value& item) {
   if (container.is_string()) {
     MPX_CHECK(item.is_string(), "text", "a ", type_name(item), " is looked for in a str; only a str can be in one",
               item.is_undefined() ? " (" + item.undefined().what + ")" : "");
-    return container.string().find(item.string()) != std::string::npos;
+    return Search(run, item.string()).in(container.string()) != std::string::npos;
   }
   if (container.is_dict()) return container.dict().find(item) != nullptr;
   if (container.is_undefined()) return false;
@@ -181,8 +194,9 @@ Value attribute(Interpreter& run, const Value& object, const std::string& name) 
 Value item(Interpreter& run, const Value& object, const Value& key) {
   MPX_CHECK(!object.is_undefined(), "text", object.undefined().what, ", and an item of it is asked for");
   if (object.is_dict()) {
+    run.spend(key.is_string() ? key.string().size() / 16 : object.dict().items().size());
     if (const Value* value = object.dict().find(key)) return *value;
-    return key.is_string() ? attribute(run, object, key.string()) : missing(object, to_text(key));
+    return key.is_string() ? attribute(run, object, key.string()) : missing(object, run.text_of(key));
   }
   if (key.is_integer() && (object.is_list() || object.is_string())) {
     const auto size = static_cast<int64_t>(object.is_string() ? length_of(object.string()) : object.items().size());
@@ -191,9 +205,10 @@ Value item(Interpreter& run, const Value& object, const Value& key) {
     if (index < 0 || index >= size) return Undefined{base::concat("there is no item ", key.integer(), " of ", size)};
     if (object.is_list()) return object.items()[static_cast<size_t>(index)];
     run.spend(object.string().size() / 16);
-    return Value(characters_of(object.string())[static_cast<size_t>(index)]);
+    return Value(from_character(object.string(), index, 1));
   }
-  return key.is_string() ? attribute(run, object, key.string()) : missing(object, representation(key));
+  return key.is_string() ? attribute(run, object, key.string())
+                         : (run.spend(static_cast<size_t>(16 * key.weight())), missing(object, representation(key)));
 }
 
 Value slice(Interpreter& run, const Value& object, const Value& from, const Value& to, const Value& step) {
@@ -203,21 +218,28 @@ Value slice(Interpreter& run, const Value& object, const Value& from, const Valu
   }
   if (object.is_list()) {
     const Places places = places_of(static_cast<int64_t>(object.items().size()), from, to, step);
+    run.pay_items(static_cast<size_t>(places.count));
     List items;
     for (int64_t i = 0; i < places.count; ++i)
       items.push_back(object.items()[static_cast<size_t>(places.first + i * places.step)]);
-    run.spend(16 * items.size());
     return object.is(Kind::tuple) ? Value::tuple(std::move(items)) : Value::list(std::move(items));
   }
-  const auto characters = characters_of(object.string());
-  const Places places = places_of(static_cast<int64_t>(characters.size()), from, to, step);
+  const std::string& text = object.string();
+  run.pay_text(text.size());
+  const Places places = places_of(static_cast<int64_t>(length_of(text)), from, to, step);
+  if (places.step == 1) return Value(from_character(text, places.first, places.count));
+  run.spend(4 * text.size());
+  const auto characters = characters_of(text);
   std::string out;
   for (int64_t i = 0; i < places.count; ++i) out += characters[static_cast<size_t>(places.first + i * places.step)];
-  run.spend(characters.size() / 4);
   return out;
 }
 
-List elements(const Value& value) {
+List elements(Interpreter& run, const Value& value) {
+  run.pay_items(value.is_list()     ? value.items().size()
+                : value.is_dict()   ? value.dict().items().size()
+                : value.is_string() ? length_of(value.string())
+                                    : 0);
   if (value.is_list()) return value.items();
   List items;
   if (value.is_dict()) {
@@ -230,7 +252,7 @@ List elements(const Value& value) {
   return items;
 }
 
-std::string formatted(const std::string& format, const List& values) {
+std::string formatted(Interpreter& run, const std::string& format, const List& values) {
   std::string out;
   size_t used = 0;
   for (size_t at = 0; at < format.size(); ++at) {
@@ -239,7 +261,7 @@ std::string formatted(const std::string& format, const List& values) {
       continue;
     }
     const size_t end = format.find_first_not_of("0123456789.+-# ", at + 1);
-    MPX_CHECK(end != std::string::npos, "text", "the format '", format, "' ends within a %");
+    MPX_CHECK(end != std::string::npos, "text", "a format ends within a %");
     const char kind = format[end];
     const std::string flags = format.substr(at + 1, end - at - 1);
     at = end;
@@ -247,14 +269,15 @@ std::string formatted(const std::string& format, const List& values) {
       out += '%';
       continue;
     }
-    MPX_CHECK(used < values.size(), "text", "the format '", format, "' has more places than values");
+    MPX_CHECK(used < values.size(), "text", "a format has more places than its ", values.size(), " values");
     const Value& value = values[used++];
     const bool text = kind == 's' || kind == 'r', whole = kind == 'd' || kind == 'i' || kind == 'x',
                real = kind == 'f';
     MPX_CHECK((text && flags.empty()) || ((whole || real) && flags.size() <= 4 && value.is_number()), "text", "%",
               flags, kind, " of a ", type_name(value), " is not known here");
     if (text) {
-      out += kind == 's' ? to_text(value) : representation(value);
+      out += kind == 's' ? run.text_of(value)
+                         : (run.spend(static_cast<size_t>(16 * value.weight())), representation(value));
       continue;
     }
     MPX_CHECK(real || std::fabs(value.real()) < 9e18, "text", "%", kind, " of ", to_text(value));
@@ -266,7 +289,7 @@ std::string formatted(const std::string& format, const List& values) {
                     static_cast<long>(value.is_integer() ? value.integer() : static_cast<int64_t>(value.real())));
     out += buffer;
   }
-  MPX_CHECK(used == values.size(), "text", "the format '", format, "' has fewer places than values");
+  MPX_CHECK(used == values.size(), "text", "a format has fewer places than its ", values.size(), " values");
   return out;
 }
 

@@ -1,5 +1,6 @@
 // Python's methods of str.
 #include <algorithm>
+#include <tuple>
 
 #include <utf8proc.h>
 
@@ -33,38 +34,41 @@ bool all_of(std::string_view text, Holds holds) {
   return !text.empty();
 }
 
+// Where the first or the last stretch of white space is; not there: [npos, ...).
+std::pair<size_t, size_t> space_in(std::string_view text, bool last) {
+  if (last) {
+    while (!text.empty()) {
+      const size_t end = text.size();
+      if (const size_t begin = without_trailing_space(text).size(); begin < end) return {begin, end};
+      while (text.size() > 1 && (static_cast<unsigned char>(text.back()) & 0xc0) == 0x80) text.remove_suffix(1);
+      text.remove_suffix(1);
+    }
+    return {std::string_view::npos, 0};
+  }
+  for (size_t at = 0; at < text.size();) {
+    const size_t begin = at;
+    if (is_space(next_code_point(text, at)))
+      return {begin, text.size() - without_leading_space(text.substr(at)).size()};
+  }
+  return {std::string_view::npos, 0};
+}
+
 // str.split: by a separator, or, with None, by white space of any length.
-List split(std::string_view text, const Value* separator, int64_t limit, bool from_right) {
+List split(Interpreter& run, std::string_view text, const Value* separator, int64_t limit, bool from_right) {
   List parts;
-  const auto more = [&] { return limit < 0 || static_cast<int64_t>(parts.size()) < limit; };
   const bool spaces = separator == nullptr || separator->is(Kind::none);
-  const std::string by = spaces ? "" : to_text(*separator);
+  const std::string by = spaces ? "" : run.text_of(*separator);
   MPX_CHECK(spaces || !by.empty(), "text", "a str is split at an empty separator");
   if (spaces) text = from_right ? without_trailing_space(text) : without_leading_space(text);
-  const auto cut_space = [&](size_t& begin, size_t& end) {  // the stretch of white space that is next
-    begin = std::string_view::npos;
-    for (size_t at = 0; at < text.size();) {
-      const size_t here = at;
-      if (!is_space(next_code_point(text, at))) {
-        if (begin != std::string_view::npos && !from_right) return true;
-        if (!from_right || begin == std::string_view::npos || end < here) continue;
-      } else {
-        if (begin == std::string_view::npos || (from_right && end < here)) begin = here;
-        end = at;
-      }
-    }
-    return begin != std::string_view::npos;
-  };
+  const Search search(run, by, from_right);
   while (!text.empty() || !spaces) {
-    size_t begin = 0, end = 0;
-    bool found = more();
-    if (found && spaces) found = cut_space(begin, end);
-    if (found && !spaces) {
-      begin = from_right ? text.rfind(by) : text.find(by);
-      found = begin != std::string_view::npos;
-      end = begin + by.size();
+    size_t begin = std::string_view::npos, end = 0;
+    if (limit < 0 || static_cast<int64_t>(parts.size()) < limit) {
+      if (spaces) std::tie(begin, end) = space_in(text, from_right);
+      else begin = search.in(text), end = begin + by.size();
     }
-    if (!found) {
+    run.pay_items(1);
+    if (begin == std::string_view::npos) {
       parts.emplace_back(text);
       break;
     }
@@ -76,25 +80,26 @@ List split(std::string_view text, const Value* separator, int64_t limit, bool fr
   return parts;
 }
 
-bool begins_or_ends(const std::string& text, const Value& with, bool begins) {
+bool begins_or_ends(Interpreter& run, const std::string& text, const Value& with, bool begins) {
+  run.spend(with.is_string() ? with.string().size() / 16 : 1);
   if (with.is(Kind::tuple))
     return std::any_of(with.items().begin(), with.items().end(),
-                       [&](const Value& v) { return begins_or_ends(text, v, begins); });
+                       [&](const Value& v) { return begins_or_ends(run, text, v, begins); });
   MPX_CHECK(with.is_string(), "text", begins ? "startswith" : "endswith", " of a ", type_name(with),
             "; it takes a str");
   return begins ? text.starts_with(with.string()) : text.ends_with(with.string());
 }
 
-int64_t find(const std::string& text, const Arguments& a, bool last, bool must) {
+int64_t find(Interpreter& run, const std::string& text, const Arguments& a, bool last, bool must) {
   a.only(1);
   const std::string& part = a.need(0, "sub").string();
-  const size_t at = last ? text.rfind(part) : text.find(part);
+  const size_t at = Search(run, part, last).in(text);
   MPX_CHECK(at != std::string::npos || !must, "text", "the substring is not found");
   return at == std::string::npos ? -1 : static_cast<int64_t>(length_of(std::string_view(text).substr(0, at)));
 }
 
 // str.format with {}, {0} and {name}.
-std::string format_braces(const std::string& text, const Arguments& a) {
+std::string format_braces(Interpreter& run, const std::string& text, const Arguments& a) {
   std::string out;
   size_t next = 0;
   for (size_t at = 0; at < text.size(); ++at) {
@@ -117,7 +122,8 @@ std::string format_braces(const std::string& text, const Arguments& a) {
     const Value* value = digits || name.empty() ? a.find(digits ? static_cast<size_t>(std::stoi(name)) : next++, "")
                                                 : a.find(SIZE_MAX, name);
     MPX_CHECK(value != nullptr, "text", "format: nothing is given for '{", name, "}'");
-    out += to_text(*value);
+    run.spend(a.named.size());
+    out += run.text_of(*value);
     at = end;
   }
   return out;
@@ -125,7 +131,7 @@ std::string format_braces(const std::string& text, const Arguments& a) {
 
 Value part(Interpreter& run, const std::string& text, const Value& separator, bool last) {
   MPX_CHECK(separator.is_string() && !separator.string().empty(), "text", "partition needs a separator");
-  const size_t at = last ? text.rfind(separator.string()) : text.find(separator.string());
+  const size_t at = Search(run, separator.string(), last).in(text);
   run.spend(text.size() / 4);
   if (at == std::string::npos) return last ? Value::tuple({"", "", text}) : Value::tuple({text, "", ""});
   return Value::tuple({text.substr(0, at), separator, text.substr(at + separator.string().size())});
@@ -201,31 +207,43 @@ std::string title(std::string_view text, bool after_any_other) {
   return out;
 }
 
-std::string stripped(std::string_view text, const Value* characters, bool left, bool right) {
+std::string stripped(Interpreter& run, std::string_view text, const Value* characters, bool left, bool right) {
   if (characters == nullptr || characters->is(Kind::none)) {
     if (left) text = without_leading_space(text);
     return std::string(right ? without_trailing_space(text) : text);
   }
   const std::string& set = characters->string();
-  const auto all = characters_of(text), chosen = characters_of(set);
-  const auto in = [&](std::string_view c) { return std::find(chosen.begin(), chosen.end(), c) != chosen.end(); };
-  size_t begin = 0, end = all.size();
-  while (left && begin < end && in(all[begin])) ++begin;
-  while (right && begin < end && in(all[end - 1])) --end;
-  std::string out;
-  for (size_t i = begin; i < end; ++i) out += all[i];
-  return out;
+  run.spend(16 * set.size());
+  auto chosen = characters_of(set);
+  std::sort(chosen.begin(), chosen.end());
+  const auto in = [&](std::string_view c) { return std::binary_search(chosen.begin(), chosen.end(), c); };
+  while (left && !text.empty()) {
+    const size_t size = code_point_size(static_cast<unsigned char>(text[0]));
+    if (!in(text.substr(0, size))) break;
+    text.remove_prefix(size);
+  }
+  while (right && !text.empty()) {
+    size_t begin = text.size() - 1;
+    while (begin > 0 && (static_cast<unsigned char>(text[begin]) & 0xc0) == 0x80) --begin;
+    if (!in(text.substr(begin))) break;
+    text = text.substr(0, begin);
+  }
+  return std::string(text);
 }
 
-std::string replaced(std::string_view text, std::string_view from, std::string_view to, int64_t count) {
+std::string replaced(Interpreter& run, std::string_view text, std::string_view from, std::string_view to,
+                     int64_t count) {
+  const Search search(run, from);
   std::string out;
   size_t at = 0;
+  run.pay_text(text.size());
   for (int64_t done = 0; count < 0 || done < count; ++done) {
-    const size_t found = from.empty() ? at : text.find(from, at);
-    if (found == std::string_view::npos || found > text.size()) break;
-    out.append(text, at, found - at);
+    const size_t found = from.empty() ? 0 : search.in(text.substr(at));
+    if (found == std::string_view::npos) break;
+    run.pay_text(to.size() + 4);
+    out.append(text, at, found);
     out += to;
-    at = found + from.size();
+    at += found + from.size();
     if (!from.empty()) continue;  // an empty one is found before every character, and at the end
     if (at >= text.size()) return out;
     const size_t size = code_point_size(static_cast<unsigned char>(text[at]));
@@ -235,7 +253,7 @@ std::string replaced(std::string_view text, std::string_view from, std::string_v
   return out.append(text.substr(at));
 }
 
-std::vector<std::string> lines_of(std::string_view text) {
+std::vector<std::string> lines_of(Interpreter& run, std::string_view text) {
   std::vector<std::string> lines;
   size_t begin = 0;
   for (size_t at = 0; at < text.size();) {
@@ -243,6 +261,7 @@ std::vector<std::string> lines_of(std::string_view text) {
     const char32_t c = next_code_point(text, at);
     const bool ends = (c >= 0x0a && c <= 0x0d) || (c >= 0x1c && c <= 0x1e) || c == 0x85 || c == 0x2028 || c == 0x2029;
     if (!ends) continue;
+    run.pay_items(1);
     lines.emplace_back(text.substr(begin, here - begin));
     if (c == '\r' && at < text.size() && text[at] == '\n') ++at;
     begin = at;
@@ -267,43 +286,50 @@ Value call_string_method(Interpreter& run, const std::string& text, const std::s
     a.only(1);
     const Value* set = a.find(0, "chars");
     if (set != nullptr && !set->is(Kind::none)) string_at(0, "chars");
-    return stripped(text, set, name != "rstrip", name != "lstrip");
+    return stripped(run, text, set, name != "rstrip", name != "lstrip");
   }
   if (name == "split" || name == "rsplit") {
     a.only(2, {"sep", "maxsplit"});
-    return run.list(split(text, a.find(0, "sep"), count_at(1, "maxsplit"), name == "rsplit"));
+    return run.list(split(run, text, a.find(0, "sep"), count_at(1, "maxsplit"), name == "rsplit"));
   }
   if (name == "startswith" || name == "endswith") {
     a.only(1);
-    return begins_or_ends(text, a.need(0, "prefix"), name == "startswith");
+    return begins_or_ends(run, text, a.need(0, "prefix"), name == "startswith");
   }
   if (name == "replace") {
     a.only(3, {"count"});
-    return run.text(replaced(text, string_at(0, "old"), string_at(1, "new"), count_at(2, "count")));
+    return replaced(run, text, string_at(0, "old"), string_at(1, "new"), count_at(2, "count"));
   }
   if (name == "join") {
     a.only(1);
     std::string out;
     bool first = true;
-    for (const Value& value : elements(a.need(0, "iterable"))) {
+    for (const Value& value : elements(run, a.need(0, "iterable"))) {
       MPX_CHECK(value.is_string(), "text", "join: a ", type_name(value), " among the strings");
-      out += (first ? "" : text) + value.string();
+      run.pay_text(text.size() + value.string().size());
+      if (!first) out += text;
+      out += value.string();
       first = false;
     }
-    return run.text(std::move(out));
+    return out;
   }
   if (name == "find" || name == "rfind" || name == "index") {
     string_at(0, "sub");
-    return find(text, a, name == "rfind", name == "index");
+    return find(run, text, a, name == "rfind", name == "index");
   }
   if (name == "count") {
     a.only(1);
     const std::string& part = string_at(0, "sub");
     int64_t count = part.empty() ? static_cast<int64_t>(length_of(text)) + 1 : 0;
-    for (size_t at = 0; !part.empty() && (at = text.find(part, at)) != std::string::npos; at += part.size()) ++count;
+    const Search search(run, part);
+    for (std::string_view rest = text; !part.empty(); ++count) {
+      const size_t at = search.in(rest);
+      if (at == std::string_view::npos) break;
+      rest.remove_prefix(at + part.size());
+    }
     return count;
   }
-  if (name == "format") return run.text(format_braces(text, a));
+  if (name == "format") return run.text(format_braces(run, text, a));
   if (name == "partition" || name == "rpartition") return part(run, text, a.need(0, "sep"), name == "rpartition");
   if (name == "removeprefix")
     return text.starts_with(string_at(0, "prefix")) ? text.substr(string_at(0, "prefix").size()) : text;
@@ -321,7 +347,7 @@ Value call_string_method(Interpreter& run, const std::string& text, const std::s
   if (name == "splitlines") {
     MPX_CHECK(a.positional.empty(), "text", "splitlines that keeps the ends is not known here");
     List lines;
-    for (std::string& line : lines_of(text)) lines.emplace_back(std::move(line));
+    for (std::string& line : lines_of(run, text)) lines.emplace_back(std::move(line));
     return run.list(std::move(lines));
   }
   if (name == "upper") return upper(text);

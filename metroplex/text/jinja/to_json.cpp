@@ -16,7 +16,8 @@ void append_unit(std::string& out, unsigned unit) {
   out += escape;
 }
 
-std::string json_string(const std::string& text, bool ascii) {
+std::string json_string(Interpreter& run, const std::string& text, bool ascii) {
+  run.spend(text.size() + 1);  // a byte may be six
   std::string out = "\"";
   for (size_t at = 0; at < text.size();) {
     const size_t begin = at;
@@ -37,7 +38,7 @@ std::string json_string(const std::string& text, bool ascii) {
 
 class JsonWriter {
  public:
-  explicit JsonWriter(const JsonStyle& style) : style_(style) {}
+  JsonWriter(Interpreter& run, const JsonStyle& style) : run_(run), style_(style) {}
 
   void write(const Value& value, std::string& out, size_t level) const {
     switch (value.kind()) {
@@ -54,7 +55,7 @@ class JsonWriter {
         out += number(value.real());
         return;
       case Kind::string:
-        out += json_string(value.string(), style_.ascii);
+        out += json_string(run_, value.string(), style_.ascii);
         return;
       case Kind::list:
       case Kind::tuple:
@@ -78,6 +79,7 @@ class JsonWriter {
   void many(size_t count, char open, char close, std::string& out, size_t level, One one) const {
     out += open;
     for (size_t i = 0; i < count; ++i) {
+      run_.pay_text(style_.item_separator.size() + style_.key_separator.size() + 16);
       if (i > 0) out += style_.item_separator;
       new_line(out, level + 1);
       one(i);
@@ -88,6 +90,7 @@ class JsonWriter {
 
   void new_line(std::string& out, size_t level) const {
     if (style_.indent < 0) return;
+    run_.spend(level * style_.indent_text.size() / 4 + 1);
     out += '\n';
     for (size_t i = 0; i < level; ++i) out += style_.indent_text;
   }
@@ -103,19 +106,20 @@ class JsonWriter {
       MPX_CHECK(!key.is_list(), "text", "tojson of a dict with a ", type_name(key), " for a key");
       std::string name = key.is_string() ? key.string() : "";
       if (!key.is_string()) write(key, name, 0);
-      out += json_string(name, style_.ascii) + style_.key_separator;
+      out += json_string(run_, name, style_.ascii) + style_.key_separator;
       write(items[i]->second, out, level + 1);
     });
   }
 
+  Interpreter& run_;
   const JsonStyle& style_;
 };
 
 }  // namespace
 
-std::string to_json(const Value& value, const JsonStyle& style) {
+std::string to_json(Interpreter& run, const Value& value, const JsonStyle& style) {
   std::string out;
-  JsonWriter(style).write(value, out, 0);
+  JsonWriter(run, style).write(value, out, 0);
   return out;
 }
 

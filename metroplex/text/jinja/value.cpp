@@ -20,8 +20,7 @@ void Value::hold(const Value& item) {
 void Dict::set(Value key, Value value) {
   MPX_CHECK(!key.is(Kind::list) && !key.is_dict(), "text", "a ", type_name(key), " cannot be the key of a dict");
   if (const Value* there = find(key)) {
-    const auto item = std::find_if(items_.begin(), items_.end(), [&](const Item& i) { return &i.second == there; });
-    item->second = std::move(value);
+    *const_cast<Value*>(there) = std::move(value);
     return;
   }
   if (key.is_string()) by_name_.emplace(key.string(), items_.size());
