@@ -83,8 +83,8 @@ at::Tensor MultiTokenSegment::weighted(const at::Tensor& loss_sum, const nn::Mic
   {
     const at::NoGradGuard no_grad;
     const at::Tensor left = ahead.loss_mask.sum(at::kDouble);
-    const at::Tensor ratio = mask_of(batch).sum(at::kDouble) / left;
-    share = (at::where(left.gt(0), ratio, at::zeros_like(ratio)) * factor_).to(loss_sum.scalar_type());
+    const at::Tensor ratio = mask_of(batch).sum(at::kDouble) / left.clamp_min(1) * left.gt(0);
+    share = (ratio * factor_).to(loss_sum.scalar_type());
   }
   return loss_sum * share;
 }
