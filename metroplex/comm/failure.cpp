@@ -46,9 +46,10 @@ std::exception_ptr with_rank(const std::exception_ptr& exception, const std::str
   } catch (const std::bad_alloc&) {
     return std::make_exception_ptr(base::Error("memory", message + cause_of(exception)));
   } catch (const c10::Error& error) {
-    if (is_out_of_memory(error)) return std::make_exception_ptr(base::Error("memory", message + cause_of(exception)));
-    return std::make_exception_ptr(
-        TorchFailure(message + error.what_without_backtrace(), "[internal] " + message + error.what()));
+    const char* const room = is_out_of_memory(error) ? "memory" : "internal";
+    const std::string text = message + cause_of(exception);
+    const std::string stack = std::string(error.what()).substr(std::string(error.what_without_backtrace()).size());
+    return std::make_exception_ptr(TorchFailure(room, text, base::concat("[", room, "] ", text, stack)));
   } catch (const std::logic_error& error) {
     return std::make_exception_ptr(std::logic_error(message + cause_of(exception)));
   } catch (...) { return std::make_exception_ptr(base::Error("internal", message + cause_of(exception))); }

@@ -19,8 +19,8 @@ class PeerFailure final : public base::Error {
 // An error of libtorch in a rank: what() is one line, trace() is the same with libtorch's backtrace.
 class TorchFailure final : public base::Error {
  public:
-  TorchFailure(const std::string& message, std::string trace)
-      : base::Error("internal", message), trace_(std::move(trace)) {}
+  TorchFailure(const char* room, const std::string& message, std::string trace)
+      : base::Error(room, message), trace_(std::move(trace)) {}
   const std::string& trace() const { return trace_; }
 
  private:

@@ -177,8 +177,9 @@ void check_optim(Rules& rules) {
 
 void check_loop(Rules& rules) {
   const Train& t = rules.config.train;
-  rules.require(t.eval_interval == 0 || t.eval_iters > 0, "train.eval_iters", t.eval_iters,
-                concat("must be at least 1 with train.eval_interval = ", t.eval_interval),
+  // What only evaluates says so in words of its own.
+  rules.require(t.eval_interval == 0 || t.eval_iters > 0 || rules.use != Use::training, "train.eval_iters",
+                t.eval_iters, concat("must be at least 1 with train.eval_interval = ", t.eval_interval),
                 "say how many iterations an evaluation has");
 }
 

@@ -7,12 +7,12 @@ too_large=("${tiny[@]}" "${mock[@]}" --model.vocab_size=2000000000 --model.hidde
 
 echo "Errors of ranks, with and without --trace"
 for backend in threads gloo; do
-  run 1 train "${too_large[@]}" --backend $backend
-  warns "^metroplex: \[internal\] rank [01] \(tp 0 pp 0 dp [01]\) failed: .*can't allocate memory"
+  run 2 train "${too_large[@]}" --backend $backend
+  warns "^metroplex: \[memory\] rank [01] \(tp 0 pp 0 dp [01]\) failed: out of memory: .*can't allocate memory"
   grep -q 'frame #' err && fail "a stack without --trace"
   ! grep -qv '^metroplex: ' err || fail "more than one line a message"
-  run 1 train "${too_large[@]}" --backend $backend --trace
-  warns "^metroplex: \[internal\] rank [01] \(tp 0 pp 0 dp [01]\) failed: .*can't allocate memory"
+  run 2 train "${too_large[@]}" --backend $backend --trace
+  warns "^metroplex: \[memory\] rank [01] \(tp 0 pp 0 dp [01]\) failed: out of memory: .*can't allocate memory"
   warns '^frame #[0-9]+: .*alloc_cpu'
   holds "$backend: one line; with --trace the stack of the rank that failed"
 done
