@@ -179,7 +179,8 @@ void Source::check(const std::vector<MappedTensor>& unwanted, const std::vector<
   }
   for (const auto& [name, stored] : stored_) {
     // Tied weights, positions of rotations and masks that older files hold follow from the rest.
-    const auto begins = [&name](const std::string& prefix) { return name.starts_with(prefix); };
+    const std::string& theirs = name;  // clang 14 takes no structured binding into a lambda
+    const auto begins = [&theirs](const std::string& prefix) { return theirs.starts_with(prefix); };
     const bool follows = name == "lm_head.weight" || std::any_of(unread.begin(), unread.end(), begins) ||
                          name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".attn.bias") ||
                          name.ends_with(".attn.masked_bias");
