@@ -1,12 +1,12 @@
 // metroplex schedule --hybrid: draws which ranks compute which documents of a global batch with hybrid context
 // parallelism.
-#include <fstream>
 #include <iostream>
 
 #include <nlohmann/json.hpp>
 
 #include "apps/command.h"
 #include "apps/commands.h"
+#include "apps/document_lengths.h"
 #include "base/error.h"
 #include "plan/hybrid_draw.h"
 
@@ -15,8 +15,7 @@ namespace {
 
 struct HybridOptions {
   plan::HybridRequest request;
-  std::vector<int64_t> lengths;
-  std::string lengths_file;
+  DocumentLengths documents;
   int64_t seq_length = 0;
   int columns = 0;
   bool json = false, hybrid = false;
@@ -33,12 +32,7 @@ void declare(CLI::App& app, HybridOptions& options) {
                  "tokens of a microbatch on a rank at most")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->required();
-  CLI::Option* lengths =
-      app.add_option("--lengths", options.lengths, "tokens of each document of the global batch, with commas between")
-          ->delimiter(',')
-          ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
-  app.add_option("--lengths-file", options.lengths_file, "the same from a file, with spaces or newlines between")
-      ->excludes(lengths);
+  declare_lengths(app, " of the global batch", options.documents);
   app.add_option("--pair-cost", options.request.pair_cost,
                  "of a query and a key that it sees, where a token costs 1; training computes it from the model")
       ->check(CLI::Range(0.0, 1e6))
@@ -77,15 +71,7 @@ plan::DocumentLengths samples_of(const std::vector<int64_t>& lengths, int64_t se
 }
 
 plan::DocumentLengths documents_of(const HybridOptions& options) {
-  std::vector<int64_t> lengths = options.lengths;
-  if (!options.lengths_file.empty()) {
-    std::ifstream file(options.lengths_file);
-    MPX_CHECK(file.good(), "files", "cannot read '", options.lengths_file, "'; does it exist?");
-    for (int64_t length = 0; file >> length;) lengths.push_back(length);
-    MPX_CHECK(file.eof(), "files", "'", options.lengths_file, "': entry ", lengths.size() + 1,
-              " is not a number; the file has the tokens of each document, with spaces or newlines between");
-  }
-  MPX_CHECK(!lengths.empty(), "plan", "which documents has the batch? Give --lengths 137,2041,... or --lengths-file");
+  const std::vector<int64_t> lengths = lengths_of(options.documents);
   return options.seq_length == 0 ? plan::DocumentLengths{lengths} : samples_of(lengths, options.seq_length);
 }
 

@@ -7,6 +7,7 @@
 
 #include "apps/command.h"
 #include "apps/commands.h"
+#include "apps/document_lengths.h"
 #include "base/error.h"
 #include "plan/sequence_draw.h"
 
@@ -16,8 +17,7 @@ namespace {
 struct SequenceOptions {
   plan::SequenceCutRequest request;
   std::string cut = "balanced", svg;
-  std::vector<int64_t> lengths;
-  std::string lengths_file;
+  DocumentLengths documents;
   int columns = 0;
   bool json = false, sequence = false;
 };
@@ -28,12 +28,7 @@ void declare(CLI::App& app, SequenceOptions& options) {
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();
   app.add_option("--cut", options.cut, "balanced, zigzag or contiguous")->capture_default_str();
-  CLI::Option* lengths =
-      app.add_option("--lengths", options.lengths, "tokens of each document, in order, with commas between")
-          ->delimiter(',')
-          ->check(CLI::Range(int64_t{1}, (int64_t{1} << 31) - 1));
-  app.add_option("--lengths-file", options.lengths_file, "the same from a file, with spaces or newlines between")
-      ->excludes(lengths);
+  declare_lengths(app, ", in order", options.documents);
   app.add_option("--token-slack", options.request.token_slack,
                  "balanced: a rank's tokens may differ from the mean by this share of it")
       ->check(CLI::Range(0.0, 1.0))
@@ -50,22 +45,6 @@ void declare(CLI::App& app, SequenceOptions& options) {
                  "columns of the bar; left out, as many as the terminal has room for, else 80")
       ->check(CLI::Range(10, 100000));
   app.footer("Example:\n  metroplex schedule --sequence --cp 4 --lengths 137,2041,89,1829 --token-slack 0.05");
-}
-
-std::vector<int64_t> lengths_of(const SequenceOptions& options) {
-  if (options.lengths_file.empty()) {
-    MPX_CHECK(!options.lengths.empty(), "plan",
-              "which documents has the sequence? Give --lengths 137,2041,... (one number: one document) or "
-              "--lengths-file");
-    return options.lengths;
-  }
-  std::ifstream file(options.lengths_file);
-  MPX_CHECK(file.good(), "files", "cannot read '", options.lengths_file, "'; does it exist?");
-  std::vector<int64_t> lengths;
-  for (int64_t length = 0; file >> length;) lengths.push_back(length);
-  MPX_CHECK(file.eof() && !lengths.empty(), "files", "'", options.lengths_file, "': entry ", lengths.size() + 1,
-            " is not a number; the file has the tokens of each document, with spaces or newlines between");
-  return lengths;
 }
 
 nlohmann::json to_json(const plan::PositionRuns& runs) {
@@ -108,7 +87,7 @@ int run_sequence(const std::vector<std::string>& arguments) {
   if (!parse(app, arguments, exit_code)) return exit_code;
   options.request.kind = config::Choice<plan::SequenceCutKind>(options.cut);
   plan::SequencePicture picture;
-  picture.documents = {lengths_of(options)};
+  picture.documents = {lengths_of(options.documents)};
   picture.cut = plan::cut_sequence(picture.documents, options.request);
   picture.title = options.cut;
   if (options.request.kind == plan::SequenceCutKind::balanced)

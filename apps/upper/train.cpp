@@ -41,8 +41,8 @@ script with its arguments: bash tries it, behind a filter that lets it start too
 run.yaml of its folder. --quiet leaves warnings and errors on the console.
 
 --dry-run says what the run would be, and ends with 0, with 2 where it cannot fit, or with what its start would end with
-(save folder, checkpoint, directory, data): parameters, operations, bytes of every pipeline rank beside what there is, bubble,
-tokens and epochs; with --json for programs. --device-memory SIZE
+(save folder, checkpoint, directory, data): parameters, operations, bytes of every pipeline rank beside what there is,
+bubble, tokens and epochs; with --json for programs. --device-memory SIZE
 (memory.device_memory_gib) tells what a GPU, or a machine, has. A run that cannot fit is refused before it starts.
 
 SIGTERM, SIGINT, SIGHUP and SIGUSR1 stop a run after the step, and save it; a second one ends it at once.

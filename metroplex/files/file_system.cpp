@@ -176,6 +176,20 @@ void FileSystem::remove_quietly(const std::string& path) {
   }
 }
 
+void FileSystem::make_whole(const std::string& path, const std::function<void(const std::string& part)>& write) {
+  const std::string part = part_path(path);
+  if (exists(part)) remove_tree(part);
+  make_directories(part);
+  try {
+    write(part);
+    rename(part, path);
+  } catch (const base::Error&) {
+    remove_quietly(part);
+    throw;
+  }
+  sync_directory(parent_directory(path));
+}
+
 void FileSystem::replace_file(const std::string& path, std::string_view text) {
   const std::string part = part_path(path);
   auto file = create(part);

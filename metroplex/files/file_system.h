@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -86,6 +87,9 @@ class FileSystem {
   virtual void remove_tree(const std::string& path);
   // The same where an error is already under way: another one is not told.
   void remove_quietly(const std::string& path);
+  // A new directory, whole or not at all: `write` makes it as part_path(path), which is then renamed, and goes on an
+  // error. What a crash left there before is removed first.
+  void make_whole(const std::string& path, const std::function<void(const std::string& part)>& write);
   std::string read(const std::string& path);
   // `path` holds either its old content or all of `text`, at every moment and after any crash: written beside it as
   // part_path(path), which a crash may leave and an error does not, synced, renamed, parent synced.

@@ -168,7 +168,6 @@ const char* torch_name(files::Dtype dtype) {
 void write_files(files::FileSystem& disk, checkpoint::TensorSource& weights, checkpoint::Reader& run,
                  const config::Model& model, const std::string& part, const ExportOptions& options) {
   const Family& family = family_for(model);
-  disk.make_directories(part);
   write_weights(disk, weights, family.tensors(model), part, options);
   Json config = family.config(model);
   config["architectures"] = {family.architecture};
@@ -201,16 +200,7 @@ void write_directory(files::FileSystem& disk, checkpoint::Reader& run, const std
   check_writable(disk, model, directory);
   Merged weights(run, saved);
   model.vocab_size = form_of(weights, kWords, "weight").shape.at(0);
-  const std::string part = directory + ".part";
-  if (disk.exists(part)) disk.remove_tree(part);
-  try {
-    write_files(disk, weights, run, model, part, options);
-    disk.rename(part, directory);
-  } catch (const base::Error&) {
-    disk.remove_quietly(part);
-    throw;
-  }
-  disk.sync_directory(files::parent_directory(directory));
+  disk.make_whole(directory, [&](const std::string& part) { write_files(disk, weights, run, model, part, options); });
 }
 
 }  // namespace metroplex::hf

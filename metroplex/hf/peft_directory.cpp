@@ -90,7 +90,6 @@ Json adapter_config(const config::Peft& peft, const std::vector<ExportedAdapter>
 
 void write_tensors(files::FileSystem& disk, checkpoint::Reader& run, const std::string& part,
                    const std::vector<ExportedAdapter>& all) {
-  disk.make_directories(part);
   std::vector<files::TensorInfo> infos;
   std::map<std::string, const ExportedAdapter*> by_name;
   for (const ExportedAdapter& tensor : all) infos.push_back(tensor.info), by_name[tensor.info.name] = &tensor;
@@ -117,18 +116,11 @@ void write_adapters(files::FileSystem& disk, checkpoint::Reader& run, const std:
     config.model.vocab_size = words->shape.at(0);
   const std::vector<ExportedAdapter> all = exported_adapters(run, family_for(config.model).tensors(config.model));
   check_words(run, config.model, all);
-  const std::string part = directory + ".part";
-  if (disk.exists(part)) disk.remove_tree(part);
-  try {
+  disk.make_whole(directory, [&](const std::string& part) {
     write_tensors(disk, run, part, all);
     disk.replace_file(files::join_path(part, "adapter_config.json"),
                       adapter_config(config.peft, all, base).dump(2) + "\n");
-    disk.rename(part, directory);
-  } catch (const base::Error&) {
-    disk.remove_quietly(part);
-    throw;
-  }
-  disk.sync_directory(files::parent_directory(directory));
+  });
 }
 
 }  // namespace metroplex::hf

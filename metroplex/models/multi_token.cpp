@@ -19,8 +19,8 @@ nn::LinearSpec projection_spec(const std::string& name, const config::Model& mod
   return nn::linear_spec(name + ".eh_proj", 2 * model.hidden_size, model.hidden_size, false);
 }
 
-// [b, s], `by` positions earlier; the last ones are 0.
-at::Tensor moved(const at::Tensor& x, int64_t by) {
+// x [b, s] shifted left, with zeros behind.
+at::Tensor shifted(const at::Tensor& x, int64_t by) {
   return at::cat({x.narrow(1, by, x.size(1) - by), at::zeros({x.size(0), by}, x.options())}, 1);
 }
 
@@ -36,11 +36,11 @@ nn::Microbatch ahead_by(const nn::Microbatch& batch, int64_t by) {
   MPX_CHECK(by < batch.tokens.size(1), "models", "model.mtp_num_layers = ", by,
             " or more need sequences longer than ", batch.tokens.size(1));
   nn::Microbatch ahead = batch;
-  ahead.tokens = moved(batch.tokens, by);
-  ahead.labels = moved(batch.labels, by);
-  ahead.loss_mask = moved(mask_of(batch), by);
+  ahead.tokens = shifted(batch.tokens, by);
+  ahead.labels = shifted(batch.labels, by);
+  ahead.loss_mask = shifted(mask_of(batch), by);
   if (batch.document_ids.defined())  // nothing is predicted of another document
-    ahead.loss_mask = ahead.loss_mask * moved(batch.document_ids, by).eq(batch.document_ids);
+    ahead.loss_mask = ahead.loss_mask * shifted(batch.document_ids, by).eq(batch.document_ids);
   return ahead;
 }
 
@@ -83,7 +83,8 @@ at::Tensor MultiTokenSegment::weighted(const at::Tensor& loss_sum, const nn::Mic
   {
     const at::NoGradGuard no_grad;
     const at::Tensor left = ahead.loss_mask.sum(at::kDouble);
-    const at::Tensor ratio = mask_of(batch).sum(at::kDouble) / left.clamp_min(1) * left.gt(0);
+    const at::Tensor none = left.eq(0);  // then the sum is 0 too, and what it is divided by must not be
+    const at::Tensor ratio = mask_of(batch).sum(at::kDouble) / (left + none);
     share = (ratio * factor_).to(loss_sum.scalar_type());
   }
   return loss_sum * share;

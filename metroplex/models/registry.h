@@ -36,7 +36,6 @@ struct ModelContext : nn::LayerContext {
   int64_t vocab_size = 0;  // unpadded
   int64_t positions = 0;   // that training needs of a rotary table; 0: model.max_position_embeddings
   double label_smoothing = 0;
-  bool per_token_loss = false;            // losses are divided by the tokens of a step, not of a microbatch
   moe::ExpertContext experts;             // where the model has any
   bool fp32_residual_connection = false;  // the stream between blocks is fp32 where dtype is half
 };

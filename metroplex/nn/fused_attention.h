@@ -18,6 +18,9 @@ struct FusedInputs {
   at::Tensor q, k, v;
 };
 
+// Pairs of a query and a key that it sees among `rows` positions in order, of those within `window`.
+double causal_pairs(double rows, int64_t window);
+
 struct FusedSpec {
   config::AttentionBy by = config::AttentionBy::flash;  // none of our own
   bool causal = false;  // as many queries as keys: query i attends to keys 0 to i; else to every key
@@ -31,9 +34,6 @@ struct FusedSpec {
 // among them, and s_q as the longest.
 std::pair<at::Tensor, at::Tensor> fused_attention(const cuda::Target& target, const FusedInputs& in,
                                                   const FusedSpec& spec);
-
-// Pairs of a query and a key that it sees among `rows` positions in order, of those within `window`.
-double causal_pairs(double rows, int64_t window);
 
 struct FusedResult {
   at::Tensor out, logsumexp, dout;

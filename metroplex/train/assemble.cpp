@@ -97,7 +97,6 @@ models::ModelContext model_context(const Assembly& a) {
   context.vocab_size = a.vocab_size;
   context.positions = a.config.train.seq_length;
   context.label_smoothing = config.train.label_smoothing;
-  context.per_token_loss = config.train.calculate_per_token_loss;
   nn::set_tensor_parallel(context, a.groups().tp, config.parallel.sequence_parallel);
   context.cp = a.groups().cp;
   context.cp_a2a = a.groups().cp_a2a, context.cp_p2p = a.groups().cp_p2p;

@@ -10,6 +10,7 @@
 #include <iterator>
 
 #include "base/error.h"
+#include "cuda/device.h"
 #include "comm/collectives.h"
 
 namespace metroplex::train {
@@ -232,6 +233,10 @@ nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type) 
   return out;
 }
 
+config::DocumentBound document_bound_on(const config::Config& config, at::Device device) {
+  return device.is_cuda() ? config::document_bound(config, cuda::compute_capability()) : config::DocumentBound();
+}
+
 int64_t batch_bytes(const nn::Microbatch& batch) {
   int64_t bytes = 0;
   for (const auto& [name, tensor] : nn::kMicrobatchTensors)
@@ -289,20 +294,20 @@ std::vector<nn::Microbatch> BatchStream::next(const std::vector<SampleNumbers>& 
     if (!loader_) break;
     HostBatch batch;
     batch.numbers = of;
-    batch.vocab_size = vocab_size_;
-    batch.documents = documents_;
+    batch.vocab_size = form_.vocab_size;
+    batch.documents = form_.documents;
     if (!loader_->next(batch.samples) || batch.samples.empty()) break;
-    nn::Microbatch whole = stack_samples(batch, float_type_);
-    mine.push_back(hybrid_ ? std::move(whole) : part_of(whole, parts_));
+    nn::Microbatch whole = stack_samples(batch, form_.float_type);
+    mine.push_back(form_.hybrid ? std::move(whole) : part_of(whole, form_.parts));
   }
   auto most = static_cast<int64_t>(numbers.size());
-  if (hybrid_) {
+  if (form_.hybrid) {
     const bool all = mine.size() == numbers.size();
-    mine = loader_ && all ? hybrid_batches(mine, *hybrid_) : std::vector<nn::Microbatch>();
+    mine = loader_ && all ? hybrid_batches(mine, *form_.hybrid) : std::vector<nn::Microbatch>();
     most = told_by_first(static_cast<int64_t>(mine.size()), group_);
     if (most == 0) return {};
   }
-  return broadcast_batches(mine, most, group_, float_type_, device_);
+  return broadcast_batches(mine, most, group_, form_.float_type, form_.device);
 }
 
 }  // namespace metroplex::train

@@ -35,6 +35,9 @@ struct HostBatch {
 // are more documents than there must be at most.
 nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type);
 
+// Of microbatches for a device: a CPU has no use for offsets of documents.
+config::DocumentBound document_bound_on(const config::Config& config, at::Device device);
+
 // Of all tensors of the microbatch.
 int64_t batch_bytes(const nn::Microbatch& batch);
 
@@ -51,20 +54,19 @@ std::vector<nn::Microbatch> broadcast_batches(const std::vector<nn::Microbatch>&
 // Microbatches of one data-parallel rank in order: loader + numbering + cut + broadcast. Of a context-parallel group
 // each rank reads whole samples and keeps its part. With hybrid context parallelism all ranks of dp x cp read the
 // whole global batch.
+struct BatchForm {
+  int64_t vocab_size = 0;
+  at::ScalarType float_type = at::kFloat;
+  at::Device device = at::kCPU;
+  SequenceParts parts = {};
+  config::DocumentBound documents = {};
+  std::optional<HybridParts> hybrid = std::nullopt;
+};
 class BatchStream {
  public:
   // `loader` is null on ranks that only receive.
-  BatchStream(std::unique_ptr<data::Loader> loader, int64_t vocab_size, comm::Group batch_group,
-              at::ScalarType float_type, at::Device device = at::kCPU, const SequenceParts& parts = {},
-              const config::DocumentBound& documents = {}, std::optional<HybridParts> hybrid = std::nullopt)
-      : loader_(std::move(loader)),
-        vocab_size_(vocab_size),
-        group_(std::move(batch_group)),
-        float_type_(float_type),
-        device_(device),
-        parts_(parts),
-        documents_(documents),
-        hybrid_(std::move(hybrid)) {}
+  BatchStream(std::unique_ptr<data::Loader> loader, comm::Group batch_group, BatchForm form)
+      : loader_(std::move(loader)), group_(std::move(batch_group)), form_(std::move(form)) {}
   // Collective over the batch group: the microbatches of a step, fewer where the data ended. `numbers` are those of
   // their samples in the order of the run; with hybrid context parallelism of all samples of the global batch, which
   // give any number of microbatches, and none where the data ended.
@@ -72,13 +74,8 @@ class BatchStream {
 
  private:
   std::unique_ptr<data::Loader> loader_;
-  int64_t vocab_size_;
   comm::Group group_;
-  at::ScalarType float_type_;
-  at::Device device_;
-  SequenceParts parts_;
-  config::DocumentBound documents_;
-  std::optional<HybridParts> hybrid_;
+  BatchForm form_;
 };
 
 }  // namespace metroplex::train

@@ -6,8 +6,6 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
-#include "config/attention.h"
-#include "cuda/device.h"
 #include "data/build.h"
 #include "data/sampler.h"
 
@@ -89,15 +87,14 @@ BatchStream RunData::stream(Split split, int64_t consumed_samples) const {
     loader = std::make_unique<data::Loader>(datasets_[split], sampler_options(consumed_samples), ahead,
                                             std::max(1, workers));
   }
-  const bool gpu = a_.world->device().is_cuda();
-  return {std::move(loader),
-          a_.vocab_size,
-          a_.groups().batch,
-          a_.dtype == at::kDouble ? at::kDouble : at::kFloat,
-          a_.world->device(),
-          sequence_parts(a_.config.parallel, a_.groups().cp),
-          gpu ? config::document_bound(a_.config, cuda::compute_capability()) : config::DocumentBound(),
-          reads_all() ? std::make_optional(hybrid_parts(a_.config, a_.vocab_size, a_.groups().dp_cp)) : std::nullopt};
+  BatchForm form;
+  form.vocab_size = a_.vocab_size;
+  form.float_type = a_.dtype == at::kDouble ? at::kDouble : at::kFloat;
+  form.device = a_.world->device();
+  form.parts = sequence_parts(a_.config.parallel, a_.groups().cp);
+  form.documents = document_bound_on(a_.config, a_.world->device());
+  if (reads_all()) form.hybrid = hybrid_parts(a_.config, a_.vocab_size, a_.groups().dp_cp);
+  return {std::move(loader), a_.groups().batch, std::move(form)};
 }
 
 std::vector<nn::Microbatch> RunData::next_of_all(BatchStream& stream, const Wanted& wanted) const {

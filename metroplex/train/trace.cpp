@@ -201,9 +201,7 @@ nn::Microbatch largest_part(const RankRequest& request, const comm::World& world
     parts.rank = 0;
     tokens = most * parts.ranks;
   }
-  const bool gpu = request.device.is_cuda();
-  const config::DocumentBound documents =
-      gpu ? config::document_bound(config, cuda::compute_capability()) : config::DocumentBound();
+  const config::DocumentBound documents = document_bound_on(config, request.device);
   const nn::Microbatch whole =
       nn::empty_microbatch({config.train.micro_batch_size, tokens, config.data.reset_attention_mask, float_type,
                             world.device(), documents.per_sample});

@@ -122,7 +122,8 @@ for name, (shape, values) in base.items():
         for column in range(0, columns, 5):
             want = values[row * columns + column] + 2.0 * math.fsum(b[row * 4 + k] * a[1][k * columns + column] for k in range(4))
             got = merged[name][1][row * columns + column]
-            assert abs(got - want) <= 2.0 ** -24 * abs(want) + 1e-14, (name, row, column, got, want)
+            # One rounding to fp32; sums in double of five terms below 2 are off by less than 5 x 2 x 2^-53 before it.
+            assert abs(got - want) <= 2.0 ** -24 * abs(want) + 10 * 2.0 ** -53, (name, row, column, got, want)
     adapted += 1
 assert adapted == 21 and len(adapters) == 42, (adapted, len(adapters))
 PYTHON

@@ -91,13 +91,12 @@ Losses losses_of(Plain& plain, const nn::Microbatch& batch) {
   return out;
 }
 
-void check(bool per_token, bool documents) {
+void check(bool documents) {
   models::ModelContext context(small_model());
   context.model.untie_embeddings_and_output_weights = true;
   context.vocab_size = kVocab;
   context.dtype = at::kDouble;
   context.init_std = 0.3;
-  context.per_token_loss = per_token;
   nn::set_tensor_parallel(context, {}, false);
   const nn::Blocks blocks = models::build_stage(context, {0, 1, true, true});
   const auto params = nn::params_of(blocks);
@@ -137,9 +136,7 @@ void check(bool per_token, bool documents) {
 }
 
 TEST(MultiToken, LossesAndGradientsAreThoseOfTheFormula) {
-  for (const bool per_token : {false, true}) {
-    for (const bool documents : {false, true}) check(per_token, documents);
-  }
+  for (const bool documents : {false, true}) check(documents);
 }
 
 TEST(MultiToken, NothingOfItRunsInEvaluation) {

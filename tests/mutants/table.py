@@ -329,7 +329,7 @@ MUTANTS = [
     ("last_elements_stay", "cuda/kernels/optimizer_step.cu", "for (int64_t i = thread * kAtOnce; i < r.n; ++i) step", "for (int64_t i = thread * kAtOnce; i < r.n / kAtOnce; ++i) step", "kernels_on_host OptimizerOnHost*"),
     ("packs_anywhere", "cuda/kernels/optimizer_step.cu", "  return !blocks && aligned_for_packs(r.grad, r.main, r.param, r.remainder, r.first.data, r.second.data);", "  return !blocks;", "kernels_on_host OptimizerOnHost*"),
     ("sums_of_the_first_range", "cuda/kernels/optimizer_sums.cu", "    while (block >= table.first[of + 1]) ++of;\n", "", "kernels_on_host OptimizerOnHost*"),
-    ("sums_of_copies_count", "cuda/kernels/optimizer_sums.cu", "r.counts ? total : ", "r.counts || true ? total : ", "kernels_on_host OptimizerOnHost*"),
+    ("sums_of_copies_count", "cuda/kernels/optimizer_sums.cu", "r.counts ? total : GradientSums{0, total.num_nonfinite, 0}", "total", "kernels_on_host OptimizerOnHost*"),
     ("sums_start_anew", "cuda/kernels/optimizer_sums.cu", "if (threadIdx.x == 0) add(*out, total);", "if (threadIdx.x == 0) *out = total;", "kernels_on_host OptimizerOnHost*"),
     ("other_major_versions", "cuda/architectures.cpp", "number / 10 == capability / 10 && number <= capability", "number <= capability", "cuda_test Architectures*"),
     ("special_code_runs_later", "cuda/architectures.cpp", "if (exact) return number == capability && (real || ptx);", "if (exact) return number <= capability && (real || ptx);", "cuda_test Architectures*"),
@@ -343,7 +343,7 @@ MUTANTS = [
     ("failure_ahead_is_told_at_once", "train/batches_ahead.h", "} catch (...) { failure_ = std::current_exception(); }", "} catch (...) { throw; }", "train_test BatchesAhead*"),
     # Multi-token prediction.
     ("ahead_without_final_norm", "models/multi_token.cpp", "nn::normalize(final_norm_, last.tensor(), saving_).x", "last.tensor()", "models_test MultiToken*"),
-    ("ahead_of_other_documents", "models/multi_token.cpp", " * moved(batch.document_ids, by).eq(batch.document_ids);", ";", "models_test MultiToken*"),
+    ("ahead_of_other_documents", "models/multi_token.cpp", " * shifted(batch.document_ids, by).eq(batch.document_ids);", ";", "models_test MultiToken*"),
     ("ahead_divides_by_all_tokens", "models/multi_token.cpp", "ahead.loss_mask.sum(at::kDouble)", "batch.loss_mask.sum(at::kDouble)", "models_test MultiToken*"),
     ("ahead_reads_the_model", "models/multi_token.cpp", "model_norm_ ? model : in.tensor(kPredicted)", "model", "models_test MultiToken*"),
     ("tied_head_differs", "hf/source.cpp", "  if (model.tied()) check_tied();\n", "", "hf_test *"),

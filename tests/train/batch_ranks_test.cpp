@@ -251,7 +251,7 @@ TEST(BatchStream, ReadsOnOneRankOfAGroupUntilTheDataEnds) {
       options.dp_size = 2;
       loader = std::make_unique<data::Loader>(dataset, options, 2);
     }
-    train::BatchStream stream(std::move(loader), kVocabulary, world.groups().batch, at::kDouble);
+    train::BatchStream stream(std::move(loader), world.groups().batch, {kVocabulary, at::kDouble});
     const auto numbers = [&](int64_t step) { return train::SampleNumbers{4 * step + 2 * dp_index, 1, kStep}; };
     const auto first = stream.next({numbers(0)});
     ASSERT_EQ(first.size(), 1U);
@@ -271,7 +271,7 @@ TEST(BatchStream, ASampleThatCannotBeReadEndsAllRanksWithItsCause) {
       data::SamplerOptions options;
       options.consumed_samples = 12;
       train::BatchStream stream(world.rank() == 0 ? std::make_unique<data::Loader>(dataset, options, 2) : nullptr,
-                                kVocabulary, world.groups().batch, at::kFloat);
+                                world.groups().batch, {kVocabulary});
       EXPECT_EQ(stream.next({{12, 1, kStep}}).size(), 1U);
       stream.next({{13, 1, kStep}});
     });
