@@ -10,9 +10,9 @@ constexpr Command kCommands[] = {
     {"preprocess", "text or jsonl -> indexed dataset", run_preprocess},
     {"tokenizer", "train, use and look at tokenizers", run_tokenizer},
     {"ranks", "draw who is where: the rank map and its groups", run_ranks},
-    {"schedule", "draw a pipeline schedule, or how ranks share a sequence", run_schedule},
+    {"schedule", "draw a pipeline schedule, or how ranks share a sequence or a batch", run_schedule},
     {"experts", "draw how a run spread its tokens over its experts", run_experts},
-    {"convert", "a checkpoint -> Hugging Face directory, PEFT adapters or other files; or back", run_convert},
+    {"convert", "a checkpoint -> Hugging Face directory or PEFT adapters; a directory -> checkpoint", run_convert},
     {"inspect", "what is in a checkpoint or dataset; checksums; compare two checkpoints", run_inspect},
 };
 

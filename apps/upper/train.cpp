@@ -45,7 +45,8 @@ run.yaml of its folder. --quiet leaves warnings and errors on the console.
 bubble, tokens and epochs; with --json for programs. --device-memory SIZE
 (memory.device_memory_gib) tells what a GPU, or a machine, has. A run that cannot fit is refused before it starts.
 
-SIGTERM, SIGINT, SIGHUP and SIGUSR1 stop a run after the step, and save it; a second one ends it at once.
+SIGTERM, SIGINT, SIGHUP and SIGUSR1 stop a run after the step, and save it; a second one ends it at once. One that is
+ignored when the run starts (SIGHUP under nohup) stays ignored.
 
 Exit codes: 0 finished, 2 configuration, or out of memory, 3 data or checkpoint, 4 another rank failed, 5 NaN or Inf,
 6 the last save failed, or checkpoint.export_hf could not be written, 16 stopped after saving, by a signal or by

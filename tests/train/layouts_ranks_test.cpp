@@ -72,6 +72,15 @@ config::Config windows() {
       "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
 }
 
+// Two layers for further tokens, which read the embedding of the first stage on the last one.
+config::Config ahead() {
+  config::Config config = llama();
+  config.model.mtp_num_layers = 2;
+  config.model.mtp_loss_scaling_factor = 0.5;
+  config.model.hidden_dropout = 0.1;
+  return config;
+}
+
 std::vector<Layout> all_layouts(int64_t num_layers, int64_t max_tp) {
   std::vector<Layout> layouts;
   for (int64_t tp = 1; tp <= max_tp; tp *= 2) {
@@ -115,6 +124,7 @@ TEST(AnyLayoutEqualsOneRank, GptWithTiedHeadAndDropout) { walk(gpt(), 8, 8); }
 TEST(AnyLayoutEqualsOneRank, LlamaWithGroupedQueries) { walk(llama(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, LatentAttentionWithYarn) { walk(latent(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, WindowsCapsAndSinks) { walk(windows(), 6, 4); }
+TEST(AnyLayoutEqualsOneRank, MultiTokenPrediction) { walk(ahead(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, CodegeexWithItsTopQueryAndDropout) { walk(codegeex(), 6, 4); }
 
 TEST(AnyLayoutEqualsOneRank, TheWalksContainOddSizes) {
