@@ -86,6 +86,7 @@ for form in threads gloo; do
     run 6 train "${saving[@]}" "${layout[@]}" # stdout and the files of a rank stay below the limit, a checkpoint does not
   )
   tail -n 1 err | grep -qE "^metroplex: iteration 6 could not be saved: .*shut/$form holds no checkpoint" || fail "$form: $(tail -n 1 err)"
+  rm -f term.out
   (
     trap '' XFSZ
     ulimit -f 200
@@ -93,7 +94,7 @@ for form in threads gloo; do
       --train.log_interval=100 > term.out 2> term.err
   ) &
   job=$!
-  for _ in $(seq 1 600); do ! grep -qE 'iteration +100/' term.out || break; sleep 0.1; done
+  for _ in $(seq 1 600); do ! grep -qsE 'iteration +100/' term.out || break; sleep 0.1; done
   kill -TERM $job
   code=0
   wait $job || code=$?

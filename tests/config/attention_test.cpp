@@ -38,6 +38,7 @@ TEST(Attention, IsLibtorchsForWhatItsOperatorsTake) {
               ASSERT_EQ(by, wanted) << d << " and " << dv << " on sm_" << gpu << (window ? " window" : "")
                                     << (documents ? " documents" : "");
               ++chosen[by];
+              ASSERT_EQ(attention_depends_on_gpu(d, dv), d != dv || (d > 192 && d <= 224)) << d << " and " << dv;
               // What does not depend on the GPU is the same where it is not known.
               if (attention_depends_on_gpu(d, dv)) continue;
               ASSERT_EQ(gpu_attention({dtype, d, dv, true, true, window, false, documents}).by, wanted);

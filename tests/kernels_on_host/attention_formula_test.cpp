@@ -24,8 +24,9 @@ struct Sum {
 using Sums = std::vector<Sum>;
 
 // `rounded`: of each term by rounding a factor of it, and of the result. In fp32 scores, whose products are up to 300
-// together, are off by up to 1e-4, and exponentials by that share; parts, sums of up to 40 products, by 40 units of
-// 2^-24. f16 rounds what is below 2^-14 by up to 2^-25, in up to 150 terms with another factor of at most 4.
+// together, are off by 1.8e-5 a rounding and by chance, as the square root of their number, by up to 1e-4, and
+// exponentials by that share; parts, sums of up to 40 products, by 40 units of 2^-24. f16 rounds what is below 2^-14
+// by up to 2^-25, in up to 150 terms with another factor of at most 4.
 template <class T>
 void expect_sums_of(const std::vector<T>& got, const Sums& want, const char* what) {
   const double rounded = std::is_same_v<T, Bf16> ? 0x1p-8 : std::is_same_v<T, F16> ? 0x1p-11 : 0x1p-24;
@@ -77,6 +78,7 @@ Formula formula(const AttentionShape& s, const Tensors<T>& x) {
         kept.push_back(drops ? 0 : 1 / (1 - s.dropout.probability));
         total += std::exp(scores.back());
       }
+      if (total > 0) { EXPECT_NEAR(double{x.logsumexp[row]}, std::log(total), 1e-4); }  // as scores
       for (int64_t c = 0; c < v_dim; ++c) delta.add(at(x.out, i, head, v_dim, c) * at(x.dout, i, head, v_dim, c));
       for (int64_t j = 0; j < s.keys; ++j) {
         const auto n = static_cast<size_t>(j);

@@ -252,6 +252,7 @@ TEST(OptimizerOnHost, SumsOfManyRangesAreThoseOfEach) {
   const DeviceArray<GradientSums> place({GradientSums{1.5, 2, 3}}, Use::both, "sums");
   gradient_sums_cuda(ranges, {place.data(), reinterpret_cast<GradientSums*>(workspace.data())}, nullptr);
   const GradientSums got = place.values()[0];
+  // As above; `elements` has those that do not count too.
   const double roundings = 2 * static_cast<double>(elements) * 0x1p-53;
   EXPECT_NEAR(got.sum_of_squares, want.sum_of_squares, roundings * want.sum_of_squares);
   EXPECT_EQ(got.num_zeros, want.num_zeros);

@@ -38,9 +38,10 @@ inline double train_step(const nn::Blocks& blocks, const nn::Microbatch& batch, 
   return loss.item<double>();
 }
 
-inline at::Tensor evaluate(const nn::Blocks& blocks, const nn::Microbatch& batch) {
+inline at::Tensor evaluate(const nn::Blocks& blocks, const nn::Microbatch& batch, nn::LossTerms* terms = nullptr) {
   nn::Values x;
-  for (const nn::Block& block : blocks) x = nn::run_forward(nn::make_island(block), x, {batch}, nullptr);
+  for (const nn::Block& block : blocks)
+    x = nn::run_forward(nn::make_island(block), x, {.batch = batch, .terms = terms}, nullptr);
   return x.begin()->value.tensor();
 }
 

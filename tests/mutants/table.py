@@ -349,4 +349,15 @@ MUTANTS = [
     ("tied_head_differs", "hf/source.cpp", "  if (model.tied()) check_tied();\n", "", "hf_test *"),
     ("frozen_experts_keep_pages", "moe/experts.cpp", "  else if (stash_ && !saving_", "  else if (!stash_ && !saving_", "train_test PagedStash.Has*"),
     ("ahead_words_are_not_shared", "models/decoder.cpp", "  if (ends_read_words(context.model)) words->placement", "  if (context.model.tied()) words->placement", "train_test AnyLayoutEqualsOneRank.MultiToken*"),
+    # What tests of this change hold.
+    ("ahead_in_evaluation", "models/multi_token.cpp", "if (!batch.training || !batch.labels.defined()) return out;", "if (!batch.labels.defined()) return out;", "models_test MultiToken*"),
+    ("every_head_depends_on_the_gpu", "config/attention.h", "return head_dim != v_head_dim || (head_dim > 192 && head_dim <= 224);", "return head_dim > 0 || v_head_dim > 0;", "config_test Attention*"),
+    ("hybrid_refuses_what_fits", "plan/hybrid_context.cpp", "fewest > 0 ? units : units_of_sample(document.sample)", "units", "plan_test HybridContext*"),
+    ("hybrid_pairs_without_their_own", "plan/hybrid_context.cpp", "return n + pair_cost * n * (n + 1) / 2;", "return n + pair_cost * n * n / 2;", "plan_test HybridContext*"),
+    ("hybrid_first_plan_is_taken", "plan/hybrid_context.cpp", "plan.span <= 1.02 * shortest", "plan.span <= 2 * shortest", "plan_test HybridContext*"),
+    ("told_counts_nothing", "train/batch.cpp", "  out.counts_tokens = header[kCounts] != 0;\n", "", "train_test HybridContext*"),
+    ("unknown_host_asked_once", "comm/network.cpp", "if (std::chrono::steady_clock::now() + kPause > end) return", "if (end > end - kPause) return", "comm_test Network*"),
+    ("cudnn_scale_a_billionth_off", "nn/fused_attention.cpp", "in.k.size(2), 0.0, spec.causal, spec.softmax_scale);", "in.k.size(2), 0.0, spec.causal, spec.softmax_scale * (1 + 1e-9));", "nn_test LibraryAttention*"),
+    ("window_one_wider", "nn/fused_attention.cpp", "if (spec.window >= 0) window = spec.window;", "if (spec.window >= 0) window = spec.window + 1;", "nn_test LibraryAttention*"),
+    ("adapter_a_by_its_rank", "nn/param_init.cpp", "1 / std::sqrt(static_cast<double>(param.global_shape.back()))", "1 / std::sqrt(static_cast<double>(param.global_shape.front()))", "train_test Adapters*"),
 ]

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "plan/hybrid_context.h"
+#include "support/error_of.h"
 
 namespace metroplex::plan::hybrid_context_test {
 namespace {
@@ -73,8 +74,8 @@ void expect_sound(const DocumentLengths& lengths, const HybridRequest& request) 
     expect_fits(m, request, lengths);
     for (const PositionRun& run : m.documents)
       EXPECT_TRUE(seen.insert({{m.sample, run.first}, run.count}).second) << "a document twice";
-    EXPECT_NEAR((m.cost - request.microbatch_cost) * m.ranks, cost(m.documents, request.pair_cost),
-                1e-9 * (1 + m.cost * m.ranks));
+    // Multiples of 1/128: sums, products and shares of up to 8 ranks are exact.
+    EXPECT_EQ((m.cost - request.microbatch_cost) * m.ranks, cost(m.documents, request.pair_cost));
     counted[static_cast<size_t>(m.sample)] += m.counts ? 1 : 0;
     double start = 0;
     for (int rank = m.first_rank; rank < m.first_rank + m.ranks; ++rank)
@@ -100,10 +101,10 @@ void expect_sound(const DocumentLengths& lengths, const HybridRequest& request) 
   EXPECT_EQ(all, seen.size());
   for (size_t r = 0; r < load.size(); ++r) {
     EXPECT_GE(microbatches[r], 1);
-    EXPECT_NEAR(plan.load[r], load[r], 1e-9 * (1 + load[r]));
+    EXPECT_EQ(plan.load[r], load[r]);
     EXPECT_EQ(plan.of_rank(static_cast<int>(r)).size(), static_cast<size_t>(microbatches[r]));
   }
-  EXPECT_NEAR(plan.span, *std::max_element(free.begin(), free.end()), 1e-9 * (1 + plan.span));
+  EXPECT_EQ(plan.span, *std::max_element(free.begin(), free.end()));
 }
 
 TEST(HybridContext, RandomPlansHaveEveryDocumentOnceWithinTheLimits) {
@@ -133,6 +134,11 @@ TEST(HybridContext, RandomPlansHaveEveryDocumentOnceWithinTheLimits) {
     } catch (const base::Error& error) {
       ++refused;
       EXPECT_NE(std::string(error.what()).find("raise"), std::string::npos) << error.what();
+      int64_t most = 0, size = 1;
+      for (const auto& of : lengths) most = std::max(most, *std::max_element(of.begin(), of.end()));
+      while (request.ranks % (2 * size) == 0 && 2 * size <= length / request.multiple) size *= 2;
+      const int64_t units = (most + request.multiple - 1) / request.multiple;
+      EXPECT_GT((units + size - 1) / size, request.max_tokens / request.multiple) << "it fits";
       continue;
     }
     expect_sound(lengths, request);
@@ -156,7 +162,8 @@ TEST(HybridContext, TheLimitSharesWhatTheCostsWouldNot) {
   EXPECT_DOUBLE_EQ(plan.span, 64);
 }
 
-// One document of all tokens: as long on every rank as without groups of other sizes.
+// One document of all tokens: as long on every rank as without groups of other sizes. The plan in which all ranks
+// share each sample has the mean; one within 2 % of it may be taken (plan/hybrid_context.h).
 TEST(HybridContext, SamplesOfOneDocumentAreAsEvenAsAnything) {
   for (const int ranks : {2, 4, 8}) {
     const HybridPlan plan = plan_hybrid_context({{1024}, {1024}, {1024}}, {ranks, 1024, 1, 0.01});
@@ -175,11 +182,8 @@ TEST(HybridContext, ARankWithoutDocumentsFillsItself) {
 }
 
 TEST(HybridContext, RefusesByWhatDoesNotFit) {
-  const auto message = [](const DocumentLengths& lengths, const HybridRequest& request) -> std::string {
-    try {
-      plan_hybrid_context(lengths, request);
-    } catch (const base::Error& error) { return error.what(); }
-    return "";
+  const auto message = [](const DocumentLengths& lengths, const HybridRequest& request) {
+    return test::error_of([&] { plan_hybrid_context(lengths, request); });
   };
   EXPECT_NE(message({{100}}, {4, 24, 1, 0}).find("a document of 100 tokens does not fit on 4 ranks with at most 24"),
             std::string::npos);
@@ -189,7 +193,8 @@ TEST(HybridContext, RefusesByWhatDoesNotFit) {
 }
 
 // Samples of packed documents over dp 4 x cp 4: the busiest rank of groups of one size, each with its own samples cut
-// evenly, and the plan's. Lengths log-normal as those of documents often are, and one sample of crumbs.
+// evenly, and the plan's. Lengths log-normal as those of documents often are. The bounds lie around what this draw of
+// libstdc++ gives: 1.025 of the mean by the plan, 1.237 without.
 TEST(HybridContext, IsMoreEvenThanDataParallelRanksWithTheirOwnSamples) {
   std::mt19937 random(11);
   std::lognormal_distribution<double> lengths_of(6, 1.5);

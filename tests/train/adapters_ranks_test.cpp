@@ -10,6 +10,7 @@
 #include "config/load.h"
 #include "config/name_patterns.h"
 #include "config/validate.h"
+#include "support/error_of.h"
 #include "train/run_layouts.h"
 #include "train/support.h"
 
@@ -155,6 +156,9 @@ std::map<std::string, at::Tensor> after(const config::Config& config, int64_t ra
   comm::run_threads(static_cast<int>(ranks), topology::RankGrid(static_cast<int>(ranks), config.parallel), {},
                     [&](const comm::World& world) {
                       const auto a = assemble(config, world, kVocab);
+                      EXPECT_EQ(a->graphs != nullptr,
+                                config.train.cuda_graph_impl == config::CudaGraphImpl::full_iteration);
+                      EXPECT_EQ(a->partial_graphs != nullptr, config.train.captures_parts());
                       for (int64_t step = 0; step < steps; ++step) test::step_at(*a, step);
                       for (const nn::Param* param : a->params) {
                         EXPECT_EQ(param->frozen, !config::trains(config, param->name)) << param->name;
@@ -323,10 +327,7 @@ TEST(Adapters, GraphsHaveTheBitsOfStepsWithoutThem) {
 }
 
 std::string refusal(const std::string& yaml, const Settings& settings, int64_t ranks) {
-  try {
-    after(trained(yaml, settings, ranks), ranks, 0);
-  } catch (const base::Error& error) { return error.what(); }
-  return "";
+  return test::error_of([&] { after(trained(yaml, settings, ranks), ranks, 0); });
 }
 
 TEST(Freezing, PatternsThatFitNothingAndNothingLeftToTrainAreRefused) {

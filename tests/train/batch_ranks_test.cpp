@@ -8,6 +8,7 @@
 #include "comm/backends/counting.h"
 #include "data/loader.h"
 #include "nn/random_site.h"
+#include "support/error_of.h"
 #include "support/run_ranks.h"
 
 namespace metroplex::test::batch_ranks_test {
@@ -129,10 +130,7 @@ TEST(StackSamples, OffsetsOfDocumentsAreMadeWhereThereIsRoomOrRefused) {
   batch.documents = {each - 1, false};
   EXPECT_FALSE(train::stack_samples(batch, at::kFloat).document_offsets.defined());
   batch.documents.must_fit = true;
-  std::string said;
-  try {
-    train::stack_samples(batch, at::kFloat);
-  } catch (const base::Error& error) { said = error.what(); }
+  const std::string said = error_of([&] { train::stack_samples(batch, at::kFloat); });
   EXPECT_NE(said.find("the samples from 7 on"), std::string::npos) << said;
   EXPECT_NE(said.find("raise data.max_documents_per_sample"), std::string::npos) << said;
   batch = host_batch(7, 2, false);

@@ -59,7 +59,7 @@ config::Config llama() {
       "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
 }
 
-// Values of another head size than keys, a window shorter than many documents, capped scores.
+// Values of another head size than keys.
 config::Config latent() {
   config::Config config = config::parse(
       "model: {family: llama, num_layers: 2, hidden_size: 32, num_attention_heads: 16, ffn_hidden_size: 48,"
@@ -71,6 +71,7 @@ config::Config latent() {
   return config;
 }
 
+// A window shorter than many documents, capped scores.
 config::Config windows() {
   config::Config config = llama();
   config.model.num_query_groups = 16;
@@ -164,7 +165,7 @@ TEST(HybridContext, RanksDifferInMicrobatchesAndGroups) {
   });
 }
 
-// Whatever the layout: every token of the batch is counted once, fillers never, and rows of other documents see none.
+// Whatever the layout: every token of the batch is counted once, fillers never.
 TEST(HybridContext, TokensOfTheBatchAreOnOneRankEach) {
   HybridLayout layout;
   layout.tp = 2, layout.sp = true, layout.most = 8, layout.samples = 6;
@@ -173,6 +174,7 @@ TEST(HybridContext, TokensOfTheBatchAreOnOneRankEach) {
   comm::run_threads(1, topology::RankGrid(1, one.parallel), {}, [&](const comm::World& alone) {
     for (const nn::Microbatch& batch : synthetic_batches(one, alone, kVocab, 0, at::kDouble)) whole += batch.mask_sum;
   });
+  ASSERT_GT(whole, 0);
   comm::run_threads(8, topology::RankGrid(8, config.parallel), {}, [&](const comm::World& world) {
     double counted = 0, masked = 0;
     for (const nn::Microbatch& batch : synthetic_batches(config, world, kVocab, 0, at::kDouble)) {
@@ -196,6 +198,7 @@ TEST(HybridContext, MicrobatchesReachTheRanksThatDoNotRead) {
   const config::Config config = with_layout(gpt(), layout);
   comm::run_threads(8, topology::RankGrid(8, config.parallel), {}, [&](const comm::World& world) {
     const auto mine = synthetic_batches(config, world, kVocab, 0, at::kDouble);
+    ASSERT_FALSE(mine.empty());
     const comm::Group& group = world.groups().batch;
     const auto told = broadcast_batches(group.first() ? mine : std::vector<nn::Microbatch>(),
                                         static_cast<int64_t>(mine.size()), group, at::kDouble);
@@ -230,7 +233,10 @@ TEST(HybridContext, NoRankHoldsMoreThanPredicted) {
       const MeasuredMemory measured = report.end_step();
       const plan::MemoryPrediction want = predicted_memory(*a, static_cast<int64_t>(batches.size()));
       EXPECT_LE(measured.use.activations, want.use.activations);
-      EXPECT_GE(static_cast<double>(measured.use.activations), 0.3 * static_cast<double>(want.use.activations));
+      at::Tensor most = at::tensor({measured.use.activations}, at::kLong);
+      comm::all_reduce(most, world.groups().dp_cp, comm::ReduceOp::max);
+      // A microbatch of 12 tokens is there: only what a whole batch of the longest document would have besides lacks.
+      EXPECT_GE(most.item<double>(), 0.99 * static_cast<double>(want.use.activations));
       EXPECT_LE(measured.peak, want.peak);
     });
   }
