@@ -344,7 +344,7 @@ MUTANTS = [
     # Multi-token prediction.
     ("ahead_without_final_norm", "models/multi_token.cpp", "nn::normalize(final_norm_, last.tensor(), saving_).x", "last.tensor()", "models_test MultiToken*"),
     ("ahead_of_other_documents", "models/multi_token.cpp", " * shifted(batch.document_ids, by).eq(batch.document_ids);", ";", "models_test MultiToken*"),
-    ("ahead_divides_by_all_tokens", "models/multi_token.cpp", "ahead.loss_mask.sum(at::kDouble)", "batch.loss_mask.sum(at::kDouble)", "models_test MultiToken*"),
+    ("ahead_divides_by_all_tokens", "models/multi_token.cpp", "mask_of(batch).sum(at::kDouble) / (left + none)", "(left + none) / (left + none)", "models_test MultiToken*"),
     ("ahead_reads_the_model", "models/multi_token.cpp", "model_norm_ ? model : in.tensor(kPredicted)", "model", "models_test MultiToken*"),
     ("tied_head_differs", "hf/source.cpp", "  if (model.tied()) check_tied();\n", "", "hf_test *"),
     ("frozen_experts_keep_pages", "moe/experts.cpp", "  else if (stash_ && !saving_", "  else if (!stash_ && !saving_", "train_test PagedStash.Has*"),
