@@ -62,7 +62,9 @@ void check_cross_entropy(const LogitsShape& s) {
   const auto* gindex = gtargets.const_data_ptr<int64_t>();
   cross_entropy_statistics<T>(data<T>(x), index, place(statistics), s);
   cross_entropy_statistics_cuda<T>(data<T>(gx), gindex, place(gstatistics), s, current_stream());
-  for (int64_t i = 0; i < 4; ++i) expect_twins<A>(gstatistics[i], statistics[i], "statistics of the logits");
+  for (int64_t i = 0; i < 3; ++i) expect_twins<A>(gstatistics[i], statistics[i], "statistics of the logits");
+  expect_twins<A>(gstatistics[3], statistics[3], "sum of the logits",
+                  x.to(at::kDouble).abs().sum(1).max().template item<double>());
   const at::Tensor lse = statistics[1].log().add(statistics[0]), glse = on_gpu(lse);
   cross_entropy_backward<T>(data<T>(x), index, {data<A>(lse), data<A>(scale), 0.9, 0.1 / 40}, s);
   cross_entropy_backward_cuda<T>(data<T>(gx), gindex, {data<A>(glse), data<A>(gscale), 0.9, 0.1 / 40}, s,

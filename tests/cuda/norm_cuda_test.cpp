@@ -74,8 +74,11 @@ void expect_gradients(const Tensors<In, Out>& gpu, const Tensors<In, Out>& cpu, 
   const at::Tensor total = cpu.dx.to(at::kDouble), past = cpu.add.to(at::kDouble);
   const at::Tensor parts = total.abs() + (with_add ? past.abs() + (total - past).abs() : at::zeros_like(total));
   expect_gradient<In>(gpu.dx, cpu.dx, parts, "dx of norm");
-  expect_twins<Wide<In>>(gpu.dweight, cpu.dweight, "dweight of norm");
-  if (cpu.dbias.defined()) expect_twins<Wide<In>>(gpu.dbias, cpu.dbias, "dbias of norm");
+  const at::Tensor dy = cpu.dy.to(at::kDouble).abs(),
+                   normal = (cpu.x.to(at::kDouble) - cpu.mean.unsqueeze(1)) * cpu.rstd.unsqueeze(1);
+  const auto largest_sum = [](const at::Tensor& terms) { return terms.abs().sum(0).max().template item<double>(); };
+  expect_twins<Wide<In>>(gpu.dweight, cpu.dweight, "dweight of norm", largest_sum(dy * normal));
+  if (cpu.dbias.defined()) expect_twins<Wide<In>>(gpu.dbias, cpu.dbias, "dbias of norm", largest_sum(dy));
 }
 
 template <class In, class Out>

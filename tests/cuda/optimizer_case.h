@@ -220,8 +220,9 @@ struct WantedElement {
   Wanted main, first, second;
 };
 
-// Each bound counts the roundings on the way, those of the coefficients too.
-inline WantedElement wanted(const AdamCase& h, Long g, Long p, Long m, Long v) {
+// Each bound counts the roundings on the way, those of the coefficients too. Where a rounding decides a sign, both
+// are right.
+inline WantedElement wanted(const AdamCase& h, Long g, Long p, Long m, Long v, Long /*u*/) {
   g *= h.grad_factor;
   const Long m2 = h.beta1 * m + (1 - Long(h.beta1)) * g, v2 = h.beta2 * v + (1 - Long(h.beta2)) * g * g;
   const Long denominator = std::sqrt(v2) / std::sqrt(1 - std::pow(Long(h.beta2), h.step)) + h.eps;
@@ -230,7 +231,7 @@ inline WantedElement wanted(const AdamCase& h, Long g, Long p, Long m, Long v) {
   const Long m_error = 5 * (std::abs(h.beta1 * m) + std::abs((1 - Long(h.beta1)) * g)), v_error = 8 * v2;
   return {{p2, 2 * std::abs(p) + std::abs(p2) + size * (m_error + 14 * std::abs(m2))}, {m2, m_error}, {v2, v_error}};
 }
-inline WantedElement wanted(const SgdCase& h, Long g, Long p, Long m, Long v) {
+inline WantedElement wanted(const SgdCase& h, Long g, Long p, Long m, Long v, Long /*u*/) {
   const Long g1 = g * h.grad_factor, g2 = g1 + p * h.weight_decay;
   const Long g_error = 3 * (std::abs(g1) + std::abs(p * h.weight_decay));
   if (h.momentum == 0) return {{p - h.lr * g2, std::abs(p) + h.lr * (2 * g_error)}, {m, 0}, {v, 0}};
@@ -239,12 +240,14 @@ inline WantedElement wanted(const SgdCase& h, Long g, Long p, Long m, Long v) {
   const Long p2 = p - h.lr * m2;
   return {{p2, std::abs(p2) + h.lr * (m_error + 2 * std::abs(m2))}, {m2, m_error}, {v, 0}};
 }
-inline WantedElement wanted(const LionCase& h, Long g, Long p, Long m, Long v) {
+inline WantedElement wanted(const LionCase& h, Long g, Long p, Long m, Long v, Long u) {
   g *= h.grad_factor;
   const Long c = h.beta1 * m + (1 - Long(h.beta1)) * g, step = c > 0 ? h.lr : (c < 0 ? -h.lr : 0);
+  const Long c_error = 5 * (std::abs(h.beta1 * m) + std::abs((1 - Long(h.beta1)) * g));
   const Long m2 = h.beta2 * m + (1 - Long(h.beta2)) * g, p2 = p * (1 - Long(h.lr) * h.weight_decay) - step;
   const Long m_error = 5 * (std::abs(h.beta2 * m) + std::abs((1 - Long(h.beta2)) * g));
-  return {{p2, 2 * std::abs(p) + std::abs(p2) + h.lr}, {m2, m_error}, {v, 0}};
+  const Long either_sign = std::abs(c) <= c_error * u && c_error > 0 ? 2 * h.lr / u : 0;
+  return {{p2, 2 * std::abs(p) + std::abs(p2) + h.lr + either_sign}, {m2, m_error}, {v, 0}};
 }
 
 // What storing |x| in a block of largest magnitude `largest` may change.
@@ -264,7 +267,7 @@ void expect_step(const Hyper& hyper, const Storage& storage, const Contents& bef
   const Long u = storage.wide() ? std::exp2(-53.0L) : std::exp2(-24.0L);
   std::vector<WantedElement> right;
   for (size_t i = 0; i < before.grad.size(); ++i)
-    right.push_back(wanted(hyper, before.grad[i], before.main[i], before.first[i], before.second[i]));
+    right.push_back(wanted(hyper, before.grad[i], before.main[i], before.first[i], before.second[i], u));
   const Number main = storage.main == Main::bf16 ? Number::bf16 : Number::f32;
   const auto near = [&](int64_t i, const char* what, double got, const Wanted& want, Long stored) {
     ASSERT_LE(std::abs(got - want.value), want.error * u + stored)

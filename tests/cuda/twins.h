@@ -36,15 +36,18 @@ T* data(const at::Tensor& x) {
 
 // Twins round to T once; the CPU's fast erf is off by 1.5e-7, other fp32 arithmetic by the few roundings of `slack`
 // units, and a value near the middle of two halves may go either way: to neighbours, which are 2^-7 (bf16) or 2^-10
-// (f16) of a value apart behind a power of two.
+// (f16) of a value apart behind a power of two. Of sums, `sizes` is the sum of the absolute values: n terms of either
+// sign are added in another order, so each twin is off by n roundings of partial sums of sqrt(n) terms' size, which
+// fall to either side: by one rounding of all sizes.
 template <class T>
-void expect_twins(const at::Tensor& gpu, const at::Tensor& cpu, const char* what) {
+void expect_twins(const at::Tensor& gpu, const at::Tensor& cpu, const char* what, double sizes = 0) {
   constexpr double kUnit = std::is_same_v<T, double> ? 0 : std::is_same_v<T, Bf16> ? 0x1p-7 : 0x1p-10;
+  const double of_sums = 2 * sizes * (std::is_same_v<Wide<T>, double> ? 0x1p-53 : 0x1p-24);
   const double rounding = kIsHalf<T> ? kUnit : 0, slack = std::is_same_v<Wide<T>, double> ? 1e-12 : 4e-6;
   const at::Tensor wanted = cpu.to(at::kDouble), got = gpu.to(at::kCPU, at::kDouble);
   const double largest = std::max(1e-3, wanted.abs().max().item<double>());
   const at::Tensor error = (got - wanted).abs() - wanted.abs() * rounding;
-  EXPECT_LE(error.max().item<double>(), slack * largest + (std::is_same_v<T, F16> ? 0x1p-24 : 0)) << what;
+  EXPECT_LE(error.max().item<double>(), slack * largest + of_sums + (std::is_same_v<T, F16> ? 0x1p-24 : 0)) << what;
 }
 
 inline at::Tensor on_gpu(const at::Tensor& x) { return x.defined() ? x.to(at::kCUDA) : x; }
