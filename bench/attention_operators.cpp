@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "config/attention.h"
 #include "cuda/device.h"
+#include "nn/attention_by_products.h"
 #include "nn/blocked_attention.h"
 #include "nn/fused_attention.h"
 #include "timing.h"
@@ -27,8 +28,10 @@ struct Case {
   const char* name;
   int64_t b, s, heads, groups, d, dv;
   int64_t documents = 0;  // of a sample; 0: no ids
+  double dropout = 0;
 };
 constexpr Case kCases[] = {{"GPT-2", 8, 1024, 12, 12, 64, 64},
+                           {"GPT-2, dropout", 8, 1024, 12, 12, 64, 64, 0, 0.1},
                            {"Llama 3 8B", 1, 8192, 32, 8, 128, 128},
                            {"Llama 3 8B, 16 documents", 1, 8192, 32, 8, 128, 128, 16},
                            {"DeepSeek-V3", 1, 4096, 16, 16, 192, 128}};
@@ -50,6 +53,8 @@ Operands operands_of(const Case& c, const cuda::Target& target, int64_t s) {
   o.spec.heads = c.heads, o.spec.groups = c.groups, o.spec.head_dim = c.d, o.spec.v_head_dim = c.dv;
   o.spec.softmax_scale = 1 / std::sqrt(static_cast<double>(c.d));
   o.spec.target = target;
+  o.spec.dropout = {1, 0, nn::RandomSite::attention_probabilities, c.dropout, target};
+  o.batch.sample_counters = nn::counters_of_samples(0, at::arange(c.b, at::kLong)).to(target.device);
   if (c.documents == 0) return o;
   const int64_t each = (s + c.documents - 1) / c.documents;
   const at::Tensor ids = at::arange(s, at::kLong).div(each, "floor").expand({c.b, s}).contiguous();
@@ -62,8 +67,12 @@ at::Tensor heads_first(const at::Tensor& x) { return x.permute({1, 2, 0, 3}); }
 
 void run(const Operands& o, AttentionBy by) {
   const nn::CoreCall call{o.spec, {}, o.batch};
-  if (by == AttentionBy::own) {
+  if (by == AttentionBy::own && !o.spec.target.gpu()) {
     nn::blocked_attention_backward(o.dy, o.in, nn::blocked_attention(o.in, call), call);
+    return;
+  }
+  if (by == AttentionBy::own) {
+    nn::attention_by_products_backward(o.dy, o.in, nn::attention_by_products(o.in, call), call);
     return;
   }
   const nn::FusedInputs in{heads_first(o.in.q), heads_first(o.in.k), heads_first(o.in.v)};
@@ -81,7 +90,7 @@ struct Times {
 void measure(const Case& c, const cuda::Target& target, int repetitions) {
   const Operands o = operands_of(c, target, target.gpu() ? c.s : 64);
   config::AttentionCase asked{config::ParamsDtype::bf16, c.d, c.dv};
-  asked.documents = c.documents > 0;
+  asked.documents = c.documents > 0, asked.dropout = c.dropout > 0;
   asked.capability = target.gpu() ? cuda::compute_capability() : 90;
   Times times[std::size(kOperators)];
   for (int turn = -2; turn < repetitions; ++turn) {
@@ -89,6 +98,7 @@ void measure(const Case& c, const cuda::Target& target, int repetitions) {
       if (!times[i].refusal.empty()) continue;
       if (!target.gpu() && kOperators[i] != AttentionBy::own) times[i].refusal = "takes a GPU";
       if (kOperators[i] == AttentionBy::cudnn && c.documents > 0) times[i].refusal = "has no documents here";
+      if (kOperators[i] != AttentionBy::own && c.dropout > 0) times[i].refusal = "has no dropout by positions";
       if (kOperators[i] == AttentionBy::flash && c.d != c.dv) times[i].refusal = "takes one head size";
       if (!times[i].refusal.empty()) continue;
       try {

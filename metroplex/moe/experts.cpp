@@ -157,19 +157,21 @@ at::Tensor* Experts::clones_of(const nn::Param& home, at::Tensor& gradient) cons
 at::Tensor Experts::weight_gradient(nn::Param& weight, const at::Tensor& dy, const at::Tensor& x,
                                     const Counts& counts) const {
   at::Tensor of_clones;
-  weight.accumulate([this, dy, x, counts, clones = clones_of(weight, of_clones)](at::Tensor& main_grad) {
-    const std::array<int64_t, 3> sizes_of_clones = {slots_, main_grad.size(1), main_grad.size(2)};
-    GroupedWeights gradients(main_grad);
-    if (slots_ > 0) {
-      gradients.clones = *clones = grouped_ ? at::empty(sizes_of_clones, main_grad.options())
-                                            : at::zeros(sizes_of_clones, main_grad.options());
-    }
-    if (grouped_) return products_.run(GroupedOp::weight_gradient, dy, x, gradients, counts.device);
-    each_group(counts.host, [&](int64_t e, int64_t first, int64_t n) {
-      at::Tensor gradient = of_group(gradients, e);
-      nn::put_linear_weight_gradient(target_, gradient, dy.narrow(0, first, n), x.narrow(0, first, n), true);
-    });
-  });
+  weight.accumulate_or_write(
+      [this, dy, x, counts, clones = clones_of(weight, of_clones)](at::Tensor& main_grad, bool adds) {
+        const std::array<int64_t, 3> sizes_of_clones = {slots_, main_grad.size(1), main_grad.size(2)};
+        GroupedWeights gradients(main_grad);
+        if (slots_ > 0) {
+          gradients.clones = *clones = grouped_ ? at::empty(sizes_of_clones, main_grad.options())
+                                                : at::zeros(sizes_of_clones, main_grad.options());
+        }
+        if (grouped_) return products_.run(GroupedOp::weight_gradient, dy, x, gradients, counts.device, adds);
+        if (!adds) main_grad.zero_();
+        each_group(counts.host, [&](int64_t e, int64_t first, int64_t n) {
+          at::Tensor gradient = of_group(gradients, e);
+          nn::put_linear_weight_gradient(target_, gradient, dy.narrow(0, first, n), x.narrow(0, first, n), true);
+        });
+      });
   return of_clones;
 }
 

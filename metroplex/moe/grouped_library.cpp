@@ -47,14 +47,19 @@ at::Tensor library_rows(const cuda::Target& target, GroupedOp op, const at::Tens
   return out;
 }
 
-void add_library_weight_gradient(const cuda::Target& target, const at::Tensor& gradient, const at::Tensor& dy,
-                                 const at::Tensor& x, const at::Tensor& counts, bool zeros_empty) {
+void put_library_weight_gradient(const cuda::Target& target, const LibraryGradient& to, const at::Tensor& dy,
+                                 const at::Tensor& x, const at::Tensor& counts) {
+  const at::Tensor& gradient = to.gradient;
   const int64_t n = x.size(0);
-  if (n == 0) return;
+  if (n == 0) {
+    if (!to.adds) gradient.zero_();
+    return;
+  }
   const at::Tensor product = multiplied(target, dy.t(), x, ends_of(counts, n), gradient.sizes().vec());
-  if (zeros_empty) product.masked_fill_((counts == 0).view({-1, 1, 1}), 0);
-  gradient.add_(product);
-  cuda::issued(target, {"grouped_mm", {&gradient, &dy, &x}, {&gradient}, {}, flops_of(n, gradient)});
+  if (to.zeros_empty) product.masked_fill_((counts == 0).view({-1, 1, 1}), 0);
+  to.adds ? gradient.add_(product) : gradient.copy_(product);
+  const at::Tensor* const before = to.adds ? &gradient : nullptr;
+  cuda::issued(target, {"grouped_mm", {before, &dy, &x}, {&gradient}, {}, flops_of(n, gradient)});
 }
 
 }  // namespace metroplex::moe

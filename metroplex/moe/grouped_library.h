@@ -25,9 +25,14 @@ bool library_multiplies(const GroupedCase& c);
 at::Tensor library_rows(const cuda::Target& target, cuda::kernels::GroupedOp op, const at::Tensor& rows,
                         const at::Tensor& weights, const at::Tensor& counts);
 
-// gradient [groups, out, in] += dy [R, out] transposed times x [R, in] by group. The product is rounded to bf16, then
-// added in one pass. `zeros_empty`: a group without rows gets what lies in memory (libtorch 2.11 on sm_100).
-void add_library_weight_gradient(const cuda::Target& target, const at::Tensor& gradient, const at::Tensor& dy,
-                                 const at::Tensor& x, const at::Tensor& counts, bool zeros_empty);
+// gradient [groups, out, in] += dy [R, out] transposed times x [R, in] by group, or = with `adds` false. The product
+// is rounded to bf16, then added in one pass. `zeros_empty`: a group without rows gets what lies in memory
+// (libtorch 2.11 on sm_100).
+struct LibraryGradient {
+  at::Tensor gradient;
+  bool adds = true, zeros_empty = false;
+};
+void put_library_weight_gradient(const cuda::Target& target, const LibraryGradient& to, const at::Tensor& dy,
+                                 const at::Tensor& x, const at::Tensor& counts);
 
 }  // namespace metroplex::moe

@@ -62,22 +62,23 @@ at::Tensor GroupedProduct::rows(kernels::GroupedOp op, const at::Tensor& rows, c
 }
 
 void GroupedProduct::run(kernels::GroupedOp op, const GroupedWeights& of_a, const GroupedWeights& of_b,
-                         const GroupedWeights& of_c, const at::Tensor& counts) const {
+                         const GroupedWeights& of_c, const at::Tensor& counts, bool adds) const {
   const at::Tensor &a = of_a.home, &b = of_b.home, &c = of_c.home;
   const at::ScalarType type = a.scalar_type(), sum = c.scalar_type();
   MPX_ASSERT(b.scalar_type() == type && (sum == type || sum == nn::acc_type(type)), "a grouped product of ",
              at::toString(type), " and ", at::toString(b.scalar_type()), " into ", at::toString(sum));
   const int64_t groups = arguments_.size(1), rows = a.size(0);
   MPX_ASSERT(counts.numel() == groups, "counts of ", counts.numel(), " groups for ", groups);
-  const bool adds = op == kernels::GroupedOp::weight_gradient;
-  const GroupedWeights& stack = adds ? of_c : of_b;
+  const bool gradient = op == kernels::GroupedOp::weight_gradient;
+  const GroupedWeights& stack = gradient ? of_c : of_b;
   check_stack(stack, groups);
-  if (adds && by_library(b, of_c)) {
+  if (gradient && by_library(b, of_c)) {
     constexpr int kWritesAll = 100;  // groups without rows too, from here on not
-    return add_library_weight_gradient(target_, c, a, b, counts, capability_ >= kWritesAll);
+    return put_library_weight_gradient(target_, {c, adds, capability_ >= kWritesAll}, a, b, counts);
   }
   const int64_t out = stack.home.size(1), in = stack.home.size(2);
-  const kernels::GroupedSource source{operand(of_a), operand(of_b), operand(of_c), groups, rows, clones_of(stack)};
+  kernels::GroupedSource source{operand(of_a), operand(of_b), operand(of_c), groups, rows, clones_of(stack)};
+  source.adds = adds;
   cuda::launch(target_, {"grouped_arguments", {&counts}, {&arguments_}}, kernels::grouped_arguments,
                kernels::grouped_arguments_cuda, integers(counts), source, integers(arguments_));
   const kernels::GroupedShape shape{op, groups, rows, in, out, sum == nn::acc_type(type)};
@@ -86,7 +87,7 @@ void GroupedProduct::run(kernels::GroupedOp op, const GroupedWeights& of_a, cons
     using T = decltype(zero);
     cuda::launch(target_,
                  {"grouped_product",
-                  {&arguments_, &a, &b, &of_b.clones, adds ? &c : nullptr},
+                  {&arguments_, &a, &b, &of_b.clones, gradient && adds ? &c : nullptr},
                   {&c, &of_c.clones},
                   {{"op", static_cast<int>(op)}},
                   flops},

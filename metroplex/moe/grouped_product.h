@@ -33,9 +33,10 @@ class GroupedProduct {
                   const at::Tensor& counts) const;
   // All contiguous. forward: a = x [R, in], b = weights, c = y [R, out]. input_gradient: a = dy, b = weights, c = dx.
   // weight_gradient: a = dy, b = x; a^T b by group, summed in at least fp32, is added to c, the gradients of home
-  // experts, and written to those of clones, zeros where these have no rows; c has the type of x, or a wider one.
+  // experts, or with `adds` false written there, and written to those of clones, zeros where there are no rows; c has
+  // the type of x, or a wider one.
   void run(cuda::kernels::GroupedOp op, const GroupedWeights& a, const GroupedWeights& b, const GroupedWeights& c,
-           const at::Tensor& counts) const;
+           const at::Tensor& counts, bool adds = true) const;
 
  private:
   bool by_library(const at::Tensor& rows, const GroupedWeights& stack) const;

@@ -1,15 +1,12 @@
-// Core attention by our own kernels, block by block (cuda/kernels/blocked_attention.h): every mask that CorePositions
-// and Microbatch can express, dropout, any number of query heads per group, values of another head size; memory
-// linear in the lengths. The FLOPs told to a recorder are those of fused_attention.h, each product with the head size
+// Core attention on a CPU, block by block (cuda/kernels/blocked_attention.h): every mask that CorePositions and
+// Microbatch can express, dropout, any number of query heads per group, values of another head size; memory linear in
+// the lengths. The FLOPs told to a recorder are those of fused_attention.h, each product with the head size
 // that it has: document masks are on the device, so what they save is not subtracted.
 #pragma once
 
 #include "nn/core_attention.h"
 
 namespace metroplex::nn {
-
-// Whether queries and keys are the same positions in order, so that the causal mask hides half of the pairs.
-bool plain_causal(const CoreInputs& in, const CorePositions& positions);
 
 // out without gaps; logsumexp [b, n, s_q] in at least fp32.
 CoreResult blocked_attention(const CoreInputs& in, const CoreCall& call);

@@ -10,6 +10,8 @@
 #include "base/error.h"
 #include "config/attention.h"
 #include "cuda/device.h"
+#include "nn/attention_by_products.h"
+#include "nn/attention_mask.h"
 #include "nn/blocked_attention.h"
 #include "nn/context_attention.h"
 #include "nn/fused_attention.h"
@@ -55,8 +57,6 @@ bool plain_mask(const CoreInputs& in, const CoreCall& call) {
 FusedSpec how_to_fuse(const CoreInputs& in, const CoreCall& call) {
   const CoreSpec& spec = call.spec;
   FusedSpec fused;
-  fused.by = config::AttentionBy::own;
-  if (!spec.target.gpu()) return fused;
   config::AttentionCase c{dtype_of(in.q), spec.head_dim, spec.v_head_dim};
   c.plain_mask = plain_mask(in, call);
   c.plain_scores = spec.softcap == 0 && spec.softmax == config::SoftmaxType::vanilla;
@@ -85,16 +85,18 @@ struct RecomputedAttention {
 }  // namespace
 
 CoreResult attend(const CoreInputs& in, const CoreCall& call) {
+  if (!call.spec.target.gpu()) return blocked_attention(in, call);
   const FusedSpec fused = how_to_fuse(in, call);
-  if (fused.by == config::AttentionBy::own) return blocked_attention(in, call);
+  if (fused.by == config::AttentionBy::own) return attention_by_products(in, call);
   const auto [out, logsumexp] = fused_attention(call.spec.target, heads_first(in), fused);
   return {sequence_first(out), logsumexp};
 }
 
 CoreInputs attend_backward(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,
                            const CoreCall& call) {
+  if (!call.spec.target.gpu()) return blocked_attention_backward(dout, in, result, call);
   const FusedSpec fused = how_to_fuse(in, call);
-  if (fused.by == config::AttentionBy::own) return blocked_attention_backward(dout, in, result, call);
+  if (fused.by == config::AttentionBy::own) return attention_by_products_backward(dout, in, result, call);
   const FusedGradients d = fused_attention_backward(
       call.spec.target, heads_first(in), {heads_first(result.out), result.logsumexp, heads_first(dout)}, fused);
   return {sequence_first(d.q), sequence_first(d.k), sequence_first(d.v)};

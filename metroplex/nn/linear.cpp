@@ -86,7 +86,8 @@ void accumulate_weight_gradient(const cuda::Target& target, Param& weight, const
 }
 
 void accumulate_bias_gradient(const cuda::Target& target, Param& bias, const at::Tensor& dy) {
-  bias.accumulate([target, dy](at::Tensor& main_grad) { add_linear_bias_gradient(target, main_grad, dy); });
+  bias.accumulate_or_write(
+      [target, dy](at::Tensor& main_grad, bool adds) { put_linear_bias_gradient(target, main_grad, dy, adds); });
 }
 
 ColumnParallelLinear::ColumnParallelLinear(const LinearSpec& spec, const LayerContext& context)

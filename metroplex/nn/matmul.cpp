@@ -184,12 +184,14 @@ void put_linear_weight_gradient(const cuda::Target& target, at::Tensor& gradient
   cuda::issued(target, {adds ? "addmm" : "mm", {before, &dy_t, &x_rows}, {&gradient}, {}, flops});
 }
 
-void add_linear_bias_gradient(const cuda::Target& target, at::Tensor& gradient, const at::Tensor& dy) {
+void put_linear_bias_gradient(const cuda::Target& target, at::Tensor& gradient, const at::Tensor& dy, bool adds) {
   const at::Tensor rows = rows_of(dy);
   if (!adds_halves(target, gradient, rows)) {
-    gradient.add_(at::sum(rows, {0}, false, gradient.scalar_type()));
+    if (adds) gradient.add_(at::sum(rows, {0}, false, gradient.scalar_type()));
+    else at::sum_out(gradient, rows, {0}, false, gradient.scalar_type());
     return;
   }
+  if (!adds) gradient.zero_();
   const at::Tensor packed = rows.contiguous();
   dispatch_half(packed.scalar_type(), [&](auto zero) {
     using T = decltype(zero);

@@ -15,7 +15,7 @@ at::Tensor linear_product(const cuda::Target& target, const at::Tensor& x, const
 // `gradient` where the device can.
 void put_linear_weight_gradient(const cuda::Target& target, at::Tensor& gradient, const at::Tensor& dy,
                                 const at::Tensor& x, bool adds);
-// gradient [out] += the sum of dy over all leading dimensions, in the precision of `gradient`.
-void add_linear_bias_gradient(const cuda::Target& target, at::Tensor& gradient, const at::Tensor& dy);
+// gradient [out] += the sum of dy over all leading dimensions, or =, in the precision of `gradient`.
+void put_linear_bias_gradient(const cuda::Target& target, at::Tensor& gradient, const at::Tensor& dy, bool adds);
 
 }  // namespace metroplex::nn

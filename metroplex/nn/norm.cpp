@@ -163,8 +163,12 @@ Norm::Backward Norm::start_backward(const at::Tensor& dy, const NormSaved& saved
 }
 
 void Norm::accumulate(const Backward& call) {
-  weight_.accumulate([dweight = call.dweight](at::Tensor& main_grad) { main_grad.add_(dweight); });
-  if (call.dbias.defined()) bias_.accumulate([dbias = call.dbias](at::Tensor& main_grad) { main_grad.add_(dbias); });
+  const auto put = [](const at::Tensor& gradient) {
+    return
+        [gradient](at::Tensor& main_grad, bool adds) { adds ? main_grad.add_(gradient) : main_grad.copy_(gradient); };
+  };
+  weight_.accumulate_or_write(put(call.dweight));
+  if (call.dbias.defined()) bias_.accumulate_or_write(put(call.dbias));
 }
 
 at::Tensor Norm::backward(const at::Tensor& dy, const NormSaved& saved) {

@@ -8,7 +8,7 @@
 
 #include "cuda/kernels/activation.h"
 #include "cuda/kernels/route.h"
-#include "cuda/kernels/blocked_attention.h"
+#include "cuda/kernels/attention_scores.h"
 #include "cuda/kernels/block8.h"
 #include "cuda/kernels/cross_entropy.h"
 #include "cuda/kernels/dropout_norm.h"
@@ -72,27 +72,23 @@ void run_layers(const Room& r) {
   dropout_norm_backward_cuda<Bf16, Bf16>(backward, r.x.data() + kCount, r.f.data(), {dropout, norm}, nullptr);
 }
 
-// 64 positions of 4 heads of 64 over 2 groups, with documents and dropout.
+// Scores of 64 positions of 4 heads of 64, with documents and dropout.
 void run_attention(const Room& r) {
-  constexpr int64_t kHeads = 4, kGroups = 2, kDim = 64;
+  constexpr int64_t kHeads = 4, kDim = 64;
   AttentionShape s;
-  s.samples = 1, s.heads = kHeads, s.groups = kGroups, s.queries = s.keys = kRows;
+  s.samples = 1, s.heads = s.groups = kHeads, s.queries = s.keys = kRows;
   s.head_dim = s.v_head_dim = kDim, s.softmax_scale = 0.125;
   s.documents = r.zero.data(), s.document_stride = kRows;
   s.dropout = {{r.zero.data(), 1, 0, true, nullptr, kRows, kRows}, kHeads * kRows, kRows, 7, 0.1};
-  const auto of = []<class P>(P* data, int64_t heads) {
-    return AttentionOperand<P>{data, heads * kDim, heads * kDim, kDim};
-  };
-  const Bf16 *q = r.x.data(), *k = r.y.data(), *v = r.y.data() + kCount, *dout = r.x.data() + kCount;
-  Bf16* const out = r.z.data();
-  DeviceArray<Bf16> gradients{std::vector<Bf16>(2 * kCount), Use::out, "gradients"};
-  attention_forward_cuda<Bf16>({of(q, kHeads), of(k, kGroups), of(v, kGroups), of(out, kHeads), r.f.data()}, s, {},
-                               nullptr);
-  attention_backward_cuda<Bf16>(
-      {of(q, kHeads), of(k, kGroups), of(v, kGroups), of(static_cast<const Bf16*>(out), kHeads), of(dout, kHeads),
-       r.f.data(), of(gradients.data(), kHeads), of(gradients.data() + kCount, kGroups),
-       of(gradients.data() + kCount + kCount / 2, kGroups)},
-      s, {}, nullptr);
+  const ScoreBlock block{0, kHeads, 0, kRows, 0, kRows, kRows};
+  const auto of = [](const Bf16* data) { return AttentionOperand<const Bf16>{data, kHeads * kDim, 0, kDim}; };
+  const auto numbers = static_cast<size_t>(block.rows() * kRows);
+  const DeviceArray<float> scores(std::vector<float>(numbers), Use::in, "scores");
+  const DeviceArray<Bf16> gradients(std::vector<Bf16>(numbers), Use::out, "gradients");
+  attention_softmax_cuda<Bf16>({scores.data(), r.z.data(), r.f.data()}, s, block, nullptr);
+  attention_softmax_backward_cuda<Bf16>(
+      {scores.data(), scores.data(), r.f.data(), of(r.x.data()), of(r.y.data()), r.z.data(), gradients.data()}, s,
+      block, nullptr);
 }
 
 void run_router(const Room& r) {

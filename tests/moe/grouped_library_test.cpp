@@ -55,7 +55,13 @@ TEST(GroupedLibrary, GivesTheProductsOfEachGroupAndAddsWeightGradients) {
                      dx = moe::library_rows(cpu, GroupedOp::input_gradient, dy, weights, on_device);
     for (const bool zeros_empty : {false, true}) {
       const at::Tensor gradient = before.clone();
-      moe::add_library_weight_gradient(cpu, gradient, dy, x, on_device, zeros_empty);
+      moe::put_library_weight_gradient(cpu, {gradient, true, zeros_empty}, dy, x, on_device);
+      const at::Tensor written = at::full_like(gradient, NAN), none = at::full_like(gradient, NAN);
+      moe::put_library_weight_gradient(cpu, {written, false, zeros_empty}, dy, x, on_device);
+      moe::put_library_weight_gradient(cpu, {none, false, zeros_empty}, dy.narrow(0, 0, 0), x.narrow(0, 0, 0),
+                                       on_device);
+      EXPECT_TRUE(at::equal(gradient, before + written)) << "what is written is what is added";
+      EXPECT_EQ(none.abs().max().item<float>(), 0) << "no row anywhere";
       int64_t first = 0;
       for (int64_t e = 0; e < groups; ++e) {
         const int64_t n = std::min(counts[static_cast<size_t>(e)], room - first);

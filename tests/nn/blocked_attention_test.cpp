@@ -4,89 +4,13 @@
 
 #include <ATen/Parallel.h>
 
-#include "nn/plain_attention.h"
+#include "nn/attention_cases.h"
 #include "support/allocations.h"
 
 namespace metroplex::test::blocked_attention_test {
 namespace {
 
-struct Case {
-  int64_t s, b, heads, groups, d;
-  double dropout;
-  std::vector<int64_t> documents;  // lengths; empty: no ids
-  int64_t dv = 0;                  // 0: d
-  int64_t window = -1;
-  double softcap = 0;
-
-  int64_t v_head_dim() const { return dv == 0 ? d : dv; }
-};
-
-std::string name_of(const Case& c) {
-  return base::concat("s ", c.s, " b ", c.b, " heads ", c.heads, "/", c.groups, " d ", c.d, " dv ", c.v_head_dim(),
-                      " dropout ", c.dropout, " documents ", c.documents.size(), " window ", c.window, " cap ",
-                      c.softcap);
-}
-
-// Odd sizes, below and above the blocks of 128 queries and 256 keys.
-std::vector<Case> cases() {
-  std::vector<Case> all;
-  for (const double dropout : {0.0, 0.3}) {
-    for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, {1, 2, 200}, {3, 150, 7}}) {
-      all.push_back({300, 1, 4, 2, 8, dropout, documents});
-      for (const int64_t s : {1, 11, 129}) {
-        all.push_back({s, 2, 4, 4, 8, dropout, documents});
-        all.push_back({s, 1, 6, 2, 7, dropout, documents});
-        all.push_back({s, 3, 3, 1, 5, dropout, documents});
-        all.push_back({s, 2, 4, 2, 8, dropout, documents, 3});
-        all.push_back({s, 1, 3, 3, 3, dropout, documents, 5});
-      }
-    }
-  }
-  for (const auto& [d, dv] : {std::pair{300, 300}, std::pair{300, 7}, std::pair{7, 300}})
-    all.push_back({40, 1, 1, 1, d, 0.3, {}, dv});  // wider than a block of a product
-  // Windows within a block of keys, of a whole one, of more; capped scores, of which the largest is about 3.
-  for (const double dropout : {0.0, 0.3}) {
-    for (const int64_t window : {0, 1, 40, 255, 256, 290, 1000}) {
-      all.push_back({300, 1, 4, 2, 8, dropout, {}, 0, window});
-      all.push_back({300, 1, 2, 1, 8, dropout, {3, 150, 7}, 3, window, 1.5});
-    }
-    all.push_back({129, 2, 3, 1, 5, dropout, {}, 0, -1, 0.7});
-    all.push_back({11, 2, 4, 2, 7, dropout, {1, 2, 200}, 0, 3, 2.0});
-  }
-  all.push_back({0, 2, 2, 2, 8, 0.3, {}});
-  all.push_back({5, 0, 2, 2, 8, 0.3, {}});
-  return all;
-}
-
-nn::Microbatch batch_of(const Case& c) {
-  nn::Microbatch batch;
-  batch.sample_counters = nn::counters_of_samples(4, at::arange(c.b, at::kLong) + 9);
-  if (c.documents.empty()) return batch;
-  std::vector<int64_t> ids;
-  for (int64_t id = 0; static_cast<int64_t>(ids.size()) < c.s; ++id)
-    ids.insert(ids.end(), static_cast<size_t>(c.documents[static_cast<size_t>(id) % c.documents.size()]), id);
-  ids.resize(static_cast<size_t>(c.s));
-  batch.document_ids = at::tensor(ids, at::kLong).expand({c.b, c.s}).contiguous();
-  return batch;
-}
-
-// Views into a tensor of all heads, as attention has them; values of another size in one of their own.
-nn::CoreInputs inputs(const Case& c, at::ScalarType dtype) {
-  const int64_t each = c.heads / c.groups;
-  const at::Tensor fused = sample({c.s, c.b, c.groups, each + 2, c.d}, 5, dtype);
-  const at::Tensor v = c.v_head_dim() == c.d ? fused.select(3, each + 1)
-                                             : sample({c.s, c.b, c.groups, 2, c.v_head_dim()}, 6, dtype).select(3, 1);
-  return {fused.narrow(3, 0, each).reshape({c.s, c.b, c.heads, c.d}), fused.select(3, each), v};
-}
-at::Tensor gradient_of(const Case& c, at::ScalarType dtype) {
-  return sample({c.s, c.b, c.heads, c.v_head_dim()}, 8, dtype);
-}
-nn::CoreSpec spec_of(const Case& c) {
-  nn::CoreSpec spec = core_spec(inputs(c, at::kDouble), c.dropout, 2);
-  spec.dropout.layer = 3;
-  spec.window = c.window, spec.softcap = c.softcap;
-  return spec;
-}
+using Case = AttentionCase;
 
 Attended blocked(const nn::CoreInputs& in, const nn::CoreCall& call, const at::Tensor& dy) {
   const nn::CoreResult result = nn::blocked_attention(in, call);
@@ -101,17 +25,8 @@ void expect_same(const Attended& a, const Attended& b) {
   EXPECT_TRUE(at::equal(a.dv, b.dv)) << "gradient of v";
 }
 
-// Relative to the largest value, or 1 where gradients cancel. Sums of at most 300 * 3 terms of the size of the
-// result, each off by some units in the last place; in fp32 the exponential is good to 2 units, half types round
-// probabilities, their gradients and the results once each.
-double tolerance_of(at::ScalarType dtype) {
-  if (dtype == at::kBFloat16) return 3 * 0x1p-8;
-  if (dtype == at::kHalf) return 3 * 0x1p-11;
-  return dtype == at::kFloat ? 1e-5 : 2e-13;
-}
-
 TEST(BlockedAttention, IsTheFormulaForwardAndBackwardInEveryType) {
-  for (const Case& c : cases()) {
+  for (const Case& c : attention_cases()) {
     for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
       SCOPED_TRACE(testing::Message() << name_of(c) << " " << dtype);
       const nn::CoreInputs in = inputs(c, dtype);
@@ -218,17 +133,6 @@ TEST(BlockedAttention, TakesOnTheMetaDeviceWhatItTakes) {
       SCOPED_TRACE(testing::Message() << name_of(c) << " " << dtype);
       expect_same_allocations(taken(c, dtype, {at::kCPU, nullptr, true}), taken(c, dtype, {}));
     }
-  }
-}
-
-// Of a GPU: the results alone.
-TEST(BlockedAttention, TakesNothingBesideItsResultsOnAGpu) {
-  const int64_t q = 300 * 2 * 16 * 2, k = q / 2, logsumexp = 2 * 300 * 4;
-  for (const int64_t dv : {16, 24}) {
-    const Held all =
-        held(taken({300, 1, 2, 1, 16, 0.2, {100, 37}, dv}, at::kBFloat16, {at::Device(at::kCUDA, 0), nullptr, true}));
-    const int64_t out = q / 16 * dv, v = out / 2;
-    EXPECT_EQ(all.peak, out + logsumexp + q + k + v);
   }
 }
 

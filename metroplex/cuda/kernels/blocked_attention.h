@@ -11,8 +11,6 @@
 #include "cuda/kernels/dropout.h"
 #include "cuda/kernels/half.h"
 
-struct CUstream_st;  // what cudaStream_t points to
-
 namespace metroplex::cuda::kernels {
 
 // [rows, samples, heads, head_dim or v_head_dim], strides in elements, the last one 1. Rows are queries for q, out,
@@ -72,7 +70,7 @@ struct AttentionBackward {
   AttentionOperand<T> dq, dk, dv;
 };
 
-// Memory to work in on a CPU: `workers` times `bytes`, 64-byte aligned; as many threads work at most.
+// Memory to work in: `workers` times `bytes`, 64-byte aligned; as many threads work at most.
 struct AttentionScratch {
   char* data = nullptr;
   int64_t bytes = 0, workers = 0;
@@ -89,16 +87,5 @@ void attention_forward(const AttentionForward<T>& operands, const AttentionShape
 template <class T>
 void attention_backward(const AttentionBackward<T>& operands, const AttentionShape& shape,
                         const AttentionScratch& scratch);
-
-// The same on a GPU, enqueued on `stream`; all pointers are of the device, the scratch is not read. Results differ
-// from those of the CPU by the order of sums, and by when probabilities of half types are rounded: each is rounded
-// once on both, on a GPU against another base and before it is scaled up for dropout, or not at all where heads are
-// too wide for tensor cores. base::Error("cuda", ...) when nothing was launched.
-template <class T>
-void attention_forward_cuda(const AttentionForward<T>& operands, const AttentionShape& shape,
-                            const AttentionScratch& scratch, CUstream_st* stream);
-template <class T>
-void attention_backward_cuda(const AttentionBackward<T>& operands, const AttentionShape& shape,
-                             const AttentionScratch& scratch, CUstream_st* stream);
 
 }  // namespace metroplex::cuda::kernels

@@ -3,7 +3,7 @@
 #include "base/error.h"
 #include "cuda/kernels/activation.h"
 #include "cuda/kernels/route.h"
-#include "cuda/kernels/blocked_attention.h"
+#include "cuda/kernels/attention_scores.h"
 #include "cuda/device.h"
 #include "cuda/kernels/cross_entropy.h"
 #include "cuda/kernels/dropout.h"
@@ -65,9 +65,10 @@ MPX_NO_KERNEL(activation_forward, T*, const Wide<T>*, T*, const ActivationShape&
 template <class T>
 MPX_NO_KERNEL(activation_backward, const T*, const T*, const Wide<T>*, T*, const ActivationShape&)
 template <class T>
-MPX_NO_KERNEL(attention_forward, const AttentionForward<T>&, const AttentionShape&, const AttentionScratch&)
+MPX_NO_KERNEL(attention_softmax, const AttentionSoftmax<T>&, const AttentionShape&, const ScoreBlock&)
 template <class T>
-MPX_NO_KERNEL(attention_backward, const AttentionBackward<T>&, const AttentionShape&, const AttentionScratch&)
+MPX_NO_KERNEL(attention_softmax_backward, const AttentionSoftmaxBackward<T>&, const AttentionShape&,
+              const ScoreBlock&)
 template <class T>
 MPX_NO_KERNEL(gather_rows, const T*, const int64_t*, T*, bool, const TableShape&)
 template <class T>
@@ -134,8 +135,8 @@ struct OfElement {
 template <class T>
 const Function OfElement<T>::kAll[] = {Function(&activation_forward_cuda<T>),
                                        Function(&activation_backward_cuda<T>),
-                                       Function(&attention_forward_cuda<T>),
-                                       Function(&attention_backward_cuda<T>),
+                                       Function(&attention_softmax_cuda<T>),
+                                       Function(&attention_softmax_backward_cuda<T>),
                                        Function(&gather_rows_cuda<T>),
                                        Function(&permute_rows_cuda<T>),
                                        Function(&sum_rows_cuda<T>),

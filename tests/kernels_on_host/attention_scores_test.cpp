@@ -1,0 +1,153 @@
+#include "cuda/kernels/attention_scores.h"
+#include "kernels_on_host/twins.h"
+#include "support/everyday.h"
+
+namespace metroplex::kernels_on_host::attention_scores_test {
+namespace {
+
+// Causal over all rows, or over chosen ones in no order; with documents and dropout. A block of some heads, queries
+// and keys.
+struct Case {
+  int64_t samples, heads, s, v_dim;
+  ScoreBlock block;
+  double dropout = 0;
+  bool documents = false, chosen = false;
+  int64_t reach = kAllEarlier;
+  double softcap = 0;
+};
+
+template <class T>
+struct Block {
+  Case c;
+  AttentionShape s;
+  std::vector<int64_t> documents, rows, counters{7, 9, 11};
+
+  explicit Block(const Case& its_case) : c(its_case) {
+    s.samples = c.samples, s.heads = c.heads, s.groups = 1, s.queries = s.keys = c.s;
+    s.head_dim = s.v_head_dim = c.v_dim, s.softmax_scale = 0.3;
+    s.reach = c.reach, s.softcap = c.softcap, s.document_stride = c.s;
+    for (int64_t i = 0; i < c.samples * c.s; ++i) documents.push_back(i % c.s / 5);
+    for (int64_t i = 0; i < c.s; ++i) rows.push_back(i % 2 == 0 ? i : c.s / 2 * 2 - i);
+    s.dropout = {
+        {nullptr, c.samples, 3 * c.s, true, nullptr, c.s, c.s}, c.samples * c.heads * c.s, c.s, 99, c.dropout};
+  }
+  AttentionShape placed(const int64_t* ids, const int64_t* chosen, const int64_t* counter) const {
+    AttentionShape shape = s;
+    shape.documents = c.documents ? ids : nullptr;
+    shape.query_rows.chosen = shape.key_rows.chosen = shape.dropout.rows.chosen = c.chosen ? chosen : nullptr;
+    shape.dropout.rows.counters = counter;
+    return shape;
+  }
+  int64_t numbers() const { return c.block.rows() * c.block.stride; }
+  AttentionOperand<const T> operand(const T* data) const {
+    return {data, c.samples * c.heads * c.v_dim, c.heads * c.v_dim, c.v_dim};
+  }
+};
+
+// Of the columns that are keys.
+template <class T>
+std::vector<T> keys_of(const std::vector<T>& all, const ScoreBlock& b) {
+  std::vector<T> keys;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (static_cast<int64_t>(i) % b.stride < b.keys) keys.push_back(all[i]);
+  }
+  return keys;
+}
+
+template <class T>
+void check(const Case& c) {
+  using W = Wide<T>;
+  const Block<T> block(c);
+  const ScoreBlock& b = c.block;
+  const std::vector<W> scores = made<W>(block.numbers(), 0.7), dprobabilities = made<W>(block.numbers(), 0.3);
+  const std::vector<T> out = made<T>(c.s * c.samples * c.heads * c.v_dim, 0.9), dout = made<T>(out.size(), 0.5);
+  std::vector<T> probabilities(scores.size()), again(scores.size()), dscores(scores.size());
+  std::vector<W> sums(static_cast<size_t>(c.samples * c.heads * c.s), W(77));
+  const AttentionShape here = block.placed(block.documents.data(), block.rows.data(), block.counters.data());
+  attention_softmax<T>({scores.data(), probabilities.data(), sums.data()}, here, b);
+  attention_softmax_backward<T>({scores.data(), dprobabilities.data(), sums.data(), block.operand(out.data()),
+                                 block.operand(dout.data()), again.data(), dscores.data()},
+                                here, b);
+  const auto got = in_all_orders([&] {
+    const DeviceArray<W> x(scores, Use::in, "scores"), dp(dprobabilities, Use::in, "dprobabilities"),
+        gsums(std::vector<W>(sums.size(), W(77)), Use::both, "logsumexp"), whole(sums, Use::in, "logsumexp");
+    const DeviceArray<T> p(probabilities, Use::both, "probabilities"), p2(probabilities, Use::both, "probabilities"),
+        ds(dscores, Use::both, "dscores"), y(out, Use::in, "out"), dy(dout, Use::in, "dout");
+    const DeviceArray<int64_t> ids(block.documents, Use::in, "documents"), chosen(block.rows, Use::in, "rows"),
+        counter(block.counters, Use::in, "counters");
+    const AttentionShape there = block.placed(ids.data(), chosen.data(), counter.data());
+    attention_softmax_cuda<T>({x.data(), p.data(), gsums.data()}, there, b, nullptr);
+    attention_softmax_backward_cuda<T>(
+        {x.data(), dp.data(), whole.data(), block.operand(y.data()), block.operand(dy.data()), p2.data(), ds.data()},
+        there, b, nullptr);
+    return std::tuple{keys_of(p.values(), b), gsums.values(), keys_of(p2.values(), b), keys_of(ds.values(), b)};
+  });
+  // A gradient is a probability of at most 1 times 0.3 and a difference of up to 3 / 0.7 and a dot of up to 9 terms
+  // each; rounded once.
+  const std::vector<T> right = keys_of(dscores, b);
+  std::vector<double> parts;
+  for (const T x : right)
+    parts.push_back(std::fabs(double{load(x)}) + 0.01 * (5 + 9.0 * static_cast<double>(c.v_dim)));
+  expect_twins(std::get<0>(got), keys_of(probabilities, b), "probabilities");
+  expect_twins(std::get<1>(got), sums, "logsumexp");
+  expect_twins(std::get<2>(got), keys_of(again, b), "probabilities of backward");
+  expect_twins(std::get<3>(got), right, "gradients of scores", parts);
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const double dropout : {0.0, 0.3}) {
+    for (const bool documents : {false, true}) {
+      for (const bool chosen : {false, true}) {
+        for (Case c : {Case{2, 3, 37, 8, {0, 6, 0, 37, 0, 37, 40}}, Case{1, 2, 36, 5, {1, 1, 8, 12, 8, 16, 16}},
+                       Case{2, 2, 150, 3, {1, 2, 130, 20, 0, 150, 152}}, Case{1, 1, 33, 70, {0, 1, 0, 1, 0, 1, 8}}}) {
+          c.dropout = dropout, c.documents = documents, c.chosen = chosen;
+          all.push_back(c);
+          c.reach = 9;
+          all.push_back(c);
+          c.reach = 0, c.softcap = 0.8;
+          all.push_back(c);
+        }
+      }
+    }
+  }
+  return all;
+}
+
+TEST(AttentionScoresOnHost, AreTheTwinsOfTheCpu) {
+  const auto trace = [](const Case& c) {
+    return testing::Message() << "s " << c.s << " v " << c.v_dim << " dropout " << c.dropout << " documents "
+                              << c.documents << " chosen " << c.chosen << " reach " << c.reach << " cap "
+                              << c.softcap;
+  };
+  const std::vector<Case> all = cases();
+  for (const Case& c : all) {
+    SCOPED_TRACE(trace(c));
+    check<float>(c);
+    check<Bf16>(c);
+  }
+  for (const Case& c : test::everyday(all, 3)) {
+    SCOPED_TRACE(trace(c));
+    check<double>(c);
+    check<F16>(c);
+  }
+}
+
+// A row of more keys than a warp takes is a block's.
+TEST(AttentionScoresOnHost, RowsOfManyKeysAreTheTwinsOfTheCpu) {
+  for (const bool chosen : {false, true}) {
+    Case c{1, 1, 2060, 3, {0, 1, 2056, 4, 0, 2060, 2064}, 0.3};
+    c.chosen = chosen;
+    check<float>(c);
+    check<Bf16>(c);
+  }
+}
+
+// A query that sees no key of a block, where that holds later ones: nothing of it, and -inf.
+TEST(AttentionScoresOnHost, AQueryThatSeesNothingIsZero) {
+  check<float>({1, 2, 40, 3, {0, 2, 0, 8, 16, 16, 16}});
+  check<Bf16>({1, 2, 40, 3, {0, 2, 8, 16, 16, 16, 16}, 0.3});
+}
+
+}  // namespace
+}  // namespace metroplex::kernels_on_host::attention_scores_test

@@ -1,0 +1,117 @@
+// Attention by products of the library against the formula in float64, on the CPU: the same masks, dropout and heads
+// as nn/blocked_attention.h, whatever scores a chunk may hold. On a GPU and in halves: attention_cuda_test.cpp.
+#include "nn/attention_by_products.h"
+
+#include "nn/attention_cases.h"
+#include "nn/blocked_attention.h"
+#include "support/allocations.h"
+#include "support/everyday.h"
+
+namespace metroplex::test::attention_by_products_test {
+namespace {
+
+using Case = AttentionCase;
+
+Attended by_products(const nn::CoreInputs& in, const nn::CoreCall& call, const at::Tensor& dy, int64_t score_bytes) {
+  const nn::CoreResult result = nn::attention_by_products(in, call, score_bytes);
+  const nn::CoreInputs d = nn::attention_by_products_backward(dy, in, result, call, score_bytes);
+  return {result.out, d.q, d.k, d.v};
+}
+
+// Chunks of 16 queries of one group; of 64 or 16 queries, of some groups; everything at once.
+constexpr int64_t kBytes[] = {0, 300000, int64_t{1} << 30};
+
+TEST(AttentionByProducts, IsTheFormulaForwardAndBackwardInChunksOfAnySize) {
+  for (const Case& c : everyday(attention_cases(), 10)) {
+    for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
+      const nn::CoreInputs in = inputs(c, dtype);
+      const at::Tensor dy = gradient_of(c, dtype);
+      const nn::CoreSpec spec = spec_of(c);
+      const nn::Microbatch batch = batch_of(c);
+      const Attended right = plain_attention(in, {spec, {}, batch}, dy);
+      for (const int64_t bytes : kBytes) {
+        SCOPED_TRACE(testing::Message() << name_of(c) << " " << dtype << " bytes " << bytes);
+        expect_attended(by_products(in, {spec, {}, batch}, dy, bytes), right, tolerance_of(dtype));
+      }
+    }
+  }
+}
+
+// As a rank of context parallelism has them: some rows of the sequence, against other keys of it than its own too.
+TEST(AttentionByProducts, ChosenRowsAndLaterKeysSeeWhatTheyShall) {
+  const Case c{40, 2, 4, 2, 8, 0.3, {3, 17, 7}, 3, -1, 1.5};
+  const nn::CoreInputs in = inputs(c, at::kDouble);
+  const at::Tensor dy = gradient_of(c, at::kDouble), even = at::arange(40, at::kLong) * 2,
+                   zigzag = at::cat({at::arange(20, at::kLong), at::arange(60, 80, at::kLong)});
+  Case whole = c;
+  whole.s = 80;
+  const nn::Microbatch batch = batch_of(whole);
+  for (const int64_t window : {-1, 0, 13}) {
+    nn::CoreSpec spec = spec_of(c);
+    spec.window = window;
+    for (const nn::CorePositions& positions : {nn::CorePositions{{0, even, 80}, {0, zigzag, 80}},
+                                               {{0, zigzag, 80}, {0, zigzag, 80}},
+                                               {{0, zigzag, 80}, {40, {}, 0}},
+                                               {{40, {}, 0}, {0, even, 80}}}) {
+      nn::Microbatch its = batch;
+      if (!positions.keys.rows.defined()) its.document_ids = batch.document_ids.narrow(1, 0, 80).contiguous();
+      const nn::CoreCall call{spec, positions, its};
+      for (const int64_t bytes : kBytes)
+        expect_attended(by_products(in, call, dy, bytes), plain_attention(in, call, dy), tolerance_of(at::kDouble));
+    }
+  }
+}
+
+TEST(AttentionByProducts, AQueryThatSeesNothingGivesZeroAndNoLogsumexp) {
+  const Case c{40, 2, 2, 1, 8, 0.0, {}};
+  const nn::CoreSpec spec = spec_of(c);
+  const nn::CorePositions positions{{}, {19, {}, 0}};
+  const nn::CoreInputs in = inputs(c, at::kDouble);
+  const at::Tensor dy = gradient_of(c, at::kDouble);
+  const nn::CoreCall call{spec, positions, batch_of(c)};
+  for (const int64_t bytes : kBytes) {
+    const Attended got = by_products(in, call, dy, bytes);
+    expect_attended(got, plain_attention(in, call, dy), tolerance_of(at::kDouble));
+    EXPECT_EQ(largest(got.out.narrow(0, 0, 19)), 0);
+    EXPECT_EQ(largest(got.dq.narrow(0, 0, 19)), 0);
+    const at::Tensor sums = nn::attention_by_products(in, call, bytes).logsumexp;
+    EXPECT_TRUE((sums.narrow(2, 0, 19) == -std::numeric_limits<double>::infinity()).all().item<bool>());
+    EXPECT_TRUE(sums.narrow(2, 19, 21).isfinite().all().item<bool>());
+  }
+}
+
+// Where rows are the whole sequence the sums over keys are those of the CPU's blocks.
+TEST(AttentionByProducts, LeavesTheLogsumexpThatBlocksLeave) {
+  const Case c{129, 2, 4, 2, 8, 0.3, {3, 150, 7}, 3, 40, 1.5};
+  const nn::CoreInputs in = inputs(c, at::kDouble);
+  const nn::CoreSpec spec = spec_of(c);
+  const nn::Microbatch batch = batch_of(c);
+  const at::Tensor right = nn::blocked_attention(in, {spec, {}, batch}).logsumexp;
+  for (const int64_t bytes : kBytes)
+    EXPECT_LE(largest(nn::attention_by_products(in, {spec, {}, batch}, bytes).logsumexp - right), 1e-13);
+}
+
+Held held_on_gpu(const Case& c, at::ScalarType dtype, int64_t bytes) {
+  const cuda::Target target{at::Device(at::kCUDA, 0), nullptr, true};
+  nn::CoreSpec spec = spec_of(c);
+  spec.target = spec.dropout.target = target;
+  nn::Microbatch batch = batch_of(c);
+  batch.sample_counters = batch.sample_counters.to(at::kMeta);
+  const nn::CoreInputs in = inputs(c, dtype);
+  const nn::CoreInputs there{in.q.to(at::kMeta), in.k.to(at::kMeta), in.v.to(at::kMeta)};
+  const at::Tensor dy = gradient_of(c, dtype).to(at::kMeta);
+  return held(allocations_of([&] { by_products(there, {spec, {}, batch}, dy, bytes); }));
+}
+
+// Of two heads of one group: results, sums of the gradients of keys and values in fp32, 16 queries and their
+// gradients as rows of products, and their scores, twice in fp32 and twice in halves.
+TEST(AttentionByProducts, TakesOnAGpuAFixedRoomBesideWhatIsLinearInTheLength) {
+  const auto peak = [](int64_t s) { return held_on_gpu({s, 1, 2, 1, 64, 0.1, {}}, at::kBFloat16, 1 << 20).peak; };
+  const int64_t of_token = 2 * 64 * 2 * 2 + 2 * 4 + 2 * 64 * 4, rows = 2 * 16 * 2 * 64 * 2,
+                scores = (1 << 20) / 4 * (4 + 4 + 2 + 2);
+  EXPECT_EQ(peak(8192), 8192 * of_token + rows + scores);
+  EXPECT_EQ(peak(4096), 4096 * of_token + 2 * rows + scores);
+}
+
+}  // namespace
+}  // namespace metroplex::test::attention_by_products_test
