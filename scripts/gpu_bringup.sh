@@ -107,7 +107,7 @@ in_turn() {
 # losses WHOLE RESUMED: of two logs, that the losses of the second are those of the first in the same iterations, to
 # what sums in another order may change of a mean over 1,000 tokens.
 losses() {
-  awk '{ sub(/.*iteration +/, "") } !/lm loss: /{ next } { step = $0 + 0; sub(/.*lm loss: /, ""); loss = $0 + 0 }
+  awk '!/] iteration .*lm loss: /{ next } { sub(/^.*] iteration +/, "") } { step = $0 + 0; sub(/.*lm loss: /, ""); loss = $0 + 0 }
     NR == FNR { whole[step] = loss; next }
     { n++; off = loss / whole[step] - 1; off = off < 0 ? -off : off; if (off > most) most = off; last = step }
     END { printf "%d losses, to iteration %d, differ by at most %.1e (allowed 1e-3)\n", n, last, most; exit !(n == 20 && most <= 1e-3) }' "$1" "$2"
@@ -130,7 +130,7 @@ together() {
     bash -c "$2" >> "$log" 2>&1 < /dev/null || code=$?
     [ "$code" != 0 ] || exec echo "--- ok, $SECONDS s: $2"
     printf "%s\n--- failed (%d), %s/%s: %s\n" "$(tail -n 5 "$log")" "$code" "${0##*/}" "$1.log" "$2"
-    exit 1' "$folder"
+    exit 1' "$folder" || return 1
 }
 
 bin=$build/bin
@@ -166,12 +166,12 @@ part "layouts are one rank, in float64" "" 0 together verify "${examined[@]}"
 train="$bin/metroplex train examples/llama_tiny.yaml --nproc 1 --parallel.tensor_model_parallel_size=1 --parallel.pipeline_model_parallel_size=1"
 train+=" --parallel.virtual_pipeline_model_parallel_size=1 --parallel.sequence_parallel=false --run.device=cuda --model.vocab_size=0"
 train+=" --data.tokenizer_type=bytes --data.tokenizer_model= --data.data_path=$scratch/bytes --data.split=1,0,0"
-train+=" --train.train_iters=40 --train.eval_interval=0 --train.log_interval=1 --train.progress=false --train.tensorboard_dir="
+train+=" --train.eval_interval=0 --train.log_interval=1 --train.progress=false --train.tensorboard_dir="
 learn="$bin/metroplex preprocess --input docs/tour.md --tokenizer-type bytes --append-eod --output-prefix $scratch/bytes"
 write="$bin/metroplex generate $scratch/eager --prompt 'The ' --temperature 0 --max-new-tokens 32 --run.device"
-part "the same text from GPU and CPU" "" 4 in_turn "$learn" "$train --checkpoint.save=$scratch/eager --checkpoint.save_interval=40" \
+part "the same text from GPU and CPU" "" 4 in_turn "$learn" "$train --train.train_iters=160 --checkpoint.save=$scratch/eager --checkpoint.save_interval=160" \
   "$write=cuda > $scratch/gpu.txt" "$write=cpu > $scratch/cpu.txt" "cat $scratch/gpu.txt && cmp $scratch/gpu.txt $scratch/cpu.txt"
-graph="$train --train.cuda_graph_impl=full_iteration"
+graph="$train --train.train_iters=40 --train.cuda_graph_impl=full_iteration"
 part "saved and resumed, from a graph" "" 4 in_turn "$learn" \
   "$graph --checkpoint.save=$scratch/graph --checkpoint.save_interval=20 > $scratch/whole.log" \
   "$graph --checkpoint.save= --checkpoint.save_interval=0 --checkpoint.load=$scratch/graph --checkpoint.ckpt_step=20 > $scratch/resumed.log" \
