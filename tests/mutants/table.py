@@ -353,7 +353,7 @@ MUTANTS = [
     ("ahead_words_are_not_shared", "models/decoder.cpp", "  if (ends_read_words(context.model)) words->placement", "  if (context.model.tied()) words->placement", "train_test AnyLayoutEqualsOneRank.MultiToken*"),
     # What tests of this change hold.
     ("ahead_in_evaluation", "models/multi_token.cpp", "if (!batch.training || !batch.labels.defined()) return out;", "if (!batch.labels.defined()) return out;", "models_test MultiToken*"),
-    ("graphs_without_a_workspace", "train/trace.cpp", " * (graphs ? 2 : 1);", ";", "train_test Trace*"),
+    ("graphs_without_a_workspace", "train/trace.cpp", " * (graphs ? 2 : 1);", " * (graphs ? 1 : 2);", "train_test Trace*"),
     ("hybrid_refuses_what_fits", "plan/hybrid_context.cpp", "fewest > 0 ? units : units_of_sample(document.sample)", "units", "plan_test HybridContext*"),
     ("hybrid_pairs_without_their_own", "plan/hybrid_context.cpp", "return n + pair_cost * n * (n + 1) / 2;", "return n + pair_cost * n * n / 2;", "plan_test HybridContext*"),
     ("hybrid_first_plan_is_taken", "plan/hybrid_context.cpp", "plan.span <= 1.02 * shortest", "plan.span <= 2 * shortest", "plan_test HybridContext*"),
