@@ -92,6 +92,7 @@ void measure(const Case& c, const cuda::Target& target, int repetitions) {
   config::AttentionCase asked{config::ParamsDtype::bf16, c.d, c.dv};
   asked.documents = c.documents > 0, asked.dropout = c.dropout > 0;
   asked.capability = target.gpu() ? cuda::compute_capability() : 90;
+  asked.queries = asked.keys = c.s;
   Times times[std::size(kOperators)];
   for (int turn = -2; turn < repetitions; ++turn) {
     for (size_t i = 0; i < std::size(kOperators); ++i) {

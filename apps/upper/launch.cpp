@@ -17,6 +17,7 @@
 #include "comm/spawn.h"
 #include "config/device_choice.h"
 #include "cuda/architectures.h"
+#include "cuda/cublas_workspace.h"
 #include "cuda/device.h"
 #include "program.h"
 #include "train/same_config.h"
@@ -69,7 +70,7 @@ config::DeviceChoice device_choice(const config::Run& run, const std::optional<c
 
 void make_deterministic() {
   // Without it cuBLAS may add in another order on another stream, and libtorch refuses to multiply.
-  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", cuda::kDeterministicCublas, /*overwrite=*/0);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   at::globalContext().setDeterministicFillUninitializedMemory(false);  // costs a pass over every new tensor
 }

@@ -20,16 +20,23 @@ bool has_flash_backward(const AttentionCase& c) {
 }
 bool cudnn_takes(const AttentionCase& c) {
   const bool sizes = std::max(c.head_dim, c.v_head_dim) <= 128 || (c.head_dim == 192 && c.v_head_dim == 128);
-  return sizes && (c.capability == 90 || c.capability / 10 == 10);
+  return sizes && (c.capability == 90 || c.capability / 10 == 10) && c.keys != 1 && !c.deterministic;
+}
+bool cudnn_is_quicker(const AttentionCase& c) {
+  return cudnn_takes(c) && c.queries == c.keys && c.queries % 128 == 0;
 }
 
-constexpr AttentionRow kRows[] = {{AttentionBy::flash, true, false, true, true, has_flash_backward},
+constexpr AttentionRow kRows[] = {{AttentionBy::cudnn, true, false, false, false, cudnn_is_quicker},
+                                  {AttentionBy::flash, true, false, true, true, has_flash_backward},
                                   {AttentionBy::memory_efficient, false, true, false, false, same_sizes},
                                   {AttentionBy::cudnn, true, false, false, false, cudnn_takes}};
 
 const char* why_none(const AttentionCase& c) {
   if (c.documents) return "documents that do not see each other, which are for flash attention alone";
   if (c.window) return "windows, which are for flash attention alone";
+  AttentionCase any_order = c;
+  any_order.deterministic = false;
+  if (c.deterministic && cudnn_takes(any_order)) return "values of another head size than keys, in a fixed order";
   if (c.head_dim != c.v_head_dim) return "values of another head size than keys";
   if (c.head_dim > 256) return "a head size above 256";
   return "a head size without a backward of flash attention on this GPU";
@@ -70,6 +77,8 @@ static AttentionCase attention_case(const Config& config, int capability) {
   c.dropout = m.attention_dropout > 0;
   c.documents = config.data.reset_attention_mask;
   c.capability = capability;
+  c.queries = c.keys = config.train.seq_length;
+  c.deterministic = config.run.deterministic_mode;
   return c;
 }
 
@@ -82,6 +91,9 @@ std::string own_attention(const Config& config, int capability) {
   std::string key = base::concat("head size ", c.head_dim);
   if (single && c.window) key = base::concat("model.window_size = ", m.window_size);
   if (single && c.documents) key = "data.reset_attention_mask = true";
+  AttentionCase any_order = c;
+  any_order.deterministic = false;
+  if (gpu_attention(any_order).by != AttentionBy::own) key = "run.deterministic_mode = true";
   if (c.dtype == ParamsDtype::fp64) key = "precision.params_dtype = fp64";
   if (!c.plain_scores) key = not_plain(m);
   if (!c.plain_mask) key = base::concat("parallel.context_parallel_size = ", config.parallel.cp());

@@ -18,7 +18,9 @@ struct AttentionCase {
   bool plain_scores = true;  // no cap, and no score in the softmax that is of no key
   bool window = false;       // a query sees the keys of so many positions before its own
   bool dropout = false, documents = false;
-  int capability = 0;  // 90 for sm_90; 0: unknown, as if it took what most take
+  int capability = 0;             // 90 for sm_90; 0: unknown, as if it took what most take
+  int64_t queries = 0, keys = 0;  // of a sample; 0: as many as is best for each operator
+  bool deterministic = false;     // run.deterministic_mode: sums are added in the same order in every run
 };
 
 struct AttentionChoice {
@@ -27,16 +29,14 @@ struct AttentionChoice {
 };
 // Forward and backward alike, the first of these that takes the case; to prefer another one, change the order of the
 // rows in attention.cpp.
+// cuDNN's: halves on sm_90 and sm_10x, head sizes of at most 128 that 8 divides, or 192 of queries and keys and 128
+// of values; not where the run is to be deterministic, and not for a single key. Where flash attention takes the case
+// too, only as many queries as keys, a multiple of 128: it is the quicker one there, and of other lengths, of which
+// there may be many, it would make a plan for each.
 // Flash attention: halves, equal head sizes of at most 256 that 8 divides, but for 200 to 224 on sm_86, 89, 120 and
 // 121, where libtorch 2.11 refuses its backward; windows, and documents by their offsets. Memory-efficient attention:
-// fp32, the same head sizes. cuDNN's: halves on sm_90 and sm_10x, two head sizes of at most 128 that 8 divides, or
-// 192 of queries and keys and 128 of values.
+// fp32, the same head sizes.
 AttentionChoice gpu_attention(const AttentionCase& c);
-
-// Whether the architecture decides: the caller need not ask for it otherwise.
-constexpr bool attention_depends_on_gpu(int64_t head_dim, int64_t v_head_dim) {
-  return head_dim != v_head_dim || (head_dim > 192 && head_dim <= 224);
-}
 
 // For variable-length attention on a GPU: how many documents a sample may have (data.max_documents_per_sample), where
 // it is known. The operator's memory and its launches grow with this number, so it is no larger than it must be.

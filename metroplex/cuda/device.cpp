@@ -18,11 +18,14 @@ void need_gpu() {
 int device_count() { return c10::cuda::device_count(); }
 
 int compute_capability() {
-  int major = 0, minor = 0;
-  if (device_count() == 0 || cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) != cudaSuccess ||
-      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0) != cudaSuccess)
-    return 0;
-  return 10 * major + minor;
+  static const int of_first = [] {
+    int major = 0, minor = 0;
+    if (device_count() == 0 || cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) != cudaSuccess ||
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0) != cudaSuccess)
+      return 0;
+    return 10 * major + minor;
+  }();
+  return of_first;
 }
 
 int64_t total_memory() {

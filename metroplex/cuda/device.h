@@ -10,7 +10,7 @@ struct CUstream_st;  // what cudaStream_t points to
 namespace metroplex::cuda {
 
 int device_count();        // 0 where there is no GPU, no driver, or no CUDA in this build
-int compute_capability();  // of the first GPU, 90 for sm_90; 0 where there is none
+int compute_capability();  // of the first GPU, 90 for sm_90, asked for once; 0 where there is none
 int64_t total_memory();    // of the first GPU, in bytes, whoever uses it; 0 where there is none. Makes no context
 
 // The others throw base::Error("cuda", ...) where device_count() is 0.

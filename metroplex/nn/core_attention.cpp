@@ -1,6 +1,7 @@
 #include "nn/core_attention.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 
 #include <memory>
@@ -63,7 +64,10 @@ FusedSpec how_to_fuse(const CoreInputs& in, const CoreCall& call) {
   c.window = spec.window >= 0;
   c.dropout = spec.dropout.active(call.batch);
   c.documents = call.batch.document_ids.defined();
-  if (config::attention_depends_on_gpu(spec.head_dim, spec.v_head_dim)) c.capability = cuda::compute_capability();
+  c.capability = cuda::compute_capability();
+  c.queries = in.q.size(0);
+  c.keys = in.k.size(0);
+  c.deterministic = at::globalContext().deterministicAlgorithms();
   fused.by = config::gpu_attention(c).by;
   fused.causal = plain_causal(in, call.positions);
   fused.softmax_scale = spec.softmax_scale;

@@ -18,7 +18,8 @@ MemoryPrediction predict_memory(const RankTrace& trace, const PipelineTable& tab
   out.gradient_buckets = peaks.gradient_buckets;
   out.batches = table.num_microbatches * trace.batch;
   out.tables = trace.tables;
-  out.peak = out.use.total() + out.tables + out.batches + peaks.most;
+  out.libraries = trace.libraries;
+  out.peak = out.use.total() + out.tables + out.libraries + out.batches + peaks.most;
   out.use.activations = peaks.activations + peaks.borders;
   out.use.communication = peaks.gathered + peaks.gradient_buckets;
   out.use.workspace = std::max<int64_t>(0, out.peak - out.use.total());

@@ -1,6 +1,6 @@
 // The memory that a rank will need, predicted before anything runs: the trace of its layers replayed over the
 // pipeline table (docs/memory.md). Exact to a few scalars, but for what libraries allocate outside of libtorch's
-// allocators.
+// allocators, and for what a GPU's allocator gives above what it was asked for.
 #pragma once
 
 #include <array>
@@ -39,6 +39,7 @@ struct MemoryPrediction {
   int64_t peak = 0;                   // of everything, in a step
   int64_t batches = 0;                // of the peak: the step's microbatches
   int64_t tables = 0;                 // of the peak: RankTrace::tables
+  int64_t libraries = 0;              // of the peak: RankTrace::libraries
   int64_t borders = 0;                // of activations: tensors on their way between stages
   int64_t gathered = 0;               // of communication: ZeRO-3
   int64_t gradient_buckets = 0;       // of communication: ZeRO-2 and 3

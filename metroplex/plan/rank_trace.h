@@ -79,9 +79,10 @@ struct RankTrace {
   bool overlaps = false;  // the reduction of one such bucket is under way while the next one fills
   // Kept all the time.
   int64_t parameters = 0, gradients = 0, main_parameters = 0, moments = 0;
-  int64_t host = 0;    // likewise, in host memory with optim.optimizer_cpu_offload
-  int64_t tables = 0;  // likewise: what else was made, as rotary positions and state without gradient
-  IslandTrace update;  // after the last backward: final gradients, norm, update
+  int64_t host = 0;       // likewise, in host memory with optim.optimizer_cpu_offload
+  int64_t tables = 0;     // likewise: what else was made, as rotary positions and state without gradient
+  int64_t libraries = 0;  // likewise: what cuBLAS works in, on a GPU
+  IslandTrace update;     // after the last backward: final gradients, norm, update
 };
 
 // One run of an island inside an action.

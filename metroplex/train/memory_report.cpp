@@ -1,5 +1,6 @@
 #include "train/memory_report.h"
 
+#include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -55,7 +56,15 @@ int64_t MemoryReport::rest() const {
   return meter_.bytes() - a_.executor->border_bytes() - a_.families.gathered_bytes() - a_.families.transient_bytes();
 }
 
+// cuBLAS takes its workspace in the first product on a stream, which would otherwise be in one of the step's actions.
+static void multiply_once(at::Device device) {
+  if (device.is_cpu()) return;
+  const at::Tensor one = at::zeros({1, 1}, at::TensorOptions().device(device));
+  at::mm(one, one);
+}
+
 void MemoryReport::begin_step() {
+  multiply_once(a_.world->device());
   begun_ = true;
   most_gathered_ = most_transient_ = 0;
   at_ = 0;

@@ -163,7 +163,8 @@ RankPrediction predict_rank(const RankRequest& request) {
 }
 
 int64_t step_bytes(const plan::MemoryPrediction& p) {
-  return p.peak - p.batches - p.tables - p.use.graphs - p.use.parameters - p.use.gradients - p.use.optimizer();
+  return p.peak - p.batches - p.tables - p.libraries - p.use.graphs - p.use.parameters - p.use.gradients -
+         p.use.optimizer();
 }
 
 }  // namespace metroplex::train

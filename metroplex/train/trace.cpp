@@ -4,11 +4,15 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "comm/launch.h"
 #include "config/attention.h"
 #include "config/derived.h"
+#include "cuda/cublas_workspace.h"
 #include "cuda/device.h"
 #include "cuda/memory_meter.h"
 #include "moe/paged_stash.h"
@@ -231,6 +235,16 @@ std::vector<plan::TransientFamily> transient_families(const Assembly& a) {
   return all;
 }
 
+// For cuBLAS: a rank is a thread, and the captures of graphs and the steps before them have a stream of their own
+// beside that of what runs eagerly.
+int64_t library_bytes(const RankRequest& request) {
+  if (!request.device.is_cuda()) return 0;
+  std::optional<std::string> setting = comm::process_environment("CUBLAS_WORKSPACE_CONFIG");
+  if (!setting && request.config.run.deterministic_mode) setting = cuda::kDeterministicCublas;
+  const bool graphs = request.config.train.cuda_graph_impl != config::CudaGraphImpl::none;
+  return cuda::cublas_workspace_bytes(cuda::compute_capability(), setting) * (graphs ? 2 : 1);
+}
+
 }  // namespace
 
 plan::RankTrace trace_rank(const RankRequest& request) {
@@ -251,6 +265,7 @@ plan::RankTrace trace_rank(const RankRequest& request) {
   if (a->experts && a->experts->stash) out.host += a->experts->stash->host_bytes();
   out.tables = recorder.live() - out.parameters - out.gradients - out.main_parameters - out.moments - out.host;
   out.host += copy_bytes(*a);  // which nobody has taken here
+  out.libraries = library_bytes(request);
   out.transient = transient_families(*a);
   out.overlaps = config.parallel.overlap_grad_reduce;
   for (const nn::Param* param : a->params)

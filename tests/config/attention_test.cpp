@@ -30,17 +30,22 @@ TEST(Attention, IsLibtorchsForWhatItsOperatorsTake) {
           for (const bool window : {false, true}) {
             for (const bool documents : {false, true}) {
               const AttentionBy by = gpu_attention({dtype, d, dv, true, true, window, false, documents, gpu}).by;
+              const bool cudnn = half && cudnn_has(d, dv, gpu) && !window && !documents;
               AttentionBy wanted = AttentionBy::own;
-              if (half && cudnn_has(d, dv, gpu) && !window && !documents) wanted = AttentionBy::cudnn;
               if (half && flash_takes(d, dv, gpu)) wanted = AttentionBy::flash;
+              const AttentionBy without = wanted;
+              if (cudnn) wanted = AttentionBy::cudnn;
               if (single && d == dv && d % 8 == 0 && d <= 256 && !window && !documents)
                 wanted = AttentionBy::memory_efficient;
               ASSERT_EQ(by, wanted) << d << " and " << dv << " on sm_" << gpu << (window ? " window" : "")
                                     << (documents ? " documents" : "");
               ++chosen[by];
-              ASSERT_EQ(attention_depends_on_gpu(d, dv), d != dv || (d > 192 && d <= 224)) << d << " and " << dv;
-              // What does not depend on the GPU is the same where it is not known.
-              if (attention_depends_on_gpu(d, dv)) continue;
+              // Where the order of sums is fixed, or the GPU is not known, all but cuDNN's.
+              AttentionCase c{dtype, d, dv, true, true, window, false, documents, gpu};
+              c.deterministic = true;
+              if (cudnn) wanted = without;
+              ASSERT_EQ(gpu_attention(c).by, wanted) << d << " and " << dv << " on sm_" << gpu;
+              if (d > 192 && d <= 224) continue;
               ASSERT_EQ(gpu_attention({dtype, d, dv, true, true, window, false, documents}).by, wanted);
             }
           }
@@ -49,6 +54,22 @@ TEST(Attention, IsLibtorchsForWhatItsOperatorsTake) {
     }
   }
   EXPECT_EQ(chosen.size(), 4u);
+}
+
+// Of equal head sizes cuDNN's is taken for the lengths of training alone; of two, for all but a single key.
+TEST(Attention, OfCudnnIsForLengthsInBlocksWhereFlashAttentionTakesTheOthers) {
+  const auto by = [](int64_t d, int64_t queries, int64_t keys) {
+    AttentionCase c{ParamsDtype::bf16, d, 128};
+    c.capability = 90, c.queries = queries, c.keys = keys;
+    return gpu_attention(c).by;
+  };
+  for (const int64_t s : {128, 1024, 8192}) EXPECT_EQ(by(128, s, s), AttentionBy::cudnn) << s;
+  for (const int64_t s : {1, 2, 64, 127, 129, 1000, 8191}) EXPECT_EQ(by(128, s, s), AttentionBy::flash) << s;
+  for (const int64_t keys : {1, 2, 128, 256, 1000}) EXPECT_EQ(by(128, 1, keys), AttentionBy::flash) << keys;
+  EXPECT_EQ(by(128, 128, 256), AttentionBy::flash);
+  for (const int64_t s : {2, 127, 128}) EXPECT_EQ(by(192, s, s), AttentionBy::cudnn) << s;
+  EXPECT_EQ(by(192, 1, 77), AttentionBy::cudnn);
+  EXPECT_EQ(by(192, 1, 1), AttentionBy::own);
 }
 
 TEST(Attention, IsOursWhereOneOfThemTakesNoneOfIt) {
@@ -71,6 +92,7 @@ TEST(Attention, IsOursWhereOneOfThemTakesNoneOfIt) {
   EXPECT_TRUE(has(why([](C& c) { c.plain_scores = false; }), "capped"));
   EXPECT_TRUE(has(why([](C& c) { c.v_head_dim = 64; }), "another head size"));
   EXPECT_TRUE(has(why([](C& c) { c.v_head_dim = 64, c.capability = 80; }), "another head size"));
+  EXPECT_TRUE(has(why([](C& c) { c.v_head_dim = 64, c.capability = 90, c.deterministic = true; }), "fixed order"));
   EXPECT_TRUE(has(why([](C& c) { c.v_head_dim = 64, c.window = true, c.capability = 90; }), "windows"));
   EXPECT_TRUE(has(why([](C& c) { c.v_head_dim = 64, c.documents = true, c.capability = 90; }), "documents"));
   EXPECT_TRUE(has(why([](C& c) { c.head_dim = c.v_head_dim = 208, c.capability = 89; }), "backward"));
@@ -112,6 +134,18 @@ TEST(Attention, OfARunIsNamedWithItsKeyWhereItIsOurs) {
     EXPECT_NE(said.find(text), std::string::npos) << said;
     EXPECT_NE(said.find("slower than libtorch's"), std::string::npos) << said;
   }
+  std::vector<std::string> latent{"precision.params_dtype=bf16",
+                                  "model.multi_latent_attention=true",
+                                  "model.kv_lora_rank=16",
+                                  "model.qk_head_dim=128",
+                                  "model.qk_pos_emb_head_dim=64",
+                                  "model.v_head_dim=128",
+                                  "model.position_embedding_type=rope"};
+  EXPECT_EQ(own_attention(resolved(good(latent), kWorld), 90), "");
+  latent.emplace_back("run.deterministic_mode=true");
+  const std::string fixed = own_attention(resolved(good(latent), kWorld), 90);
+  EXPECT_NE(fixed.find("run.deterministic_mode = true"), std::string::npos) << fixed;
+  EXPECT_EQ(own_attention(resolved(good(latent), kWorld), 80).find("deterministic"), std::string::npos);
   for (const auto& [override, text] : std::vector<std::pair<std::string, std::string>>{
            {"data.reset_attention_mask=true", "data.reset_attention_mask = true"},
            {"model.window_size=5", "model.window_size = 5"}}) {

@@ -59,7 +59,10 @@ TEST(CoreAttentionOnGpu, IsTheFormula) {
          {Shape{16, 16, 2, 4, 4, 16}, Shape{33, 33, 3, 6, 2, 24}, Shape{130, 130, 1, 2, 1, 64},
           Shape{1, 9, 2, 4, 2, 16}, Shape{16, 16, 2, 4, 4, 12}, Shape{3, 9, 1, 2, 2, 16},
           Shape{33, 33, 3, 6, 2, 24, 16}, Shape{130, 130, 1, 2, 1, 64, 96}, Shape{3, 9, 1, 2, 2, 5, 3},
-          Shape{130, 130, 2, 2, 2, 192, 128}, Shape{130, 130, 2, 4, 2, 64, 64, 20}}) {
+          Shape{130, 130, 2, 2, 2, 192, 128}, Shape{130, 130, 2, 4, 2, 64, 64, 20},
+          // Lengths of which cuDNN's is preferred, and a prompt's first token.
+          Shape{128, 128, 2, 4, 4, 64}, Shape{256, 256, 2, 6, 2, 128}, Shape{256, 256, 1, 2, 2, 192, 128},
+          Shape{1, 1, 2, 2, 2, 192, 128}}) {
       SCOPED_TRACE(testing::Message() << dtype << " queries " << s.queries << " keys " << s.keys << " heads "
                                       << s.heads << " groups " << s.groups << " dim " << s.dim << " v " << s.v_dim);
       Microbatch batch;

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "config/attention.h"
+#include "cuda/device.h"
 #include "cuda/memory_meter.h"
 #include "nn/kv_cache.h"
 #include "nn/plain_attention.h"
@@ -331,6 +332,7 @@ TEST(CoreAttention, AsksAGpuForWhatTheTableOfChoicesSays) {
             config::AttentionCase c{.head_dim = d, .v_head_dim = d};
             c.plain_mask = !later && documents != by_number;
             c.window = window >= 0, c.documents = documents != none;
+            c.capability = cuda::compute_capability(), c.queries = c.keys = 16;
             if (type == at::kFloat) c.dtype = config::ParamsDtype::fp32;
             if (type == at::kDouble) c.dtype = config::ParamsDtype::fp64;
             const std::map<config::AttentionBy, std::string> names{

@@ -286,13 +286,8 @@ TEST(LibraryAttention, OfAMicrobatchGoesByItsOffsets) {
   EXPECT_EQ(calls.documents, 2);
 }
 
-// Values of another head size than keys, as latent attention has them: cuDNN's.
-TEST(LibraryAttention, OfTwoHeadSizesIsTheBlockedKernels) {
-  const StandIns stand_ins;
-  const int64_t s = 19, b = 2, heads = 3;
-  const nn::CoreInputs in{sample({s, b, heads, 24}, 5, at::kDouble), sample({s, b, heads, 24}, 6, at::kDouble),
-                          sample({s, b, heads, 16}, 7, at::kDouble)};
-  const at::Tensor dy = sample({s, b, heads, 16}, 8, at::kDouble);
+void expect_cudnns_is_the_blocked_kernels(const nn::CoreInputs& in) {
+  const at::Tensor dy = sample({in.q.size(0), in.q.size(1), in.q.size(2), in.v.size(3)}, 8, at::kDouble);
   const nn::CoreSpec spec = core_spec(in);
   const Attended own = attended(in, {spec, {}, {}}, dy);
   const auto first = [](const at::Tensor& x) { return x.permute({1, 2, 0, 3}); };
@@ -303,7 +298,17 @@ TEST(LibraryAttention, OfTwoHeadSizesIsTheBlockedKernels) {
   const auto back = [](const at::Tensor& x) { return x.permute({2, 0, 1, 3}); };
   // As above.
   expect_attended({back(out), back(d.q), back(d.k), back(d.v)}, own, 2e-13);
-  EXPECT_EQ(calls.cudnn, 2);
+}
+
+// Values of another head size than keys, as latent attention has them; heads in groups, as views into one product.
+TEST(LibraryAttention, OfCudnnIsTheBlockedKernels) {
+  const StandIns stand_ins;
+  const int64_t s = 19, b = 2, heads = 3;
+  expect_cudnns_is_the_blocked_kernels({sample({s, b, heads, 24}, 5, at::kDouble),
+                                        sample({s, b, heads, 24}, 6, at::kDouble),
+                                        sample({s, b, heads, 16}, 7, at::kDouble)});
+  expect_cudnns_is_the_blocked_kernels(inputs(s, b, 6, 2, 16, at::kDouble));
+  EXPECT_EQ(calls.cudnn, 4);
 }
 
 TEST(LibraryAttention, AnOperatorIsNotAskedForWhatItDoesNotKnow) {

@@ -3,6 +3,9 @@
 
 #include <map>
 
+#include "comm/launch.h"
+#include "cuda/cublas_workspace.h"
+#include "cuda/device.h"
 #include "nn/autograd_node.h"
 #include "models/registry.h"
 #include "train/memory_cases.h"
@@ -131,6 +134,28 @@ TEST(Trace, AGpusBytesAreInBlocksOfItsAllocator) {
   EXPECT_EQ(gpu.use.moments, cpu.use.moments);
   EXPECT_NE(gpu.use.activations, cpu.use.activations);
   EXPECT_EQ((gpu.use.activations - gpu.borders) % 512, 0);
+}
+
+// Held the whole time and in no column of its own: one of the steps, one more of the stream that graphs are captured
+// on.
+TEST(Trace, AGpuHoldsWhatCublasWorksIn) {
+  config::Config config = small_config();
+  const auto predict = [&](at::Device device) { return train::predict_memory({config, 1, 0, 50, 0, device}); };
+  const plan::MemoryPrediction cpu = predict(at::kCPU), gpu = predict(at::Device(at::kCUDA, 0));
+  const std::optional<std::string> setting = comm::process_environment("CUBLAS_WORKSPACE_CONFIG");
+  const int64_t one = cuda::cublas_workspace_bytes(cuda::compute_capability(), setting);
+  EXPECT_EQ(cpu.libraries, 0);
+  EXPECT_EQ(gpu.libraries, one);
+  EXPECT_GE(gpu.use.workspace, one);
+  EXPECT_LT(train::step_bytes(gpu), one) << "no part of a graph's pool";
+  EXPECT_EQ(gpu.peak, gpu.use.total());
+  for (const config::CudaGraphImpl impl : {config::CudaGraphImpl::full_iteration, config::CudaGraphImpl::local}) {
+    config.train.cuda_graph_impl = impl;
+    EXPECT_EQ(predict(at::Device(at::kCUDA, 0)).libraries, 2 * one);
+  }
+  config.run.deterministic_mode = true;
+  if (setting) return;
+  EXPECT_EQ(predict(at::Device(at::kCUDA, 0)).libraries, 2 * (int64_t{32} << 20)) << ":4096:8";
 }
 
 // Documents and windows on a GPU: by flash attention, whose room grows with the number of documents.
