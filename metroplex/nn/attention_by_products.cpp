@@ -210,8 +210,10 @@ CoreInputs attention_by_products_backward(const at::Tensor& dout, const CoreInpu
   const at::Tensor to = by_group(dq, p.mask.shape.groups), gradients = by_group(dy, p.mask.shape.groups);
   p.for_chunks_of(score_bytes, [&](const ScoreChunk& chunk) {
     const at::Tensor q = chunk.rows_of(p.q), d = chunk.rows_of(gradients);
-    const ScoreGradients made =
-        softmax_backward(p, chunk, p.product(chunk, q, p.k), p.product(chunk, d, p.v), result, dy);
+    const ScoreGradients made = [&] {  // the scores go before more is made
+      const at::Tensor scores = p.product(chunk, q, p.k), dprobabilities = p.product(chunk, d, p.v);
+      return softmax_backward(p, chunk, scores, dprobabilities, result, dy);
+    }();
     batched_product(p.target(), chunk.keys_of(dv), made.probabilities.transpose(1, 2), d, true);
     batched_product(p.target(), chunk.keys_of(dk), made.dscores.transpose(1, 2), q, true);
     at::Tensor rows = at::empty({chunk.groups, chunk.each * chunk.queries, in.q.size(3)}, in.q.options());

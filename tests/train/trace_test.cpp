@@ -178,7 +178,7 @@ TEST(Trace, AGpusAttentionOfDocumentsIsTheLibrarysWithRoomForThem) {
   const auto layers = static_cast<int>(config.model.num_layers);
   EXPECT_EQ(calls()["flash_attention"], layers);
   EXPECT_EQ(calls()["flash_attention_backward"], layers);
-  EXPECT_EQ(calls()["attention_forward"], 0);
+  EXPECT_EQ(calls()["attention_softmax"], 0);
   const auto peak = [&] { return train::predict_memory({config, 1, 0, 50, 0, at::Device(at::kCUDA, 0)}).peak; };
   config.data.max_documents_per_sample = 1000;
   const int64_t thousand = peak();
@@ -193,7 +193,7 @@ TEST(Trace, AGpusAttentionOfDocumentsIsTheLibrarysWithRoomForThem) {
               32 * 512.0);
   config.model.attention_dropout = 0.1;
   EXPECT_EQ(calls()["flash_attention"], 0);
-  EXPECT_EQ(calls()["attention_forward"], layers);
+  EXPECT_EQ(calls()["attention_softmax"], layers);
 }
 
 }  // namespace

@@ -81,6 +81,9 @@ TEST(TrainOnGpu, EveryOptimizerAndStorageTakesItsStepThere) {
   for (const char* optimizer : {"adam", "sgd", "lion", "muon"}) {
     config::Config config = small_gpt();
     config.optim.optimizer = optimizer;
+    // A bias of keys shifts all scores of a query alike: its gradient is 0 but for roundings, of which lion would
+    // take the sign.
+    config.model.add_bias_linear = config.optim.optimizer != "lion";
     SCOPED_TRACE(optimizer);
     expect_close(trained(0, config), trained(-1, config), kFloat64);
   }
@@ -155,13 +158,12 @@ TEST(TrainOnGpu, StepsFromGraphsAreTheStepsWithoutThemBetweenEvaluationsAndOther
   }
 }
 
-TEST(TrainOnGpu, TwentyStepsFollowTheCpusLossDownwards) {
+TEST(TrainOnGpu, TwentyStepsHaveTheLossesOfTheCpu) {
   MPX_NEED_GPU_KERNELS();
   config::Config config = plain(small_llama(), "fp32");
   config.optim.lr = 0.1;
   config.optim.clip_grad = 1.0;
   const LayoutRun gpu = trained(0, config, {}, 20), cpu = trained(-1, config, {}, 20);
-  EXPECT_LT(gpu.losses.back(), gpu.losses.front());
   // Differences of 1e-6 grow with every step, by less than twice here.
   for (size_t i = 0; i < cpu.losses.size(); ++i) EXPECT_NEAR(gpu.losses[i], cpu.losses[i], 1e-3) << "step " << i;
 }

@@ -6,15 +6,6 @@
 namespace metroplex::cuda::kernels {
 namespace {
 
-struct Math {
-  static __host__ __device__ float exp(float x) { return ::expf(x); }
-  static __host__ __device__ double exp(double x) { return ::exp(x); }
-  static __host__ __device__ float tanh(float x) { return ::tanhf(x); }
-  static __host__ __device__ double tanh(double x) { return ::tanh(x); }
-  static __host__ __device__ float erf(float x) { return ::erff(x); }
-  static __host__ __device__ double erf(double x) { return ::erf(x); }
-};
-
 template <class T>
 struct Operands {
   T* x;
@@ -32,29 +23,32 @@ __device__ Elements<T, count> with_bias(const Operands<T>& o, int64_t at, int64_
   return x;
 }
 
-template <Activation kind, int64_t count, class T>
+// All loads of an item come before its arithmetic, so that they wait for memory together.
+template <Activation kind, bool gated, int64_t count, class T>
 __global__ void __launch_bounds__(kThreads)
-    forward_kernel(Operands<T> o, int64_t rows, int64_t width, bool gated, UnitLimits limits) {
+    forward_kernel(Operands<T> o, int64_t rows, int64_t width, UnitLimits limits) {
   const int64_t stride = int64_t{gridDim.x} * blockDim.x, of_row = width / count;
   for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < rows * of_row; item += stride) {
     const auto [row, pack] = divided(item, of_row);
     const int64_t column = pack * count, at = gated ? row * 2 * width + column : item * count;
     const Elements<T, count> x = with_bias<count>(o, at, column);
-    Elements<T, count> y;
-    for (int64_t i = 0; i < count; ++i) y.values[i] = activation_value<kind, Math>(limits.gate(x.values[i]));
-    if constexpr (!kIsHalf<T>) x.write(o.x + at);
-    if (gated) {
-      const Elements<T, count> up = with_bias<count>(o, at + width, column + width);
-      if constexpr (!kIsHalf<T>) up.write(o.x + at + width);
-      for (int64_t i = 0; i < count; ++i) y.values[i] *= limits.up(up.values[i]);
+    Elements<T, count> y, up;
+    if constexpr (gated) up = with_bias<count>(o, at + width, column + width);
+    for (int64_t i = 0; i < count; ++i) {
+      y.values[i] = activation_value<kind, DeviceMath>(limits.gate(x.values[i]));
+      if constexpr (gated) y.values[i] *= limits.up(up.values[i]);
+    }
+    if constexpr (!kIsHalf<T>) {
+      x.write(o.x + at);
+      if constexpr (gated) up.write(o.x + at + width);
     }
     y.write(o.out + item * count);
   }
 }
 
-template <Activation kind, int64_t count, class T>
+template <Activation kind, bool gated, int64_t count, class T>
 __global__ void __launch_bounds__(kThreads)
-    backward_kernel(Operands<T> o, int64_t rows, int64_t width, bool gated, UnitLimits limits) {
+    backward_kernel(Operands<T> o, int64_t rows, int64_t width, UnitLimits limits) {
   const int64_t stride = int64_t{gridDim.x} * blockDim.x, of_row = width / count;
   for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < rows * of_row; item += stride) {
     const auto [row, pack] = divided(item, of_row);
@@ -62,47 +56,49 @@ __global__ void __launch_bounds__(kThreads)
     const Elements<T, count> x = with_bias<count>(o, at, column);
     Elements<T, count> dy, dx;
     dy.read(o.dy + item * count);
-    if (gated) {
+    if constexpr (gated) {
       const Elements<T, count> up = with_bias<count>(o, at + width, column + width);
       Elements<T, count> dup;
       for (int64_t i = 0; i < count; ++i) {
-        const Wide<T> gate = limits.gate(x.values[i]), slope = activation_slope<kind, Math>(gate);
+        const Wide<T> gate = limits.gate(x.values[i]), slope = activation_slope<kind, DeviceMath>(gate);
         dx.values[i] = dy.values[i] * limits.up(up.values[i]) * slope * limits.gate_slope(x.values[i]);
-        dup.values[i] = dy.values[i] * activation_value<kind, Math>(gate) * limits.up_slope(up.values[i]);
+        dup.values[i] = dy.values[i] * activation_value<kind, DeviceMath>(gate) * limits.up_slope(up.values[i]);
       }
       dup.write(o.out + at + width);
     } else {
-      for (int64_t i = 0; i < count; ++i) dx.values[i] = dy.values[i] * activation_slope<kind, Math>(x.values[i]);
+      for (int64_t i = 0; i < count; ++i)
+        dx.values[i] = dy.values[i] * activation_slope<kind, DeviceMath>(x.values[i]);
     }
     dx.write(o.out + at);
   }
 }
 
-template <Activation kind, int64_t count, class T>
+template <Activation kind, bool gated, int64_t count, class T>
 void launch_by(const Operands<T>& o, const ActivationShape& s, CUstream_st* stream) {
   const Grid grid{blocks_for(s.rows * (s.width / count)), kThreads, 0, stream};
   if (o.dy == nullptr) {
-    launch_kernel("activation_forward", forward_kernel<kind, count, T>, grid, o, s.rows, s.width, s.gated, s.limits);
+    launch_kernel("activation_forward", forward_kernel<kind, gated, count, T>, grid, o, s.rows, s.width, s.limits);
   } else {
-    launch_kernel("activation_backward", backward_kernel<kind, count, T>, grid, o, s.rows, s.width, s.gated,
-                  s.limits);
+    launch_kernel("activation_backward", backward_kernel<kind, gated, count, T>, grid, o, s.rows, s.width, s.limits);
   }
 }
 
-template <Activation kind, class T>
+template <Activation kind, bool gated, class T>
 void launch(const Operands<T>& o, const ActivationShape& s, CUstream_st* stream) {
   constexpr int64_t kPack = Pack<T>::kCount;
   if (s.width % kPack == 0 && aligned_for_packs(o.x, o.bias, o.dy, o.out)) {
-    launch_by<kind, kPack>(o, s, stream);
+    launch_by<kind, gated, kPack>(o, s, stream);
   } else {
-    launch_by<kind, 1>(o, s, stream);
+    launch_by<kind, gated, 1>(o, s, stream);
   }
 }
 
 template <class T>
 void dispatch(const Operands<T>& o, const ActivationShape& s, CUstream_st* stream) {
   if (s.rows == 0 || s.width == 0) return;
-  with_kind(s.kind, [&]<Activation kind>() { launch<kind>(o, s, stream); });
+  with_kind(s.kind, [&]<Activation kind>() {
+    s.gated ? launch<kind, true>(o, s, stream) : launch<kind, false>(o, s, stream);
+  });
 }
 
 }  // namespace

@@ -63,7 +63,7 @@ void activation_backward_cuda(const T* dy, const T* x, const Wide<T>* bias, T* d
                               CUstream_st* stream);
 
 // The formulas of the activation functions and their derivatives, for CPU and GPU kernels alike. Math says where exp,
-// tanh and erf come from.
+// tanh, erf and 1 / x come from.
 
 constexpr double kSqrtHalf = 0.70710678118654752440, kInvSqrt2Pi = 0.39894228040143267794;
 constexpr double kSqrt2OverPi = 0.79788456080286535588, kCubic = 0.044715;
@@ -78,7 +78,7 @@ constexpr MPX_INLINE T activation_value(T x) {
   if constexpr (kind == Activation::gelu_tanh)
     return T(0.5) * x * (T(1) + Math::tanh(T(kSqrt2OverPi) * (x + T(kCubic) * x * x * x)));
   if constexpr (kind == Activation::silu || kind == Activation::quick_gelu)
-    return x * (T(1) / (T(1) + Math::exp(T(-kSigmoidFactor<kind>) * x)));
+    return x * Math::reciprocal(T(1) + Math::exp(T(-kSigmoidFactor<kind>) * x));
   if constexpr (kind == Activation::relu) return x > 0 ? x : T(0);
   if constexpr (kind == Activation::squared_relu) return x > 0 ? x * x : T(0);
 }
@@ -94,7 +94,7 @@ constexpr MPX_INLINE T activation_slope(T x) {
   }
   if constexpr (kind == Activation::silu || kind == Activation::quick_gelu) {
     constexpr T factor = T(kSigmoidFactor<kind>);
-    const T s = T(1) / (T(1) + Math::exp(-factor * x));
+    const T s = Math::reciprocal(T(1) + Math::exp(-factor * x));
     return s * (T(1) + factor * x * (T(1) - s));
   }
   if constexpr (kind == Activation::relu) return x > 0 ? T(1) : T(0);

@@ -1,9 +1,35 @@
-// For .cu files: from the kind of an activation to code that is compiled for it.
+// For .cu files: from the kind of an activation to code that is compiled for it, and the functions that activation.h
+// wants.
 #pragma once
+
+#include <cuda_runtime.h>
 
 #include "cuda/kernels/activation.h"
 
 namespace metroplex::cuda::kernels {
+
+// Without branches, which division and tanhf have: a thread works on all elements of a pack at once.
+struct DeviceMath {
+  static __host__ __device__ float exp(float x) { return ::expf(x); }
+  static __host__ __device__ double exp(double x) { return ::exp(x); }
+  static __host__ __device__ float tanh(float x) {
+    return ::copysignf(1.0F - 2.0F * reciprocal(exp(2.0F * ::fabsf(x)) + 1.0F), x);
+  }
+  static __host__ __device__ double tanh(double x) { return ::tanh(x); }
+  static __host__ __device__ float erf(float x) { return ::erff(x); }
+  static __host__ __device__ double erf(double x) { return ::erf(x); }
+  // Of numbers from 1 on, off by one unit in the last place; 0 beyond 2^126.
+  static __host__ __device__ float reciprocal(float x) {
+#ifdef __CUDA_ARCH__
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+#else
+    return 1 / x;
+#endif
+  }
+  static __host__ __device__ double reciprocal(double x) { return 1 / x; }
+};
 
 // Calls call.template operator()<kind>().
 template <class Call>

@@ -70,6 +70,10 @@ struct VectorMath {
   static MPX_INLINE T erf(T x) {
     return vector_erf(x);
   }
+  template <class T>
+  static MPX_INLINE T reciprocal(T x) {
+    return T(1) / x;
+  }
 };
 
 }  // namespace metroplex::cuda::kernels

@@ -13,12 +13,13 @@ __device__ void drop_row(const DropoutOperands<In, Out>& o, const DropoutShape& 
   __syncthreads();
 }
 
-template <int64_t count, class In, class Out>
+template <int64_t count, int packs, class In, class Out>
 __global__ void __launch_bounds__(kThreads) forward_kernel(DropoutOperands<Out, In> sum, NormForward<In, Out> norm,
                                                            DropoutNormShape s, DropoutFactor<Wide<In>> factor) {
+  unsigned turn = 0;
   for (int64_t row = blockIdx.x; row < s.norm.rows; row += gridDim.x) {
     drop_row(sum, s.dropout, factor, row);
-    norm_forward_row<count>(norm, s.norm, row);
+    norm_forward_row<count, packs>(norm, s.norm, row, turn);
   }
 }
 
@@ -29,12 +30,13 @@ struct Backward {
   NormLines<Wide<In>> lines;
 };
 
-template <int64_t count, class In, class Out>
-__global__ void __launch_bounds__(kThreads)
+template <int64_t count, int packs, class In, class Out>
+__global__ void __launch_bounds__(kThreads, kNormBlocks<packs, In, Out>)
     backward_kernel(Backward<In, Out> p, DropoutNormShape s, DropoutFactor<Wide<In>> factor) {
   const DropoutOperands<In, Out> drop{p.norm.dx, nullptr, nullptr, p.dx};
-  norm_line<count>(p.lines, s.norm, [&](int64_t row, const NormColumns<Wide<In>>& columns) {
-    norm_backward_row<count>(p.norm, s.norm, row, columns);
+  unsigned turn = 0;
+  norm_line<count, packs>(p.lines, s.norm, [&](int64_t row, NormColumns<Wide<In>, count, packs>& columns) {
+    norm_backward_row<count, packs>(p.norm, s.norm, row, columns, turn);
     __syncthreads();  // the threads of drop_row read what others wrote
     drop_row(drop, s.dropout, factor, row);
   });
@@ -46,10 +48,11 @@ template <class In, class Out>
 void dropout_norm_forward_cuda(const DropoutOperands<Out, In>& sum, const NormForward<In, Out>& norm,
                                const DropoutNormShape& shape, CUstream_st* stream) {
   if (shape.norm.rows == 0) return;
-  const auto kernel =
-      in_packs(norm, shape.norm) ? forward_kernel<kNormPack<In, Out>, In, Out> : forward_kernel<1, In, Out>;
-  launch_kernel("dropout_norm_forward", kernel, Grid{blocks_for_rows(shape.norm.rows), kThreads, 0, stream}, sum,
-                norm, shape, DropoutFactor<Wide<In>>(shape.dropout.probability));
+  with_norm_packs<In, Out>(in_packs(norm, shape.norm), shape.norm, [&]<int64_t count, int packs>() {
+    launch_kernel("dropout_norm_forward", forward_kernel<count, packs, In, Out>,
+                  Grid{blocks_for_rows(shape.norm.rows), kThreads, 0, stream}, sum, norm, shape,
+                  DropoutFactor<Wide<In>>(shape.dropout.probability));
+  });
 }
 
 template <class In, class Out>
@@ -57,13 +60,13 @@ void dropout_norm_backward_cuda(const NormBackward<In, Out>& norm, Out* dx, Wide
                                 const DropoutNormShape& shape, CUstream_st* stream) {
   if (shape.norm.rows > 0) {
     const bool with_bias = norm.dbias != nullptr;
-    const unsigned room = norm_room_bytes<Wide<In>>(shape.norm, with_bias);
-    const auto kernel = in_packs(norm, lines, shape.norm) ? backward_kernel<kNormPack<In, Out>, In, Out>
-                                                          : backward_kernel<1, In, Out>;
-    launch_kernel("dropout_norm_backward", kernel,
-                  Grid{static_cast<unsigned>(norm_lines(shape.norm)), kThreads, room, stream},
-                  Backward<In, Out>{norm, dx, {lines, room > 0, with_bias}}, shape,
-                  DropoutFactor<Wide<In>>(shape.dropout.probability));
+    with_norm_packs<In, Out>(in_packs(norm, lines, shape.norm), shape.norm, [&]<int64_t count, int packs>() {
+      const unsigned room = norm_room_bytes<Wide<In>>(shape.norm, with_bias, packs);
+      launch_kernel("dropout_norm_backward", backward_kernel<count, packs, In, Out>,
+                    Grid{static_cast<unsigned>(norm_lines(shape.norm)), kThreads, room, stream},
+                    Backward<In, Out>{norm, dx, {lines, room > 0, with_bias}}, shape,
+                    DropoutFactor<Wide<In>>(shape.dropout.probability));
+    });
   }
   sum_norm_lines(lines, norm.dweight, norm.dbias, shape.norm, stream);
 }

@@ -11,15 +11,6 @@
 namespace metroplex::cuda::kernels {
 namespace {
 
-struct Math {
-  static __device__ float exp(float x) { return ::expf(x); }
-  static __device__ double exp(double x) { return ::exp(x); }
-  static __device__ float tanh(float x) { return ::tanhf(x); }
-  static __device__ double tanh(double x) { return ::tanh(x); }
-  static __device__ float erf(float x) { return ::erff(x); }
-  static __device__ double erf(double x) { return ::erf(x); }
-};
-
 // Where the rows of experts begin, walked forward: an expert's counts beyond the room are cut.
 struct Walk {
   const int64_t* counts;
@@ -95,7 +86,7 @@ struct Forward {
     const Wide<T> prob = prob_of<T>(probs, row);
     over_row<n>(width, [&](int64_t i) {
       Elements<T, n> y = biased<n>(from, add, i);
-      for (int64_t k = 0; k < n; ++k) y.values[k] = activation_value<kind, Math>(limits.gate(y.values[k]));
+      for (int64_t k = 0; k < n; ++k) y.values[k] = activation_value<kind, DeviceMath>(limits.gate(y.values[k]));
       if (gated) {
         const Elements<T, n> up = biased<n>(from, add, width + i);
         for (int64_t k = 0; k < n; ++k) y.values[k] *= limits.up(up.values[k]);
@@ -124,8 +115,8 @@ struct Backward {
       Elements<T, n> raw, of_gate, of_up;
       if (gated) raw = biased<n>(x, bias, width + i);
       for (int64_t k = 0; k < n; ++k) {
-        const Wide<T> a = limits.gate(given.values[k]), y = activation_value<kind, Math>(a),
-                      slope = activation_slope<kind, Math>(a);
+        const Wide<T> a = limits.gate(given.values[k]), y = activation_value<kind, DeviceMath>(a),
+                      slope = activation_slope<kind, DeviceMath>(a);
         if (gated) {
           const Wide<T> up = limits.up(raw.values[k]);
           of_gate.values[k] = dy.values[k] * prob * up * slope * limits.gate_slope(given.values[k]);

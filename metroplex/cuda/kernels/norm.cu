@@ -3,16 +3,18 @@
 namespace metroplex::cuda::kernels {
 namespace {
 
-template <int64_t count, class In, class Out>
+template <int64_t count, int packs, class In, class Out>
 __global__ void __launch_bounds__(kThreads) forward_kernel(NormForward<In, Out> p, NormShape s) {
-  for (int64_t row = blockIdx.x; row < s.rows; row += gridDim.x) norm_forward_row<count>(p, s, row);
+  unsigned turn = 0;
+  for (int64_t row = blockIdx.x; row < s.rows; row += gridDim.x) norm_forward_row<count, packs>(p, s, row, turn);
 }
 
-template <int64_t count, class In, class Out>
-__global__ void __launch_bounds__(kThreads)
+template <int64_t count, int packs, class In, class Out>
+__global__ void __launch_bounds__(kThreads, kNormBlocks<packs, In, Out>)
     backward_kernel(NormBackward<In, Out> p, NormLines<Wide<In>> lines, NormShape s) {
-  norm_line<count>(lines, s, [&](int64_t row, const NormColumns<Wide<In>>& columns) {
-    norm_backward_row<count>(p, s, row, columns);
+  unsigned turn = 0;
+  norm_line<count, packs>(lines, s, [&](int64_t row, NormColumns<Wide<In>, count, packs>& columns) {
+    norm_backward_row<count, packs>(p, s, row, columns, turn);
   });
 }
 
@@ -21,9 +23,10 @@ __global__ void __launch_bounds__(kThreads)
 template <class In, class Out>
 void norm_forward_cuda(const NormForward<In, Out>& operands, const NormShape& shape, CUstream_st* stream) {
   if (shape.rows == 0) return;
-  const auto kernel =
-      in_packs(operands, shape) ? forward_kernel<kNormPack<In, Out>, In, Out> : forward_kernel<1, In, Out>;
-  launch_kernel("norm_forward", kernel, Grid{blocks_for_rows(shape.rows), kThreads, 0, stream}, operands, shape);
+  with_norm_packs<In, Out>(in_packs(operands, shape), shape, [&]<int64_t count, int packs>() {
+    launch_kernel("norm_forward", forward_kernel<count, packs, In, Out>,
+                  Grid{blocks_for_rows(shape.rows), kThreads, 0, stream}, operands, shape);
+  });
 }
 
 template <class In, class Out>
@@ -31,11 +34,12 @@ void norm_backward_cuda(const NormBackward<In, Out>& operands, Wide<In>* lines, 
                         CUstream_st* stream) {
   if (shape.rows > 0) {
     const bool with_bias = operands.dbias != nullptr;
-    const unsigned room = norm_room_bytes<Wide<In>>(shape, with_bias);
-    const auto kernel =
-        in_packs(operands, lines, shape) ? backward_kernel<kNormPack<In, Out>, In, Out> : backward_kernel<1, In, Out>;
-    launch_kernel("norm_backward", kernel, Grid{static_cast<unsigned>(norm_lines(shape)), kThreads, room, stream},
-                  operands, NormLines<Wide<In>>{lines, room > 0, with_bias}, shape);
+    with_norm_packs<In, Out>(in_packs(operands, lines, shape), shape, [&]<int64_t count, int packs>() {
+      const unsigned room = norm_room_bytes<Wide<In>>(shape, with_bias, packs);
+      launch_kernel("norm_backward", backward_kernel<count, packs, In, Out>,
+                    Grid{static_cast<unsigned>(norm_lines(shape)), kThreads, room, stream}, operands,
+                    NormLines<Wide<In>>{lines, room > 0, with_bias}, shape);
+    });
   }
   sum_norm_lines(lines, operands.dweight, operands.dbias, shape, stream);
 }

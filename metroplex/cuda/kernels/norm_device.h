@@ -12,6 +12,13 @@ namespace metroplex::cuda::kernels {
 template <class In, class Out>
 constexpr int64_t kNormPack = Pack<In>::kCount < Pack<Out>::kCount ? Pack<Out>::kCount : Pack<In>::kCount;
 
+// Thread blocks on a processor at once for which backward's registers leave room: enough loads on their way to keep
+// memory busy, with few sums of columns beyond the registers.
+template <int packs, class In, class Out>
+constexpr unsigned kNormBlocks = packs == 4                               ? 2
+                                 : packs == 2 && sizeof(In) > sizeof(Out) ? 3
+                                                                          : 4;
+
 template <class In, class Out>
 bool in_packs(const NormForward<In, Out>& p, const NormShape& s) {
   return s.width % kNormPack<In, Out> == 0 && aligned_for_packs(p.x, p.weight, p.bias, p.out);
@@ -21,37 +28,88 @@ bool in_packs(const NormBackward<In, Out>& p, const Wide<In>* lines, const NormS
   return s.width % kNormPack<In, Out> == 0 && aligned_for_packs(p.dy, p.x, p.weight, p.add, p.dx, lines);
 }
 
-// Calls each(column) for the columns at which this thread's elements begin, of all threads of the block together.
-template <int64_t count, class Each>
+// Calls each(i, column) for the columns at which this thread's elements begin, of all threads of the block together:
+// all of a row where `packs` of them are enough for it, and then i tells them apart; else `packs` is 0.
+template <int64_t count, int packs, class Each>
 __device__ void for_columns(const NormShape& s, const Each& each) {
-  for (int64_t column = threadIdx.x * count; column < s.width; column += blockDim.x * count) each(column);
+  if constexpr (packs > 0) {
+#pragma unroll
+    for (int i = 0; i < packs; ++i) {
+      const int64_t column = (i * kThreads + threadIdx.x) * count;
+      if (column < s.width) each(i, column);
+    }
+  } else {
+    for (int64_t column = threadIdx.x * count; column < s.width; column += blockDim.x * count) each(0, column);
+  }
 }
 
-template <int64_t count, class In, class Out>
-__device__ void norm_forward_row(const NormForward<In, Out>& p, const NormShape& s, int64_t row) {
+// This thread's elements of a row: read once, as they are stored, or at each use where packs is 0.
+template <class T, int64_t count, int packs>
+class RowElements {
+ public:
+  __device__ RowElements(const T* row, const NormShape& s) : row_(row) {
+    if constexpr (packs > 0) {
+      for_columns<count, packs>(s, [&](int i, int64_t column) {
+        for (int64_t part = 0; part < kParts; ++part) held_[i][part] = load_pack(row + column + part * kOfPack);
+      });
+    }
+  }
+  __device__ Elements<T, count> at(int i, int64_t column) const {
+    Elements<T, count> values;
+    if constexpr (packs > 0) {
+      for (int64_t part = 0; part < kParts; ++part) unpack(held_[i][part], values.values + part * kOfPack);
+    } else {
+      values.read(row_ + column);
+    }
+    return values;
+  }
+
+ private:
+  static constexpr int64_t kOfPack = Pack<T>::kCount, kParts = packs > 0 ? count / kOfPack : 1;
+
+  const T* row_;
+  Pack<T> held_[packs > 0 ? packs : 1][kParts];
+};
+
+// Sums over the threads of the block, which all must call it. `turn` changes with each call: values of one lie where
+// nobody reads those of the call before, so one barrier is enough.
+template <class T, int n>
+__device__ void block_sums(T (&sums)[n], unsigned& turn) {
+  __shared__ T parts[2][n][kWarps];
+  for (T& sum : sums) sum = warp_reduce(sum, Add());
+  turn ^= 1;
+  for (int i = 0; i < n && threadIdx.x % kWarp == 0; ++i) parts[turn][i][threadIdx.x / kWarp] = sums[i];
+  __syncthreads();
+  for (int i = 0; i < n; ++i) {
+    sums[i] = parts[turn][i][0];
+    for (unsigned warp = 1; warp < kWarps; ++warp) sums[i] += parts[turn][i][warp];
+  }
+}
+
+template <int64_t count, int packs, class In, class Out>
+__device__ void norm_forward_row(const NormForward<In, Out>& p, const NormShape& s, int64_t row, unsigned& turn) {
   using T = Wide<In>;
-  const In* x = p.x + row * s.width;
+  const RowElements<In, count, packs> x(p.x + row * s.width, s);
   Out* out = p.out + row * s.width;
-  const T columns = static_cast<T>(s.width);
+  const T share = T(1) / static_cast<T>(s.width);
   const auto row_sum = [&](const auto& term) {
-    T sum = 0;
-    for_columns<count>(s, [&](int64_t column) {
-      Elements<In, count> values;
-      values.read(x + column);
-      for (int64_t i = 0; i < count; ++i) sum += term(values.values[i]);
+    T sum[1] = {0};
+    for_columns<count, packs>(s, [&](int i, int64_t column) {
+      const Elements<In, count> values = x.at(i, column);
+      for (int64_t l = 0; l < count; ++l) sum[0] += term(values.values[l]);
     });
-    return block_reduce(sum, Add());
+    block_sums(sum, turn);
+    return sum[0];
   };
-  const T mean = s.rms ? T(0) : row_sum([](T value) { return value; }) / columns;
-  const T variance = row_sum([=](T value) { return (value - mean) * (value - mean); }) / columns;
+  const T mean = s.rms ? T(0) : row_sum([](T value) { return value; }) * share;
+  const T variance = row_sum([=](T value) { return (value - mean) * (value - mean); }) * share;
   const T rstd = T(1) / sqrt(variance + static_cast<T>(s.epsilon));
-  for_columns<count>(s, [&](int64_t column) {
-    Elements<In, count> values;
+  for_columns<count, packs>(s, [&](int i, int64_t column) {
+    const Elements<In, count> values = x.at(i, column);
     Elements<T, count> weight;
     Elements<Out, count> to;
-    values.read(x + column);
     weight.read(p.weight + column);
-    for (int64_t i = 0; i < count; ++i) to.values[i] = (values.values[i] - mean) * rstd * weight.values[i];
+    for (int64_t l = 0; l < count; ++l) to.values[l] = (values.values[l] - mean) * rstd * weight.values[l];
     to.add(p.bias != nullptr ? p.bias + column : nullptr);
     to.write(out + column);
   });
@@ -61,72 +119,76 @@ __device__ void norm_forward_row(const NormForward<In, Out>& p, const NormShape&
   }
 }
 
-// Weight gradients of the rows of one thread block: in shared memory where they fit, else in the block's line. A
-// column belongs to one thread throughout. dbias is null where nobody wants it.
-template <class T>
+// Weight gradients of the rows of one thread block, where a column belongs to one thread throughout: its own numbers,
+// or, where packs is 0, in shared memory where they fit and else in the block's line, with dbias null where nobody
+// wants it.
+template <class T, int64_t count, int packs>
 struct NormColumns {
-  T *dweight, *dbias;
+  Elements<T, count> dweight[packs], dbias[packs];
+
+  __device__ void add(int i, int64_t /*column*/, const T (&to_dweight)[count], const T (&to_dbias)[count]) {
+    for (int64_t l = 0; l < count; ++l) dweight[i].values[l] += to_dweight[l];
+    for (int64_t l = 0; l < count; ++l) dbias[i].values[l] += to_dbias[l];
+  }
 };
+template <class T, int64_t count>
+struct NormColumns<T, count, 0> {
+  T *dweight, *dbias;
 
-// What backward reads of neighbouring columns of a row.
-template <int64_t count, class In, class Out>
-struct NormElements {
-  Elements<Out, count> dy;
-  Elements<In, count> normal;  // (x - mean) * rstd
-  Elements<Wide<In>, count> weight;
-
-  __device__ NormElements(const NormBackward<In, Out>& p, int64_t row_begin, int64_t column, Wide<In> mean,
-                          Wide<In> rstd) {
-    dy.read(p.dy + row_begin + column);
-    normal.read(p.x + row_begin + column);
-    weight.read(p.weight + column);
-    for (Wide<In>& value : normal.values) value = (value - mean) * rstd;
+  __device__ void add(int /*i*/, int64_t column, const T (&to_dweight)[count], const T (&to_dbias)[count]) {
+    add_to(dweight + column, to_dweight);
+    if (dbias != nullptr) add_to(dbias + column, to_dbias);
+  }
+  static __device__ void add_to(T* sums, const T (&terms)[count]) {
+    Elements<T, count> all;
+    all.read(sums);
+    for (int64_t l = 0; l < count; ++l) all.values[l] += terms[l];
+    all.write(sums);
   }
 };
 
-// Adds terms to neighbouring sums.
-template <int64_t count, class T>
-__device__ void add_to(T* sums, const T (&terms)[count]) {
-  Elements<T, count> all;
-  all.read(sums);
-  for (int64_t i = 0; i < count; ++i) all.values[i] += terms[i];
-  all.write(sums);
-}
-
-template <int64_t count, class In, class Out>
+template <int64_t count, int packs, class In, class Out>
 __device__ void norm_backward_row(const NormBackward<In, Out>& p, const NormShape& s, int64_t row,
-                                  const NormColumns<Wide<In>>& columns) {
+                                  NormColumns<Wide<In>, count, packs>& columns, unsigned& turn) {
   using T = Wide<In>;
   const int64_t begin = row * s.width;
-  const T mean = s.rms ? T(0) : p.mean[row], rstd = p.rstd[row], width = static_cast<T>(s.width);
-  T sum = 0, dot = 0;
-  for_columns<count>(s, [&](int64_t column) {
-    const NormElements<count, In, Out> e(p, begin, column, mean, rstd);
-    for (int64_t i = 0; i < count; ++i) {
-      const T g = e.dy.values[i] * e.weight.values[i];
-      sum += g;
-      dot += g * e.normal.values[i];
+  const RowElements<In, count, packs> x(p.x + begin, s);
+  const RowElements<Out, count, packs> gradients(p.dy + begin, s);
+  const T mean = s.rms ? T(0) : p.mean[row], rstd = p.rstd[row], share = T(1) / static_cast<T>(s.width);
+  // each(i, column, dy, x - mean, weight)
+  const auto for_elements = [&](const auto& each) {
+    for_columns<count, packs>(s, [&](int i, int64_t column) {
+      Elements<In, count> centred = x.at(i, column);
+      Elements<T, count> weight;
+      weight.read(p.weight + column);
+      for (T& value : centred.values) value -= mean;
+      each(i, column, gradients.at(i, column).values, centred.values, weight.values);
+    });
+  };
+  T sums[2] = {0, 0};  // of dy * weight, and of that times (x - mean) * rstd
+  for_elements([&](int i, int64_t column, const T(&dy)[count], const T(&centred)[count], const T(&weight)[count]) {
+    T to_dweight[count];
+    for (int64_t l = 0; l < count; ++l) {
+      const T g = dy[l] * weight[l], normal = centred[l] * rstd;
+      sums[0] += g;
+      sums[1] += g * normal;
+      to_dweight[l] = dy[l] * normal;
     }
+    columns.add(i, column, to_dweight, dy);
   });
-  sum = s.rms ? T(0) : block_reduce(sum, Add()) / width;
-  dot = block_reduce(dot, Add()) / width;
-  for_columns<count>(s, [&](int64_t column) {
-    NormElements<count, In, Out> e(p, begin, column, mean, rstd);
-    Elements<In, count> dx;
-    for (int64_t i = 0; i < count; ++i) {
-      const T own = rstd * (e.dy.values[i] * e.weight.values[i] - sum - e.normal.values[i] * dot);
-      dx.values[i] = load(store<In>(own));
-      e.normal.values[i] *= e.dy.values[i];
-    }
-    if (p.add != nullptr) {
-      Elements<In, count> past;
-      past.read(p.add + begin + column);
-      for (int64_t i = 0; i < count; ++i) dx.values[i] += past.values[i];
-    }
-    dx.write(p.dx + begin + column);
-    add_to<count>(columns.dweight + column, e.normal.values);
-    if (columns.dbias != nullptr) add_to<count>(columns.dbias + column, e.dy.values);
-  });
+  block_sums(sums, turn);
+  const T sum = s.rms ? T(0) : sums[0] * share, dot = sums[1] * share * rstd;
+  for_elements(
+      [&](int /*i*/, int64_t column, const T(&dy)[count], const T(&centred)[count], const T(&weight)[count]) {
+        Elements<In, count> dx;
+        for (int64_t l = 0; l < count; ++l) dx.values[l] = rstd * (dy[l] * weight[l] - sum - centred[l] * dot);
+        if (p.add != nullptr) {
+          Elements<In, count> past;
+          past.read(p.add + begin + column);
+          for (int64_t l = 0; l < count; ++l) dx.values[l] = load(store<In>(dx.values[l])) + past.values[l];
+        }
+        dx.write(p.dx + begin + column);
+      });
 }
 
 // Where a thread block leaves its weight gradients.
@@ -139,36 +201,54 @@ struct NormLines {
 
 // Calls each_row(row, columns) for the rows of this thread block, one block a line, and leaves their weight gradients
 // in the line.
-template <int64_t count, class T, class Row>
+template <int64_t count, int packs, class T, class Row>
 __device__ void norm_line(const NormLines<T>& to, const NormShape& s, const Row& each_row) {
-  T* line = to.lines + int64_t{blockIdx.x} * 2 * s.width;
-  T* sums = to.shared ? reinterpret_cast<T*>(dynamic_shared()) : line;
-  const NormColumns<T> columns{sums, to.with_bias ? sums + s.width : nullptr};
-  for_columns<count>(s, [&](int64_t column) {
-    constexpr Elements<T, count> kZeros{};
-    kZeros.write(columns.dweight + column);
-    if (to.with_bias) kZeros.write(columns.dbias + column);
-  });
+  T *line = to.lines + int64_t{blockIdx.x} * 2 * s.width, *sums = line;
+  NormColumns<T, count, packs> columns{};
+  if constexpr (packs == 0) {
+    if (to.shared) sums = reinterpret_cast<T*>(dynamic_shared());
+    columns = {sums, to.with_bias ? sums + s.width : nullptr};
+    for_columns<count, 0>(s, [&](int, int64_t column) {
+      constexpr Elements<T, count> kZeros{};
+      kZeros.write(columns.dweight + column);
+      if (to.with_bias) kZeros.write(columns.dbias + column);
+    });
+  }
   const int64_t begin = blockIdx.x * norm_rows_per_line(s), most = begin + norm_rows_per_line(s);
   const int64_t end = most < s.rows ? most : s.rows;
   for (int64_t row = begin; row < end; ++row) each_row(row, columns);
-  if (!to.shared) return;
-  for_columns<count>(s, [&](int64_t column) {
-    Elements<T, count> of_line;
-    of_line.read(columns.dweight + column);
-    of_line.write(line + column);
-    if (!to.with_bias) return;
-    of_line.read(columns.dbias + column);
-    of_line.write(line + s.width + column);
+  if (packs == 0 && !to.shared) return;
+  for_columns<count, packs>(s, [&](int i, int64_t column) {
+    Elements<T, count> dweight, dbias{};
+    if constexpr (packs > 0) {
+      dweight = columns.dweight[i], dbias = columns.dbias[i];
+    } else {
+      dweight.read(columns.dweight + column);
+      if (to.with_bias) dbias.read(columns.dbias + column);
+    }
+    dweight.write(line + column);
+    if (to.with_bias) dbias.write(line + s.width + column);
   });
 }
 
-// Bytes of shared memory for the sums: none where they do not fit into what every GPU gives without being asked.
+// Calls call.template operator()<count, packs>() for a row of whole packs or one of single elements.
+template <class In, class Out, class Call>
+void with_norm_packs(bool in_packs, const NormShape& s, const Call& call) {
+  constexpr int64_t kPack = kNormPack<In, Out>, kOfBlock = kPack * kThreads;
+  if (!in_packs) return call.template operator()<1, 0>();
+  if (s.width <= kOfBlock) return call.template operator()<kPack, 1>();
+  if (s.width <= 2 * kOfBlock) return call.template operator()<kPack, 2>();
+  if (s.width <= 4 * kOfBlock) return call.template operator()<kPack, 4>();
+  call.template operator()<kPack, 0>();
+}
+
+// Bytes of shared memory for the sums: none where they do not fit into what every GPU gives without being asked, and
+// where the threads hold them.
 template <class T>
-unsigned norm_room_bytes(const NormShape& s, bool with_bias) {
+unsigned norm_room_bytes(const NormShape& s, bool with_bias, int packs) {
   constexpr int64_t kMost = 40 * 1024;  // leaves some for block_reduce
   const int64_t bytes = (with_bias ? 2 : 1) * s.width * static_cast<int64_t>(sizeof(T));
-  return bytes <= kMost ? static_cast<unsigned>(bytes) : 0;
+  return packs == 0 && bytes <= kMost ? static_cast<unsigned>(bytes) : 0;
 }
 
 constexpr unsigned kNormSumColumns = 8;  // 32 bytes of floats: what a GPU reads at least

@@ -1,9 +1,23 @@
 // How an array of numbers is stored, and the conversion of single ones: bf16 and fp16 are kept as their bits. Without
 // branches, so that loops over them become vector code; constexpr, so that the device has the same. The builtin and
-// not std::bit_cast, which is not inlined into code under another #pragma GCC optimize.
+// not std::bit_cast, which is not inlined into code under another #pragma GCC optimize. A GPU has instructions for
+// them, with the same bits but for the payload of a NaN: as integers they cost more than what memory leaves time for.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+// Inside a constexpr function: what the instruction makes of `from`.
+#define MPX_CONVERTED(instruction, To, to, from, x)         \
+  if (!std::is_constant_evaluated()) {                      \
+    To result;                                              \
+    asm(instruction " %0, %1;" : "=" to(result) : from(x)); \
+    return result;                                          \
+  }
+#else
+#define MPX_CONVERTED(instruction, To, to, from, x)
+#endif
 
 #include "cuda/kernels/vector_math.h"
 
@@ -31,6 +45,7 @@ constexpr MPX_INLINE float bf16_to_float(uint16_t bits) {
 
 // To the nearest, ties to even.
 constexpr MPX_INLINE uint16_t float_to_bf16(float x) {
+  MPX_CONVERTED("cvt.rn.bf16.f32", uint16_t, "h", "f", x)
   const uint32_t bits = __builtin_bit_cast(uint32_t, x), rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
   return static_cast<uint16_t>(if_nan(bits, 0x7FC0, rounded));
 }
@@ -41,6 +56,7 @@ constexpr MPX_INLINE uint16_t float_to_bf16(float x, uint32_t noise) {
 }
 
 constexpr MPX_INLINE float f16_to_float(uint16_t half) {
+  MPX_CONVERTED("cvt.f32.f16", float, "f", "h", half)
   constexpr uint32_t kLeastNormal = 0x0400U << 13, kLargest = 0x7BFFU << 13, kRebias = (127U - 15U) << 23;
   const uint32_t magnitude = (half & 0x7FFFU) << 13;
   const float tiny =
@@ -52,6 +68,7 @@ constexpr MPX_INLINE float f16_to_float(uint16_t half) {
 
 // To the nearest, ties to even; from 65520 on infinity.
 constexpr MPX_INLINE uint16_t float_to_f16(float x) {
+  MPX_CONVERTED("cvt.rn.f16.f32", uint16_t, "h", "f", x)
   const uint32_t bits = __builtin_bit_cast(uint32_t, x), magnitude = bits & ~kFloatSign;
   // Below 2^-14 the addition of 0.5 leaves the rounded multiple of 2^-24 in the low bits.
   const uint32_t tiny = __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, magnitude) + 0.5F) - 0x3F000000U;
@@ -92,3 +109,5 @@ constexpr MPX_INLINE uint32_t position_noise(uint32_t key, int64_t position) {
 }
 
 }  // namespace metroplex::cuda::kernels
+
+#undef MPX_CONVERTED

@@ -28,6 +28,19 @@ template <class T>
 __device__ Pack<T> load_pack(const T* from) {
   return __builtin_bit_cast(Pack<T>, *reinterpret_cast<const uint4*>(from));
 }
+// The numbers of a pack. A bf16 is one half of a word, which takes one operation in words and two in halves.
+template <class T>
+__device__ void unpack(const Pack<T>& pack, Wide<T>* values) {
+  if constexpr (std::is_same_v<T, Bf16>) {
+    const auto words = __builtin_bit_cast(Pack<uint32_t>, pack);
+    for (int64_t i = 0; i < words.kCount; ++i) {
+      values[2 * i] = __builtin_bit_cast(float, words.values[i] << 16);
+      values[2 * i + 1] = __builtin_bit_cast(float, words.values[i] & 0xFFFF0000U);
+    }
+  } else {
+    for (int64_t i = 0; i < pack.kCount; ++i) values[i] = load(pack.values[i]);
+  }
+}
 template <class T>
 __device__ void store_pack(T* to, const Pack<T>& pack) {
   const auto bits = __builtin_bit_cast(uint4, pack);
@@ -48,10 +61,7 @@ struct Elements {
     if constexpr (count == 1) {
       values[0] = load(*from);
     } else {
-      for (int64_t i = 0; i < count; i += Pack<T>::kCount) {
-        const Pack<T> pack = load_pack(from + i);
-        for (int64_t l = 0; l < Pack<T>::kCount; ++l) values[i + l] = load(pack.values[l]);
-      }
+      for (int64_t i = 0; i < count; i += Pack<T>::kCount) unpack(load_pack(from + i), values + i);
     }
   }
   __device__ void write(T* to) const {
