@@ -31,6 +31,7 @@ if [ -z "$jobs" ]; then
   jobs=$(($(nproc) / 2))
   jobs=$((jobs < 1 ? 1 : jobs > 8 ? 8 : jobs))
 fi
+# Datasets and checkpoints of the runs below, which the report does not want.
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/gpu_bringup.XXXXXX") || exit 2
 trap 'rm -rf "$scratch"' EXIT
 

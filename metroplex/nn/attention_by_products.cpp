@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/round_up.h"
 #include "cuda/kernels/attention_scores.h"
 #include "nn/attention_mask.h"
 #include "nn/wide.h"
@@ -18,9 +19,7 @@ using kernels::ScoreBlock;
 
 constexpr int64_t kLeastQueries = 16, kQueryStep = 64;
 
-int64_t whole_columns(int64_t keys) {
-  return (keys + kernels::kScoreColumns - 1) / kernels::kScoreColumns * kernels::kScoreColumns;
-}
+int64_t whole_columns(int64_t keys) { return base::round_up(keys, kernels::kScoreColumns); }
 
 // Some groups of heads, of those of all samples, and some queries; with `queries` of each head of a group as the rows
 // of one product, all heads of a group share their keys.

@@ -1,7 +1,7 @@
 // The mask of core attention as kernels take it, for those who compute attention by kernels of our own.
 #pragma once
 
-#include "cuda/kernels/blocked_attention.h"
+#include "cuda/kernels/attention_shape.h"
 #include "nn/core_attention.h"
 
 namespace metroplex::nn {

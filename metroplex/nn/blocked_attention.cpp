@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 
 #include "base/error.h"
+#include "cuda/kernels/blocked_attention.h"
 #include "nn/attention_mask.h"
 #include "nn/wide.h"
 

@@ -4,10 +4,10 @@
 
 #include <vector>
 
+#include "base/round_up.h"
+
 namespace metroplex::nn {
 namespace {
-
-int64_t rounded_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
 // [b, s, heads, d] for [b, heads, s, d], as the kernels see it.
 at::Tensor sequence_second(const at::Tensor& x) { return x.transpose(1, 2); }
@@ -38,12 +38,12 @@ std::pair<at::Tensor, at::Tensor> flash_on_meta(const FusedInputs& in) {
 
 FusedGradients flash_backward_on_meta(const FusedInputs& in, const FusedResult& r, const at::Tensor& documents) {
   constexpr int64_t kBlock = 128;  // of queries; each document has room for one more
-  const int64_t heads = in.q.size(-2), d = in.q.size(-1), width = rounded_up(d, d <= 128 ? 32 : 64);
+  const int64_t heads = in.q.size(-2), d = in.q.size(-1), width = base::round_up(d, d <= 128 ? 32 : 64);
   const at::TensorOptions wide = in.q.options().dtype(at::kFloat);
   const at::Tensor dout = r.dout.contiguous(), out = r.out.contiguous();
   const at::Tensor dq = at::empty_like(in.q), dk = at::empty_like(in.k), dv = at::empty_like(in.v);
   const int64_t rows = documents.defined() ? in.q.size(0) + kBlock * (documents.numel() - 1)
-                                           : in.q.size(0) * rounded_up(in.q.size(1), kBlock);
+                                           : in.q.size(0) * base::round_up(in.q.size(1), kBlock);
   const at::Tensor sums = at::empty({heads, rows}, wide), dq_wide = at::empty({rows, heads, width}, wide);
   if (in.k.size(-2) != heads) {
     std::vector<int64_t> sizes = in.k.sizes().vec();
@@ -71,7 +71,7 @@ FusedGradients cudnn_backward_on_meta(const FusedInputs& in, const FusedResult&)
 std::pair<at::Tensor, at::Tensor> efficient_on_meta(const FusedInputs& in) {
   const int64_t b = in.q.size(0), heads = in.q.size(1), queries = in.q.size(2), d = in.q.size(3);
   const at::Tensor out = at::empty({b, queries, heads, d}, in.q.options());
-  const at::Tensor logsumexp = at::empty({b, heads, rounded_up(queries, 32)}, in.q.options().dtype(at::kFloat));
+  const at::Tensor logsumexp = at::empty({b, heads, base::round_up(queries, 32)}, in.q.options().dtype(at::kFloat));
   return {sequence_second(out), logsumexp};
 }
 
@@ -79,7 +79,7 @@ std::pair<at::Tensor, at::Tensor> efficient_on_meta(const FusedInputs& in) {
 FusedGradients efficient_backward_on_meta(const FusedInputs& in, const FusedResult& r) {
   constexpr int64_t kTile = 64, kLockBytes = 16;
   const int64_t b = in.q.size(0), heads = in.q.size(1),
-                tiles = rounded_up(in.q.size(2), kTile) / kTile * (rounded_up(in.q.size(3), kTile) / kTile);
+                tiles = base::round_up(in.q.size(2), kTile) / kTile * (base::round_up(in.q.size(3), kTile) / kTile);
   const at::Tensor dout = sequence_second(r.dout).contiguous(), out = sequence_second(r.out);
   const auto room = [](const at::Tensor& x) { return at::empty(sequence_second(x).sizes(), x.options()); };
   const FusedGradients d{room(in.q), room(in.k), room(in.v)};

@@ -4,12 +4,11 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "base/round_up.h"
 #include "config/derived.h"
 
 namespace metroplex::plan {
 namespace {
-
-int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 class BucketWriter {
  public:
@@ -30,7 +29,7 @@ class BucketWriter {
     const BucketParam& param = params_[index];
     MPX_ASSERT(param.num_elements >= 0, "parameter ", index, " has ", param.num_elements, " elements");
     const bool alone = options_.shared_embedding_alone && param.shared_embedding;
-    int64_t begin = round_up(at_, options_.param_start_multiple);
+    int64_t begin = base::round_up(at_, options_.param_start_multiple);
     if (alone && !open_.empty()) {
       close(begin);
       begin = begin_;
@@ -43,7 +42,7 @@ class BucketWriter {
   }
 
   void close(int64_t end) {
-    const int64_t padded = round_up(end, options_.bucket_end_multiple);
+    const int64_t padded = base::round_up(end, options_.bucket_end_multiple);
     plan_.buckets.push_back({begin_, padded, end - begin_, std::move(open_)});
     open_.clear();
     begin_ = at_ = padded;

@@ -1,11 +1,13 @@
 // The softmax of attention, and its gradient, between products that a library makes: scores q k^T of some queries and
 // keys come as a tensor, and dropped probabilities go to one, for the product with the values. The mask is that of
-// AttentionShape (blocked_attention.h), and what a query does not see has probability 0.
+// attention_shape.h, and what a query does not see has probability 0.
 #pragma once
 
 #include <cstdint>
 
-#include "cuda/kernels/blocked_attention.h"
+#include "cuda/kernels/attention_shape.h"
+
+struct CUstream_st;  // what cudaStream_t points to
 
 namespace metroplex::cuda::kernels {
 

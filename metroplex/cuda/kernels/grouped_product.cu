@@ -1,11 +1,14 @@
 // One launch for all groups. A block of threads makes a tile of 64 x 64 of one group's result: halves by the tensor
 // cores, the others by plain multiply-adds. The grid has room for whatever the counts will be; a block beyond the
 // tiles of its group ends at once.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <mma.h>
+
 #include <algorithm>
 
 #include "cuda/kernels/grouped_product.h"
 #include "cuda/kernels/launch.h"
-#include "cuda/kernels/tile_product.h"
 
 namespace metroplex::cuda::kernels {
 namespace {
@@ -118,22 +121,40 @@ __device__ void plain_tile(const Problem<T>& p, int64_t m, int64_t n) {
   }
 }
 
+// Each warp some pieces of kSide x kSide sums.
 template <class T>
 __device__ void half_tile(const Problem<T>& p, int64_t m, int64_t n) {
-  using Unit = ByWarp<T>;
+  namespace wmma = nvcuda::wmma;
+  using Native = std::conditional_t<std::is_same_v<T, Bf16>, __nv_bfloat16, __half>;
+  constexpr int kSide = 16, kAcross = kTile / kSide, kPieces = kAcross * kAcross / static_cast<int>(kWarps);
   __shared__ __align__(32) T a[kDepth][kPadded], b[kDepth][kPadded];
-  __shared__ __align__(32) float patches[Unit::kPatches];
-  TileSums<Unit> sums(kTile, kTile);
+  __shared__ __align__(32) float patches[kWarps][kSide * kSide];
+  wmma::fragment<wmma::accumulator, kSide, kSide, kSide, float> sums[kPieces];
+  const int first = static_cast<int>(threadIdx.x / kWarp) * kPieces;
+  for (auto& sum : sums) wmma::fill_fragment(sum, 0.0F);
   for (int64_t k = 0; k < p.k; k += kDepth) {
     fetch(p.a, p.lda, !p.a_by_k, m, p.m, k, p.k, a);
     fetch(p.b, p.ldb, p.b_by_n, n, p.n, k, p.k, b);
     __syncthreads();
-    sums.add(turned(a[0], kPadded), rows(b[0], kPadded), kDepth);
+    for (int i = 0; i < kPieces; ++i) {
+      wmma::fragment<wmma::matrix_a, kSide, kSide, kSide, Native, wmma::col_major> left;
+      wmma::fragment<wmma::matrix_b, kSide, kSide, kSide, Native, wmma::row_major> right;
+      const int row = (first + i) / kAcross * kSide, column = (first + i) % kAcross * kSide;
+      wmma::load_matrix_sync(left, reinterpret_cast<const Native*>(&a[0][row]), kPadded);
+      wmma::load_matrix_sync(right, reinterpret_cast<const Native*>(&b[0][column]), kPadded);
+      wmma::mma_sync(sums[i], left, right, sums[i]);
+    }
     __syncthreads();
   }
-  sums.for_pieces([&, patch = &patches[0]](auto& piece, int row, int column) {
-    Unit::each(piece, patch, [&](int i, int j, float sum) { store_sum(p, m + row + i, n + column + j, sum); });
-  });
+  float* const patch = patches[threadIdx.x / kWarp];
+  for (int i = 0; i < kPieces; ++i) {
+    const int64_t row = m + (first + i) / kAcross * kSide, column = n + (first + i) % kAcross * kSide;
+    wmma::store_matrix_sync(patch, sums[i], kSide, wmma::mem_row_major);
+    __syncwarp();
+    for (int e = static_cast<int>(threadIdx.x % kWarp); e < kSide * kSide; e += static_cast<int>(kWarp))
+      store_sum(p, row + e / kSide, column + e % kSide, patch[e]);
+    __syncwarp();  // before the next piece takes its place
+  }
 }
 
 template <class T>
