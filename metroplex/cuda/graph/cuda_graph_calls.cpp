@@ -1,3 +1,4 @@
+#include <ATen/Context.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
@@ -108,6 +109,7 @@ class CallsOfGpu final : public CudaGraphCalls {
   void synchronize(c10::Stream stream) override { stream.synchronize(); }
 
   Pool make_pool() override {
+    at::globalContext().lazyInitDevice(at::kCUDA);  // the allocator knows no device before the first tensor
     const c10::MempoolId_t id = at::cuda::graph_pool_handle();
     allocator::createOrIncrefPool(device_, id);
     hold_host_pool(pinned(), {id.first, id.second});
