@@ -360,4 +360,12 @@ MUTANTS = [
     ("cudnn_scale_a_billionth_off", "nn/fused_attention.cpp", "in.k.size(2), 0.0, spec.causal, spec.softmax_scale);", "in.k.size(2), 0.0, spec.causal, spec.softmax_scale * (1 + 1e-9));", "nn_test LibraryAttention*"),
     ("window_one_wider", "nn/fused_attention.cpp", "if (spec.window >= 0) window = spec.window;", "if (spec.window >= 0) window = spec.window + 1;", "nn_test LibraryAttention*"),
     ("adapter_a_by_its_rank", "nn/param_init.cpp", "1 / std::sqrt(static_cast<double>(param.global_shape.back()))", "1 / std::sqrt(static_cast<double>(param.global_shape.front()))", "train_test Adapters*"),
+    ("norm_gradients_overwrite", "nn/norm.cpp", "adds ? main_grad.add_(gradient)", "adds ? main_grad.copy_(gradient)", "train_test AnyLayoutEqualsOneRank.*"),
+    ("bias_gradients_overwrite", "nn/matmul.cpp", "if (adds) gradient.add_(at::sum(", "if (adds) gradient.copy_(at::sum(", "train_test AnyLayoutEqualsOneRank.*"),
+    ("empty_library_gradient_stays", "moe/grouped_library.cpp", "    if (!to.adds) gradient.zero_();\n", "", "moe_test GroupedLibrary*"),
+    ("own_product_adds_to_what_was", "moe/grouped_product.cpp", "  source.adds = adds;\n", "", "moe_test *"),
+    ("logsumexp_a_trillionth_off", "cuda/kernels/attention_scores_row.h", "most + std::log(total);", "most + std::log(total) * W(1 + 1e-12);", "nn_test AttentionByProducts*"),
+    ("a_row_of_keys_forgets_its_first", "cuda/kernels/attention_scores_row.h", "  const int first = row.begin / kQuad * kQuad, lane", "  const int first = (row.begin + 1) / kQuad * kQuad, lane", "nn_test AttentionByProducts*"),
+    ("sums_of_rows_share_a_buffer", "cuda/kernels/norm_device.h", "  turn ^= 1;\n", "", "kernels_on_host NormOnHost*"),
+    ("dot_without_rstd", "cuda/kernels/norm_device.h", "dot = sums[1] * share * rstd;", "dot = sums[1] * share;", "kernels_on_host NormOnHost*"),
 ]
