@@ -110,6 +110,7 @@ int run_dry(const RunArguments& parsed, const config::Config& given, const Train
   std::vector<std::string> notes = parsed.notes;
   const train::TokenizerFacts tokenizer = tokenizer_of(config, notes);
   config = checked_config(config, world_size);
+  if (config.run.deterministic_mode) make_deterministic();  // other operators take other memory
   const RankPlacing placing = wished_placing(config.run, world_size);
   if (placing.rank != 0) return kExitOk;
   files::PosixFileSystem disk;

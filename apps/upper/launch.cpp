@@ -68,13 +68,6 @@ config::DeviceChoice device_choice(const config::Run& run, const std::optional<c
   return config::choose_device(run, machine);
 }
 
-void make_deterministic() {
-  // Without it cuBLAS may add in another order on another stream, and libtorch refuses to multiply.
-  ::setenv("CUBLAS_WORKSPACE_CONFIG", cuda::kDeterministicCublas, /*overwrite=*/0);
-  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-  at::globalContext().setDeterministicFillUninitializedMemory(false);  // costs a pass over every new tensor
-}
-
 comm::ProcessOptions process_options(const config::Config& config, const comm::LaunchEnvironment& launch,
                                      int64_t world_size) {
   MPX_CHECK(config.run.backend != config::Backend::threads, "config",
@@ -196,6 +189,13 @@ void take_script_ranks(config::Run& run, int64_t script_ranks) {
   if (run.nproc != 0) return;
   const auto launch = comm::launch_from_environment();
   if (!launch || is_lone_task(*launch)) run.nproc = script_ranks;
+}
+
+void make_deterministic() {
+  // Without it cuBLAS may add in another order on another stream, and libtorch refuses to multiply.
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", cuda::kDeterministicCublas, /*overwrite=*/0);
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  at::globalContext().setDeterministicFillUninitializedMemory(false);  // costs a pass over every new tensor
 }
 
 int launch_ranks(const config::Config& config, const std::vector<std::string>& command_line,

@@ -43,6 +43,9 @@ RankPlacing wished_placing(const config::Run& run, int64_t world_size);
 // A launch script's own number of ranks counts where neither run.nproc nor a launcher says another.
 void take_script_ranks(config::Run& run, int64_t script_ranks);
 
+// run.deterministic_mode, for libtorch: of this process, from here on. launch_ranks does it for its ranks.
+void make_deterministic();
+
 // Runs `body` on every rank that this process is responsible for and returns the exit code of the command: 0, or that
 // of a child process that failed. `command_line` is argv: what a child process is started with. Errors of ranks in
 // this process are thrown (base::Error names rank, coordinates and cause). `dialog`: once ready, processes have

@@ -8,7 +8,7 @@ int64_t cublas_workspace_bytes(int capability, const std::optional<std::string>&
   constexpr int64_t kKib = 1024;
   const int64_t usual = capability == 90 || capability == 0 ? 32 * kKib * kKib : (2 * 4096 + 8 * 16) * kKib;
   if (!setting) return usual;
-  static const std::regex pair(":([0-9]+):([0-9]+)");
+  static const std::regex pair(":([0-9]{1,7}):([0-9]{1,7})");
   int64_t sum = 0;
   const std::sregex_iterator first(setting->begin(), setting->end(), pair), end;
   for (std::sregex_iterator found = first; found != end; ++found)

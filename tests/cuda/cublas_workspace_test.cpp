@@ -21,6 +21,7 @@ TEST(CublasWorkspace, IsWhatTheEnvironmentSaysOnAnyGpu) {
     EXPECT_EQ(cublas_workspace_bytes(capability, ":16:8"), 128 * kKib);
     EXPECT_EQ(cublas_workspace_bytes(capability, ":4096:2:16:8"), 8 * kMib + 128 * kKib);
     EXPECT_EQ(cublas_workspace_bytes(capability, ":0:0"), 0);
+    EXPECT_EQ(cublas_workspace_bytes(capability, ":99999999999999999999:8"), cublas_workspace_bytes(capability, {}));
     EXPECT_EQ(cublas_workspace_bytes(capability, "large"), cublas_workspace_bytes(capability, std::nullopt));
   }
 }
