@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "config/derived.h"
 
 namespace metroplex::config {
 namespace {
@@ -13,6 +14,7 @@ struct AttentionRow {
   bool (*takes)(const AttentionCase& c);
 };
 
+bool is_half(ParamsDtype dtype) { return dtype == ParamsDtype::bf16 || dtype == ParamsDtype::fp16; }
 bool same_sizes(const AttentionCase& c) { return c.head_dim == c.v_head_dim && c.head_dim <= 256; }
 bool has_flash_backward(const AttentionCase& c) {
   const bool small = c.capability == 86 || c.capability == 89 || c.capability == 120 || c.capability == 121;
@@ -22,9 +24,7 @@ bool cudnn_takes(const AttentionCase& c) {
   const bool sizes = std::max(c.head_dim, c.v_head_dim) <= 128 || (c.head_dim == 192 && c.v_head_dim == 128);
   return sizes && (c.capability == 90 || c.capability / 10 == 10) && c.keys != 1 && !c.deterministic;
 }
-bool cudnn_is_quicker(const AttentionCase& c) {
-  return cudnn_takes(c) && c.queries == c.keys && c.queries % 128 == 0;
-}
+bool cudnn_is_quicker(const AttentionCase& c) { return cudnn_takes(c) && c.queries % 128 == 0 && c.keys % 128 == 0; }
 
 constexpr AttentionRow kRows[] = {{AttentionBy::cudnn, true, false, false, false, cudnn_is_quicker},
                                   {AttentionBy::flash, true, false, true, true, has_flash_backward},
@@ -45,8 +45,7 @@ const char* why_none(const AttentionCase& c) {
 }  // namespace
 
 AttentionChoice gpu_attention(const AttentionCase& c) {
-  const bool half = c.dtype == ParamsDtype::bf16 || c.dtype == ParamsDtype::fp16,
-             single = c.dtype == ParamsDtype::fp32;
+  const bool half = is_half(c.dtype), single = c.dtype == ParamsDtype::fp32;
   if (c.dropout) return {AttentionBy::own, "dropout that is a function of the position"};
   if (!c.plain_mask) return {AttentionBy::own, "a mask that is not causal from the first row on"};
   if (!c.plain_scores) return {AttentionBy::own, "capped scores or sinks"};
@@ -65,13 +64,18 @@ static std::string not_plain(const Model& m) {
   return m.softmax_type == SoftmaxType::vanilla ? "" : base::concat("model.softmax_type = ", m.softmax_type.text());
 }
 
+// Whether each layer has whole sequences while it attends, if for a share of its heads.
+static bool has_whole_sequences(const Parallel& p) {
+  const std::vector<CpCommType> types = cp_comm_types(p);
+  return std::all_of(types.begin(), types.end(), [](CpCommType t) { return t == CpCommType::a2a; });
+}
+
 static AttentionCase attention_case(const Config& config, int capability) {
   const Model& m = config.model;
   AttentionCase c{config.precision.params_dtype};
   c.head_dim = c.v_head_dim =
       m.kv_channels > 0 ? m.kv_channels : m.hidden_size / std::max<int64_t>(1, m.num_attention_heads);
   if (m.multi_latent_attention) c.head_dim = m.qk_head_dim + m.qk_pos_emb_head_dim, c.v_head_dim = m.v_head_dim;
-  c.plain_mask = config.parallel.cp() == 1 && !config.parallel.hybrid_context_parallel;
   c.plain_scores = not_plain(m).empty();
   c.window = m.has_window();
   c.dropout = m.attention_dropout > 0;
@@ -79,7 +83,19 @@ static AttentionCase attention_case(const Config& config, int capability) {
   c.capability = capability;
   c.queries = c.keys = config.train.seq_length;
   c.deterministic = config.run.deterministic_mode;
+  // Of context parallelism the operators take halves; windows and documents where no rank has a part of them.
+  const bool whole = has_whole_sequences(config.parallel);
+  c.plain_mask = config.parallel.cp() == 1 || (is_half(c.dtype) && (whole || (!c.window && !c.documents)));
+  if (config.parallel.hybrid_context_parallel) c.plain_mask = false;
   return c;
+}
+
+// What beside context parallelism keeps its attention from libtorch's operators, and the way out.
+static std::string ranks_and(const AttentionCase& c, const Parallel& p) {
+  const char* const exchange = "; parallel.cp_comm_type = a2a does without";
+  const std::string ranks = base::concat("parallel.context_parallel_size = ", p.cp());
+  if (!is_half(c.dtype)) return ranks + " in fp32; precision.params_dtype = bf16 does without";
+  return ranks + (c.documents ? " with data.reset_attention_mask = true" : " with model.window_size") + exchange;
 }
 
 std::string own_attention(const Config& config, int capability) {
@@ -94,9 +110,9 @@ std::string own_attention(const Config& config, int capability) {
   AttentionCase any_order = c;
   any_order.deterministic = false;
   if (gpu_attention(any_order).by != AttentionBy::own) key = "run.deterministic_mode = true";
+  if (!c.plain_mask) key = ranks_and(c, config.parallel);
   if (c.dtype == ParamsDtype::fp64) key = "precision.params_dtype = fp64";
   if (!c.plain_scores) key = not_plain(m);
-  if (!c.plain_mask) key = base::concat("parallel.context_parallel_size = ", config.parallel.cp());
   if (config.parallel.hybrid_context_parallel) key = "parallel.hybrid_context_parallel = true";
   if (c.dropout) key = base::concat("model.attention_dropout = ", m.attention_dropout);
   return base::concat("attention is by kernels of our own, slower than libtorch's: ", choice.why, " (", key, ")");

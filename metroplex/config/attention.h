@@ -14,7 +14,7 @@ enum class AttentionBy : uint8_t { flash, cudnn, memory_efficient, own };
 struct AttentionCase {
   ParamsDtype dtype = ParamsDtype::bf16;
   int64_t head_dim = 0, v_head_dim = 0;
-  bool plain_mask = true;    // every query sees every key, or query i keys 0 to i; no padding
+  bool plain_mask = true;    // every query sees every key, or query i keys 0 to i, or blocks of these; no padding
   bool plain_scores = true;  // no cap, and no score in the softmax that is of no key
   bool window = false;       // a query sees the keys of so many positions before its own
   bool dropout = false, documents = false;
@@ -31,8 +31,8 @@ struct AttentionChoice {
 // rows in attention.cpp.
 // cuDNN's: halves on sm_90 and sm_10x, head sizes of at most 128 that 8 divides, or 192 of queries and keys and 128
 // of values; not where the run is to be deterministic, and not for a single key. Where flash attention takes the case
-// too, only as many queries as keys, a multiple of 128: it is the quicker one there, and of other lengths, of which
-// there may be many, it would make a plan for each.
+// too, only for multiples of 128 queries and keys: it is the quicker one there, and of other lengths, of which there
+// may be many, it would make a plan for each.
 // Flash attention: halves, equal head sizes of at most 256 that 8 divides, but for 200 to 224 on sm_86, 89, 120 and
 // 121, where libtorch 2.11 refuses its backward; windows, and documents by their offsets. Memory-efficient attention:
 // fp32, the same head sizes.

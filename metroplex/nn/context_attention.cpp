@@ -57,11 +57,16 @@ CoreInputs gathered_keys(const CoreInputs& in, const CoreCall& call) {
 
 }  // namespace
 
-Positions rows_of_all(const Microbatch& batch) { return {0, batch.all_rows.flatten(), batch.full_seq_len}; }
+Positions rows_of_all(const Microbatch& batch) {
+  return {0, batch.all_rows.flatten(), batch.full_seq_len, batch.all_runs};
+}
 Positions rows_of(const Microbatch& batch, int64_t rank) {
-  if (batch.rank_rows.empty()) return {0, batch.all_rows[rank], batch.full_seq_len};
-  const RowRun& run = batch.rank_rows[static_cast<size_t>(rank)];
-  return {0, batch.all_rows.narrow(0, run.first, run.count), batch.full_seq_len};
+  if (batch.rank_rows.empty()) {
+    const int64_t rows = batch.all_rows.size(1);
+    return {0, batch.all_rows[rank], batch.full_seq_len, cut_runs(batch.all_runs, rank * rows, rows)};
+  }
+  const auto& [first, count] = batch.rank_rows[static_cast<size_t>(rank)];
+  return {0, batch.all_rows.narrow(0, first, count), batch.full_seq_len, cut_runs(batch.all_runs, first, count)};
 }
 
 KeyMessage empty_message(const CoreInputs& like, int64_t rows, at::ScalarType type) {

@@ -1,7 +1,6 @@
 #include "nn/core_attention.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 
 #include <memory>
@@ -9,72 +8,14 @@
 #include <vector>
 
 #include "base/error.h"
-#include "config/attention.h"
-#include "cuda/device.h"
 #include "nn/attention_by_products.h"
-#include "nn/attention_mask.h"
 #include "nn/blocked_attention.h"
 #include "nn/context_attention.h"
-#include "nn/fused_attention.h"
+#include "nn/library_attention.h"
 #include "nn/wide.h"
 
 namespace metroplex::nn {
 namespace {
-
-// [s, b, heads, d] -> [b, heads, s, d]
-at::Tensor heads_first(const at::Tensor& x) { return x.permute({1, 2, 0, 3}); }
-at::Tensor sequence_first(const at::Tensor& x) { return x.permute({2, 0, 1, 3}); }
-
-FusedInputs heads_first(const CoreInputs& in) { return {heads_first(in.q), heads_first(in.k), heads_first(in.v)}; }
-
-// A single query at or after the position of every key, as in generation: nothing is masked.
-bool sees_all(const CoreInputs& in, const CorePositions& positions) {
-  return in.q.size(0) == 1 && !positions.queries.rows.defined() && !positions.keys.rows.defined() &&
-         positions.queries.first >= positions.keys.first + in.k.size(0) - 1;
-}
-
-config::ParamsDtype dtype_of(const at::Tensor& x) {
-  switch (x.scalar_type()) {
-    case at::kBFloat16:
-      return config::ParamsDtype::bf16;
-    case at::kHalf:
-      return config::ParamsDtype::fp16;
-    case at::kFloat:
-      return config::ParamsDtype::fp32;
-    default:
-      return config::ParamsDtype::fp64;
-  }
-}
-
-// Whether what is masked are later keys, and those that a window or offsets of documents say.
-bool plain_mask(const CoreInputs& in, const CoreCall& call) {
-  const Microbatch& batch = call.batch;
-  const bool documents = batch.document_ids.defined();
-  if (documents && !(batch.document_offsets.defined() && batch.document_ids.size(1) == in.q.size(0))) return false;
-  return plain_causal(in, call.positions) || (sees_all(in, call.positions) && !documents && call.spec.window < 0);
-}
-
-// By what; AttentionBy::own: none of libtorch's GPU operators can compute this without a mask tensor.
-FusedSpec how_to_fuse(const CoreInputs& in, const CoreCall& call) {
-  const CoreSpec& spec = call.spec;
-  FusedSpec fused;
-  config::AttentionCase c{dtype_of(in.q), spec.head_dim, spec.v_head_dim};
-  c.plain_mask = plain_mask(in, call);
-  c.plain_scores = spec.softcap == 0 && spec.softmax == config::SoftmaxType::vanilla;
-  c.window = spec.window >= 0;
-  c.dropout = spec.dropout.active(call.batch);
-  c.documents = call.batch.document_ids.defined();
-  c.capability = cuda::compute_capability();
-  c.queries = in.q.size(0);
-  c.keys = in.k.size(0);
-  c.deterministic = at::globalContext().deterministicAlgorithms();
-  fused.by = config::gpu_attention(c).by;
-  fused.causal = plain_causal(in, call.positions);
-  fused.softmax_scale = spec.softmax_scale;
-  fused.window = spec.window;
-  fused.documents = call.batch.document_offsets;
-  return fused;
-}
 
 bool exchanges(const CoreCall& call) { return call.spec.cp.size() > 1; }
 
@@ -90,20 +31,15 @@ struct RecomputedAttention {
 
 CoreResult attend(const CoreInputs& in, const CoreCall& call) {
   if (!call.spec.target.gpu()) return blocked_attention(in, call);
-  const FusedSpec fused = how_to_fuse(in, call);
-  if (fused.by == config::AttentionBy::own) return attention_by_products(in, call);
-  const auto [out, logsumexp] = fused_attention(call.spec.target, heads_first(in), fused);
-  return {sequence_first(out), logsumexp};
+  const std::optional<CoreResult> result = library_attention(in, call);
+  return result.has_value() ? *result : attention_by_products(in, call);
 }
 
 CoreInputs attend_backward(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,
                            const CoreCall& call) {
   if (!call.spec.target.gpu()) return blocked_attention_backward(dout, in, result, call);
-  const FusedSpec fused = how_to_fuse(in, call);
-  if (fused.by == config::AttentionBy::own) return attention_by_products_backward(dout, in, result, call);
-  const FusedGradients d = fused_attention_backward(
-      call.spec.target, heads_first(in), {heads_first(result.out), result.logsumexp, heads_first(dout)}, fused);
-  return {sequence_first(d.q), sequence_first(d.k), sequence_first(d.v)};
+  const std::optional<CoreInputs> d = library_attention_backward(dout, in, result, call);
+  return d.has_value() ? *d : attention_by_products_backward(dout, in, result, call);
 }
 
 CoreAttention::CoreAttention(const CoreSpec& spec, const SavePolicy& saving, std::shared_ptr<Param> sinks)

@@ -93,17 +93,20 @@ Result cudnn(const cuda::Target& target, const FusedInputs& in, const FusedSpec&
   const auto result =
       at::_scaled_dot_product_cudnn_attention(in.q, in.k, in.v, std::nullopt, /*compute_log_sumexp=*/true, 0.0,
                                               spec.causal, /*return_debug_mask=*/false, spec.softmax_scale);
-  return {std::get<0>(result), std::get<1>(result)};
+  return {std::get<0>(result), std::get<1>(result).flatten(2)};
 }
 
+// It wants the result and its gradient with the same strides, whatever they are, and the logsumexp [b, heads, s_q,
+// 1].
 FusedGradients cudnn_backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r,
                               const FusedSpec& spec) {
-  const FusedResult left{packed(r.out), r.logsumexp, packed(r.dout)};
+  const bool alike = r.out.strides() == r.dout.strides();
+  const FusedResult left{alike ? r.out : packed(r.out), r.logsumexp, alike ? r.dout : packed(r.dout)};
   const NoDropout none(in.q.device());
   if (target.meta) return cudnn_backward_on_meta(in, left);
   auto [dq, dk, dv] = at::_scaled_dot_product_cudnn_attention_backward(
-      left.dout, in.q, in.k, in.v, left.out, left.logsumexp, none.seed, none.offset, {}, {}, {}, in.q.size(2),
-      in.k.size(2), 0.0, spec.causal, spec.softmax_scale);
+      left.dout, in.q, in.k, in.v, left.out, left.logsumexp.unsqueeze(3), none.seed, none.offset, {}, {}, {},
+      in.q.size(2), in.k.size(2), 0.0, spec.causal, spec.softmax_scale);
   return {dq, dk, dv};
 }
 

@@ -26,8 +26,8 @@ struct FusedSpec {
   bool causal = false;  // as many queries as keys: query i attends to keys 0 to i; else to every key
   double softmax_scale = 0;
   // Of flash attention with a causal mask alone:
-  int64_t window = -1;   // how many keys before its own a query still sees; -1: all
-  at::Tensor documents;  // Microbatch::document_offsets: it sees keys of its own document
+  int64_t window = -1;        // how many keys before its own a query still sees; -1: all
+  at::Tensor documents = {};  // Microbatch::document_offsets: it sees keys of its own document
 };
 // softmax(softmax_scale q k^T) v, and the logsumexp of the scaled scores for backward, [b, heads, s_q], or with
 // documents [heads, b s_q]. Nothing is read on the host: of documents the operator is told their number, empty ones

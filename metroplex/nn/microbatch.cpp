@@ -3,6 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "nn/kv_cache.h"
 #include "nn/random_site.h"
@@ -13,6 +15,17 @@ int64_t num_rows(const std::vector<RowRun>& runs) {
   int64_t count = 0;
   for (const RowRun& run : runs) count += run.count;
   return count;
+}
+
+std::vector<RowRun> cut_runs(const std::vector<RowRun>& runs, int64_t first, int64_t count) {
+  std::vector<RowRun> cut;
+  int64_t before = 0;
+  for (const RowRun& run : runs) {
+    const int64_t begin = std::max(first, before), end = std::min(first + count, before + run.count);
+    if (begin < end) cut.push_back({run.first + begin - before, end - begin});
+    before += run.count;
+  }
+  return cut;
 }
 
 Positions sequence_positions(const Microbatch& batch) {
@@ -27,7 +40,7 @@ Positions sequence_positions(const Microbatch& batch) {
   MPX_ASSERT(batch.rows.is_contiguous() && batch.rows.numel() == count && count == batch.tokens.size(1),
              "the rows of a microbatch: ", batch.rows.numel(), " numbers, runs of ", count, ", ",
              batch.tokens.size(1), " tokens");
-  return {0, batch.rows, batch.full_seq_len};
+  return {0, batch.rows, batch.full_seq_len, batch.row_runs};
 }
 
 Microbatch empty_microbatch(const MicrobatchForm& form) {

@@ -22,13 +22,16 @@ struct KeyTravel {
   std::vector<std::vector<RowRun>> received;  // of the rows of each rank
 };
 int64_t num_rows(const std::vector<RowRun>& runs);
+// Of rows that lie in `runs` one after the other, numbers first to first + count, in runs.
+std::vector<RowRun> cut_runs(const std::vector<RowRun>& runs, int64_t first, int64_t count);
 
 // The positions of the s rows of a tensor in the whole sequence: row i has position first + i; or, where `rows` is
 // defined, rows[i].
 struct Positions {
   int64_t first = 0;
-  at::Tensor rows;    // [s] int64, in any order
-  int64_t whole = 0;  // with `rows`: how many the whole sequence has
+  at::Tensor rows;                // [s] int64, in any order
+  int64_t whole = 0;              // with `rows`: how many the whole sequence has
+  std::vector<RowRun> runs = {};  // `rows` for the host; empty: it does not know them
 };
 
 struct Microbatch {
@@ -58,6 +61,7 @@ struct Microbatch {
   at::Tensor all_rows;       // [cp, s] int64: `rows` of all context-parallel ranks, in group order
   // Where ranks have different numbers of rows, which of all_rows are those of each; all_rows is [whole s] then.
   std::vector<RowRun> rank_rows;
+  std::vector<RowRun> all_runs;  // all_rows for the host; empty: it does not know them
   // Empty: all keys travel, and ranks have equally many rows. `keys_of_groups` is between the groups of a2a+p2p,
   // which hold the rows of their ranks in order.
   KeyTravel keys, keys_of_groups;

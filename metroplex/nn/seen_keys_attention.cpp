@@ -46,12 +46,16 @@ struct Lists {
   const Runs& received(int from) const { return keys.received[static_cast<size_t>(from)]; }
 };
 
+void append_runs(Runs& to, const Runs& runs) { to.insert(to.end(), runs.begin(), runs.end()); }
+
 Positions rows_seen(const CoreCall& call, const Lists& lists, int owner) {
   Positions all = rows_of(call.batch, owner);
   const Runs& runs = lists.received(owner);
   const at::Tensor rows = at::empty({num_rows(runs)}, all.rows.options());
   pack(rows, all.rows, runs);
-  return {0, rows, all.whole};
+  Positions seen{0, rows, all.whole};
+  for (const RowRun& run : runs) append_runs(seen.runs, cut_runs(all.runs, run.first, run.count));
+  return seen;
 }
 
 // p2p: in step `hops` a rank sends to the one so many behind it and receives from the one so many before.
@@ -139,10 +143,14 @@ CoreInputs gathered_seen(const CoreInputs& in, const Lists& lists) {
 
 CorePositions positions_seen(const CoreCall& call, const Lists& lists) {
   std::vector<at::Tensor> rows;
+  Positions keys{0, {}, call.batch.full_seq_len};
   for (int rank = 0; rank < lists.size(); ++rank) {
-    rows.push_back(rank == lists.cp.index() ? call.positions.queries.rows : rows_seen(call, lists, rank).rows);
+    const Positions seen = rank == lists.cp.index() ? call.positions.queries : rows_seen(call, lists, rank);
+    rows.push_back(seen.rows);
+    append_runs(keys.runs, seen.runs);
   }
-  return {call.positions.queries, {0, at::cat(rows), call.batch.full_seq_len}};
+  keys.rows = at::cat(rows);
+  return {call.positions.queries, keys};
 }
 
 // Sums in at least fp32 of what the readers of each row send.

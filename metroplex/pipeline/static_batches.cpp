@@ -36,15 +36,23 @@ std::string text_of(const std::vector<nn::RowRun>& runs) {
   return runs.empty() ? "none" : out.str();
 }
 
+struct MicrobatchRuns {
+  const char* name;
+  std::vector<nn::RowRun> nn::Microbatch::*runs;
+};
+constexpr MicrobatchRuns kRuns[] = {{"row_runs", &nn::Microbatch::row_runs},
+                                    {"rank_rows", &nn::Microbatch::rank_rows},
+                                    {"all_runs", &nn::Microbatch::all_runs}};
+
 std::string difference_of(const nn::Microbatch& now, const nn::Microbatch& held) {
   for (const auto& [name, tensor] : nn::kMicrobatchTensors) {
     const at::Tensor &a = now.*tensor, &b = held.*tensor;
     if (!cuda::same_form(a, b)) return base::concat(name, ": ", cuda::form_of(a), ", not ", cuda::form_of(b));
   }
-  if (!same_runs(now.row_runs, held.row_runs))
-    return base::concat("row_runs: ", text_of(now.row_runs), ", not ", text_of(held.row_runs));
-  if (!same_runs(now.rank_rows, held.rank_rows))
-    return base::concat("rank_rows: ", text_of(now.rank_rows), ", not ", text_of(held.rank_rows));
+  for (const auto& [name, runs] : kRuns) {
+    if (!same_runs(now.*runs, held.*runs))
+      return base::concat(name, ": ", text_of(now.*runs), ", not ", text_of(held.*runs));
+  }
   if (!now.keys.sent.empty() || !held.keys.sent.empty()) return "lists of keys: what is sent may change";
   if (now.full_seq_len != held.full_seq_len)
     return base::concat("full_seq_len: ", now.full_seq_len, ", not ", held.full_seq_len);

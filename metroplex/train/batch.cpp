@@ -132,9 +132,9 @@ nn::Microbatch batch_of(const BatchMessage& message, const int64_t* header) {
 
 using Runs = std::vector<nn::RowRun>;
 
-// row_runs, rank_rows, and then the lists of keys and keys_of_groups.
+// row_runs, rank_rows, all_runs, and then the lists of keys and keys_of_groups.
 std::vector<Runs> lists_of(const nn::Microbatch& batch) {
-  std::vector<Runs> lists{batch.row_runs, batch.rank_rows};
+  std::vector<Runs> lists{batch.row_runs, batch.rank_rows, batch.all_runs};
   for (const nn::KeyTravel* keys : {&batch.keys, &batch.keys_of_groups}) {
     lists.insert(lists.end(), keys->sent.begin(), keys->sent.end());
     lists.insert(lists.end(), keys->received.begin(), keys->received.end());
@@ -144,7 +144,8 @@ std::vector<Runs> lists_of(const nn::Microbatch& batch) {
 void set_lists(nn::Microbatch& batch, const std::vector<Runs>& lists, const int64_t* header) {
   batch.row_runs = lists[0];
   batch.rank_rows = lists[1];
-  auto next = lists.begin() + 2;
+  batch.all_runs = lists[2];
+  auto next = lists.begin() + 3;
   const auto take = [&](std::vector<Runs>& to, int64_t count) {
     to.assign(next, next + count);
     next += count;

@@ -27,7 +27,8 @@ plan::PositionRuns in_sample(const plan::PositionRuns& runs, const Pieces& piece
   return plan::merged(std::move(all));
 }
 
-// Sets all_rows, and rank_rows where the ranks have different numbers of rows. `cut` is of the joined pieces.
+// Sets all_rows, all_runs, and rank_rows where the ranks have different numbers of rows. `cut` is of the joined
+// pieces.
 void set_rows(nn::Microbatch& part, const plan::SequenceCut& cut, const Pieces& pieces) {
   const auto ranks = static_cast<int64_t>(cut.ranks.size());
   part.all_rows = at::empty({cut.length}, at::kLong);
@@ -39,6 +40,7 @@ void set_rows(nn::Microbatch& part, const plan::SequenceCut& cut, const Pieces& 
     even = even && count * ranks == cut.length;
     part.rank_rows.push_back({next - begin, count});
     for (const plan::PositionRun& run : in_sample(runs, pieces)) {
+      part.all_runs.push_back({run.first, run.count});
       for (int64_t i = 0; i < run.count; ++i) *next++ = run.first + i;
     }
   }

@@ -66,7 +66,9 @@ TEST(Attention, OfCudnnIsForLengthsInBlocksWhereFlashAttentionTakesTheOthers) {
   for (const int64_t s : {128, 1024, 8192}) EXPECT_EQ(by(128, s, s), AttentionBy::cudnn) << s;
   for (const int64_t s : {1, 2, 64, 127, 129, 1000, 8191}) EXPECT_EQ(by(128, s, s), AttentionBy::flash) << s;
   for (const int64_t keys : {1, 2, 128, 256, 1000}) EXPECT_EQ(by(128, 1, keys), AttentionBy::flash) << keys;
-  EXPECT_EQ(by(128, 128, 256), AttentionBy::flash);
+  EXPECT_EQ(by(128, 128, 256), AttentionBy::cudnn) << "a block of keys that other ranks have";
+  EXPECT_EQ(by(128, 256, 64), AttentionBy::flash);
+  EXPECT_EQ(by(128, 64, 256), AttentionBy::flash);
   for (const int64_t s : {2, 127, 128}) EXPECT_EQ(by(192, s, s), AttentionBy::cudnn) << s;
   EXPECT_EQ(by(192, 1, 77), AttentionBy::cudnn);
   EXPECT_EQ(by(192, 1, 1), AttentionBy::own);
@@ -126,13 +128,31 @@ TEST(Attention, OfARunIsNamedWithItsKeyWhereItIsOurs) {
   for (const auto& [override, text] : std::vector<std::pair<std::string, std::string>>{
            {"model.attention_dropout=0.1", "model.attention_dropout = 0.1"},
            {"model.kv_channels=12", "head size 12"},
-           {"parallel.context_parallel_size=2", "parallel.context_parallel_size = 2"},
            {"model.attn_logit_softcapping=30", "model.attn_logit_softcapping = 30"},
            {"model.softmax_type=learnable", "model.softmax_type = learnable"},
            {"precision.params_dtype=fp64", "params_dtype = fp64"}}) {
     const std::string said = of({"precision.params_dtype=bf16", "model.kv_channels=64", override});
     EXPECT_NE(said.find(text), std::string::npos) << said;
     EXPECT_NE(said.find("slower than libtorch's"), std::string::npos) << said;
+  }
+  const auto of_ranks = [&](std::vector<std::string> overrides) {
+    overrides.insert(overrides.end(), {"model.kv_channels=64", "parallel.context_parallel_size=2"});
+    return of(overrides);
+  };
+  const std::string documents = "data.reset_attention_mask=true", window = "model.window_size=5",
+                    a2a = "parallel.cp_comm_type=a2a", half = "precision.params_dtype=bf16";
+  for (const std::vector<std::string>& taken :
+       {std::vector<std::string>{half}, {half, a2a}, {half, a2a, documents}, {half, a2a, window}})
+    EXPECT_EQ(of_ranks(taken), "");
+  for (const auto& [overrides, text] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{half, documents},
+            "context_parallel_size = 2 with data.reset_attention_mask = true; parallel.cp_comm_type"},
+           {{half, window}, "context_parallel_size = 2 with model.window_size; parallel.cp_comm_type = a2a"},
+           {{}, "context_parallel_size = 2 in fp32; precision.params_dtype = bf16"},
+           {{a2a}, "context_parallel_size = 2 in fp32"},
+           {{"precision.params_dtype=fp64"}, "precision.params_dtype = fp64"}}) {
+    const std::string said = of_ranks(overrides);
+    EXPECT_NE(said.find(text), std::string::npos) << said;
   }
   std::vector<std::string> latent{"precision.params_dtype=bf16",
                                   "model.multi_latent_attention=true",

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "comm/backends/counting.h"
+#include "nn/library_stand_ins.h"
 #include "nn/plain_attention.h"
 #include "support/run_ranks.h"
 
@@ -30,6 +31,7 @@ struct Case {
   std::vector<nn::RowRun> rank_rows;
   at::Tensor documents;    // [b, whole]; undefined: one
   bool seen_only = false;  // only keys that are seen travel
+  cuda::Target target;     // of the ranks
 };
 
 nn::Microbatch rows_only(const Case& c) {
@@ -128,13 +130,27 @@ nn::CoreInputs inputs(const Case& c, at::ScalarType dtype) {
           sample({c.whole, kBatch, c.h.groups, c.h.dv}, 7, dtype)};
 }
 
+// Rows that follow one another, as the host knows them.
+std::vector<nn::RowRun> runs_of(const at::Tensor& rows) {
+  std::vector<nn::RowRun> runs;
+  const at::Tensor flat = rows.flatten();
+  for (int64_t i = 0; i < flat.numel(); ++i) {
+    const auto row = flat[i].item<int64_t>();
+    if (!runs.empty() && runs.back().first + runs.back().count == row) ++runs.back().count;
+    else runs.push_back({row, 1});
+  }
+  return runs;
+}
+
 nn::Microbatch batch_of(const Case& c, int64_t rank) {
   nn::Microbatch batch;
   batch.sample_counters = nn::counters_of_samples(4, at::tensor({9, 11}, at::kLong));
   batch.document_ids = c.documents;
   if (rank < 0) return batch;
   batch.all_rows = c.all_rows, batch.rank_rows = c.rank_rows, batch.full_seq_len = c.whole;
+  batch.all_runs = runs_of(c.all_rows);
   batch.rows = nn::rows_of(batch, rank).rows;
+  if (c.target.gpu() && c.documents.defined()) batch.document_offsets = nn::document_offsets(c.documents, c.whole);
   if (!c.seen_only) return batch;
   batch.keys = travel_of(c, rank, 1);
   batch.keys_of_groups = travel_of(c, rank, c.neighbours);
@@ -163,7 +179,8 @@ void expect_as_whole(const Case& c, const comm::Groups& groups, at::ScalarType d
   const nn::Microbatch batch = batch_of(c, cp.index());
   const auto part = [&](const at::Tensor& x) { return x.index_select(0, batch.rows); };
   set_exchange(spec, c, groups);
-  const nn::Positions rows{0, batch.rows, c.whole};
+  spec.target = c.target;
+  const nn::Positions rows{0, batch.rows, c.whole, runs_of(batch.rows)};
   expect_attended(attended({part(whole.q), part(whole.k), part(whole.v)}, {spec, {rows, rows}, batch}, part(dy)),
                   {part(wanted.out), part(wanted.dq), part(wanted.dk), part(wanted.dv)}, tolerance);
 }
@@ -197,6 +214,33 @@ TEST(ContextAttention, IsTheFormulaOverTheWholeSequenceForAnyCut) {
 // more, and gradients of keys that are reduced in that type once for each rank.
 TEST(ContextAttention, JoinsHalfTypesInAtLeastFp32) {
   walk(at::kBFloat16, 20, [](int64_t cp) { return static_cast<double>(4 + cp) * 0x1p-8; });
+}
+
+// On a GPU by libtorch's operators, for which plain formulas stand in: in blocks, or, where a rank has the whole
+// sequence in between, in one call, documents too. A query and a key are in at most two blocks for each
+// rank's keys, whose results and gradients are rounded; then as above.
+TEST(ContextAttention, IsByLibraryOperatorsOnAGpu) {
+  const library_stand_ins::StandIns stand_ins;
+  for (const int cp : {2, 3, 4}) {
+    for (const CpCommType exchange : kExchanges) {
+      library_stand_ins::calls.dense = library_stand_ins::calls.documents = 0;
+      run_context_ranks(cp, exchange, [&](const comm::World& world) {
+        std::mt19937 random(23);
+        for (int round = 0; round < 20; ++round) {
+          Case c = random_case(random, cp, exchange);
+          SCOPED_TRACE(testing::Message() << config::text_of(exchange) << " cp " << cp << " round " << round);
+          c.target = library_stand_ins::kGpu;
+          c.h.d = c.h.dv = 8, c.dropout = 0, c.seen_only = false;
+          if (!c.rank_rows.empty()) continue;  // other numbers of rows are for lists of keys
+          if (exchange != CpCommType::a2a) c.documents = at::Tensor();
+          expect_as_whole(c, world.groups(), at::kBFloat16, static_cast<double>(4 + 3 * cp) * 0x1p-8);
+          if (testing::Test::HasFailure()) return;
+        }
+      });
+      EXPECT_GT(library_stand_ins::calls.dense, 0);
+      EXPECT_EQ(library_stand_ins::calls.documents > 0, exchange == CpCommType::a2a);
+    }
+  }
 }
 
 // What all ranks send in one forward, or in a forward and a backward, in bf16.

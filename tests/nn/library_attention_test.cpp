@@ -1,203 +1,20 @@
-// Attention by libtorch's flash and cuDNN operators, which this machine cannot run: plain formulas stand in for them
-// behind libtorch's dispatcher and check what they are called with. The way there and back is the real one.
-#include "nn/fused_attention.h"
+// Attention by libtorch's flash and cuDNN operators, for which plain formulas stand in: what they are called with,
+// and the way there and back.
+#include "nn/library_attention.h"
 
-#include <torch/library.h>
+#include <random>
 
 #include "cuda/memory_meter.h"
-#include "nn/plain_attention.h"
+#include "nn/fused_attention.h"
+#include "nn/library_stand_ins.h"
 #include "support/allocations.h"
 
 namespace metroplex::test::library_attention_test {
 namespace {
 
-const cuda::Target kGpu{at::Device(at::kCUDA, 0)};  // tensors are the host's all the same
-
-struct Calls {
-  int64_t dense = 0, documents = 0, cudnn = 0;
-};
-Calls calls;
-
-// Of rows [s, heads, d] of one document, causal with a window where `mask` says it; float64, as a graph. -> out
-// [s, heads, dv], logsumexp [heads, s].
-struct PlainMask {
-  bool causal = false;
-  int64_t window = -1;
-};
-struct Rows {
-  at::Tensor q, k, v;
-};
-at::Tensor by_heads(const at::Tensor& x, int64_t times) { return x.repeat_interleave(times, 1).transpose(0, 1); }
-at::Tensor scores_of(const Rows& in, double scale, const PlainMask& mask) {
-  const int64_t repeat = in.q.size(1) / in.k.size(1);
-  at::Tensor scores = at::matmul(by_heads(in.q, 1), by_heads(in.k, repeat).transpose(1, 2)) * scale;
-  const at::Tensor behind = at::arange(in.q.size(0)).unsqueeze(1) - at::arange(in.k.size(0)).unsqueeze(0);
-  if (mask.causal) scores = scores.masked_fill(behind.lt(0), -1e300);
-  if (mask.window >= 0) scores = scores.masked_fill(behind.gt(mask.window), -1e300);
-  return scores;
-}
-std::pair<at::Tensor, at::Tensor> plain_rows(const Rows& in, double scale, const PlainMask& mask) {
-  const at::Tensor scores = scores_of(in, scale, mask), v = by_heads(in.v, in.q.size(1) / in.k.size(1));
-  return {at::matmul(at::softmax(scores, -1), v).transpose(0, 1), scores.logsumexp(-1)};
-}
-
-// By what forward left, as the operators do it: p = exp(scores - logsumexp), and the product of a row's result and
-// its gradient.
-struct Left {
-  at::Tensor dout, out, logsumexp;
-};
-Rows plain_backward(const Rows& in, const Left& left, double scale, const PlainMask& mask) {
-  const int64_t groups = in.k.size(1), repeat = in.q.size(1) / groups;
-  const at::Tensor k = by_heads(in.k, repeat), v = by_heads(in.v, repeat), dout = by_heads(left.dout, 1);
-  const at::Tensor p = (scores_of(in, scale, mask) - left.logsumexp.unsqueeze(-1)).exp();
-  const at::Tensor common = (dout * by_heads(left.out, 1)).sum(-1, true);
-  const at::Tensor ds = p * (at::matmul(dout, v.transpose(1, 2)) - common) * scale;
-  const auto summed = [&](const at::Tensor& x) { return x.transpose(0, 1).unflatten(1, {groups, repeat}).sum(2); };
-  return {at::matmul(ds, k).transpose(0, 1), summed(at::matmul(ds.transpose(1, 2), by_heads(in.q, 1))),
-          summed(at::matmul(p.transpose(1, 2), dout))};
-}
-
-// Begin and end of each document in rows, by what the operator was told: samples where there are no offsets.
-std::vector<std::pair<int64_t, int64_t>> spans_of(const at::Tensor& q, const std::optional<at::Tensor>& offsets,
-                                                  int64_t longest) {
-  std::vector<std::pair<int64_t, int64_t>> spans;
-  if (!offsets.has_value() || !offsets->defined()) {
-    EXPECT_EQ(q.dim(), 4);
-    EXPECT_EQ(q.size(1), longest);
-    for (int64_t i = 0; i < q.size(0); ++i) spans.emplace_back(i * longest, (i + 1) * longest);
-    return spans;
-  }
-  EXPECT_EQ(q.dim(), 3);
-  EXPECT_EQ(offsets->scalar_type(), at::kInt);
-  EXPECT_TRUE(offsets->is_contiguous());
-  const int32_t* at = offsets->const_data_ptr<int32_t>();
-  EXPECT_EQ(at[0], 0);
-  EXPECT_EQ(at[offsets->numel() - 1], q.size(0));
-  for (int64_t i = 0; i + 1 < offsets->numel(); ++i) {
-    EXPECT_LE(at[i], at[i + 1]);
-    EXPECT_LE(at[i + 1] - at[i], longest);
-    if (at[i] < at[i + 1]) spans.emplace_back(at[i], at[i + 1]);
-  }
-  return spans;
-}
-
-struct FlashCall {
-  std::vector<std::pair<int64_t, int64_t>> spans;
-  PlainMask mask;
-  double scale;
-  bool documents;
-};
-
-// out and logsumexp of all rows, by document.
-std::pair<at::Tensor, at::Tensor> all_rows(const Rows& in, const FlashCall& call) {
-  std::vector<at::Tensor> outs, sums;
-  for (const auto& [begin, end] : call.spans) {
-    const auto cut = [&, begin = begin, end = end](const at::Tensor& x) { return x.narrow(0, begin, end - begin); };
-    const auto [out, sum] = plain_rows({cut(in.q), cut(in.k), cut(in.v)}, call.scale, call.mask);
-    outs.push_back(out), sums.push_back(sum);
-  }
-  return {at::cat(outs, 0), call.documents ? at::cat(sums, 1) : at::stack(sums)};
-}
-// `left` of all rows, its logsumexp as above.
-Rows all_rows_backward(const Rows& in, const Left& left, const FlashCall& call) {
-  std::vector<at::Tensor> q, k, v;
-  int64_t sample = 0;
-  for (const auto& [begin, end] : call.spans) {
-    const auto cut = [&, begin = begin, end = end](const at::Tensor& x) { return x.narrow(0, begin, end - begin); };
-    const at::Tensor sum = call.documents ? left.logsumexp.narrow(1, begin, end - begin) : left.logsumexp[sample++];
-    const Rows d = plain_backward({cut(in.q), cut(in.k), cut(in.v)}, {cut(left.dout), cut(left.out), sum}, call.scale,
-                                  call.mask);
-    q.push_back(d.q), k.push_back(d.k), v.push_back(d.v);
-  }
-  return {at::cat(q), at::cat(k), at::cat(v)};
-}
-
-at::Tensor flat(const at::Tensor& x) { return (x.dim() == 4 ? x.flatten(0, 1) : x).to(at::kDouble); }
-
-FlashCall told(const at::Tensor& q, const std::optional<at::Tensor>& offsets, int64_t max_q, int64_t max_k, double p,
-               bool causal, std::optional<double> scale, std::optional<int64_t> left, std::optional<int64_t> right) {
-  EXPECT_EQ(max_q, max_k);
-  EXPECT_EQ(p, 0);
-  EXPECT_FALSE(right.has_value()) << "causal says it";
-  const bool documents = offsets.has_value() && offsets->defined();
-  ++(documents ? calls.documents : calls.dense);
-  return {spans_of(q, offsets, max_q), {causal, left.value_or(-1)}, scale.value(), documents};
-}
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> flash_forward(
-    const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& of_q,
-    const std::optional<at::Tensor>& of_k, int64_t max_q, int64_t max_k, double p, bool causal, bool debug,
-    std::optional<double> scale, std::optional<int64_t> left, std::optional<int64_t> right,
-    const std::optional<at::Tensor>&, const std::optional<at::Tensor>&) {
-  EXPECT_FALSE(debug);
-  EXPECT_EQ(of_q.has_value(), of_k.has_value());
-  for (const at::Tensor* x : {&q, &k, &v}) EXPECT_EQ(x->stride(-1), 1);
-  const FlashCall call = told(q, of_q, max_q, max_k, p, causal, scale, left, right);
-  const auto [out, sum] = all_rows({flat(q), flat(k), flat(v)}, call);
-  const at::ScalarType wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return {out.to(q.scalar_type()).view(q.sizes()), sum.to(wide), {}, {}, {}};
-}
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(
-    const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
-    const at::Tensor& logsumexp, const at::Tensor& of_q, const at::Tensor& of_k, int64_t max_q, int64_t max_k,
-    double p, bool causal, const at::Tensor&, const at::Tensor&, std::optional<double> scale,
-    std::optional<int64_t> left, std::optional<int64_t> right) {
-  EXPECT_EQ(of_q.defined(), of_k.defined());
-  const FlashCall call = told(q, of_q, max_q, max_k, p, causal, scale, left, right);
-  const Rows d =
-      all_rows_backward({flat(q), flat(k), flat(v)}, {flat(dout), flat(out), logsumexp.to(at::kDouble)}, call);
-  return {d.q.to(q.scalar_type()).view(q.sizes()), d.k.to(k.scalar_type()).view(k.sizes()),
-          d.v.to(v.scalar_type()).view(v.sizes())};
-}
-
-// [b, heads, s, d] as rows of each sample.
-at::Tensor rows_of(const at::Tensor& x) { return x.transpose(1, 2).flatten(0, 1).to(at::kDouble); }
-FlashCall of_samples(const at::Tensor& q, bool causal, double scale) {
-  FlashCall call{{}, {causal, -1}, scale, false};
-  for (int64_t i = 0; i < q.size(0); ++i) call.spans.emplace_back(i * q.size(2), (i + 1) * q.size(2));
-  return call;
-}
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, c10::SymInt, c10::SymInt, at::Tensor, at::Tensor,
-           at::Tensor>
-cudnn_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& bias,
-              bool sums, double p, bool causal, bool debug, std::optional<double> scale) {
-  ++calls.cudnn;
-  EXPECT_TRUE(sums && !debug && p == 0 && !bias.has_value());
-  const auto [out, sum] = all_rows({rows_of(q), rows_of(k), rows_of(v)}, of_samples(q, causal, scale.value()));
-  const int64_t b = q.size(0), s = q.size(2);
-  return {out.to(q.scalar_type()).unflatten(0, {b, s}).transpose(1, 2), sum, {}, {}, s, s, {}, {}, {}};
-}
-std::tuple<at::Tensor, at::Tensor, at::Tensor> cudnn_backward(
-    const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
-    const at::Tensor& logsumexp, const at::Tensor&, const at::Tensor&, const at::Tensor& bias, const at::Tensor& of_q,
-    const at::Tensor& of_k, int64_t max_q, int64_t max_k, double p, bool causal, std::optional<double> scale) {
-  ++calls.cudnn;
-  EXPECT_TRUE(!bias.defined() && !of_q.defined() && !of_k.defined() && p == 0 && max_q == max_k);
-  EXPECT_EQ(dout.strides(), out.strides()) << "cuDNN would copy";
-  const Rows d = all_rows_backward({rows_of(q), rows_of(k), rows_of(v)}, {rows_of(dout), rows_of(out), logsumexp},
-                                   of_samples(q, causal, scale.value()));
-  const auto back = [&](const at::Tensor& x, const at::Tensor& like) {
-    return x.to(like.scalar_type()).unflatten(0, {q.size(0), -1}).transpose(1, 2);
-  };
-  return {back(d.q, q), back(d.k, k), back(d.v, v)};
-}
-
-// While it lives, libtorch's operators on the host are those above.
-class StandIns {
- public:
-  StandIns() : library_(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__) {
-    library_.impl("_flash_attention_forward", &flash_forward);
-    library_.impl("_flash_attention_backward", &flash_backward);
-    library_.impl("_scaled_dot_product_cudnn_attention", &cudnn_forward);
-    library_.impl("_scaled_dot_product_cudnn_attention_backward", &cudnn_backward);
-    calls = {};
-  }
-
- private:
-  torch::Library library_;
-};
+using library_stand_ins::calls;
+using library_stand_ins::kGpu;
+using library_stand_ins::StandIns;
 
 // As attention has them: views into one product of a layer.
 nn::CoreInputs inputs(int64_t s, int64_t b, int64_t heads, int64_t groups, int64_t d, at::ScalarType type) {
@@ -294,7 +111,9 @@ void expect_cudnns_is_the_blocked_kernels(const nn::CoreInputs& in) {
   const nn::FusedInputs all{first(in.q), first(in.k), first(in.v)};
   const nn::FusedSpec fused{config::AttentionBy::cudnn, true, spec.softmax_scale, -1, {}};
   const auto [out, sum] = nn::fused_attention(kGpu, all, fused);
+  calls.laid_out_as = out.const_data_ptr();
   const nn::FusedGradients d = nn::fused_attention_backward(kGpu, all, {out, sum, first(dy)}, fused);
+  calls.laid_out_as = nullptr;
   const auto back = [](const at::Tensor& x) { return x.permute({2, 0, 1, 3}); };
   // As above.
   expect_attended({back(out), back(d.q), back(d.k), back(d.v)}, own, 2e-13);
@@ -309,6 +128,59 @@ TEST(LibraryAttention, OfCudnnIsTheBlockedKernels) {
                                         sample({s, b, heads, 16}, 7, at::kDouble)});
   expect_cudnns_is_the_blocked_kernels(inputs(s, b, 6, 2, 16, at::kDouble));
   EXPECT_EQ(calls.cudnn, 4);
+}
+
+// Positions of some queries and some keys of a sequence, in runs in any order, and as tensors.
+nn::Positions chosen(std::mt19937& random, int64_t whole, double share) {
+  std::vector<nn::RowRun> runs;
+  for (int64_t first = 0; first < whole;) {
+    const int64_t count = std::min<int64_t>(whole - first, 1 + static_cast<int64_t>(random() % 6));
+    if (std::bernoulli_distribution(share)(random)) runs.push_back({first, count});
+    first += count;
+  }
+  if (runs.empty()) runs.push_back({0, 1});
+  if (random() % 2 == 0) std::shuffle(runs.begin(), runs.end(), random);
+  std::vector<at::Tensor> rows;
+  for (const nn::RowRun& run : runs) rows.push_back(at::arange(run.first, run.first + run.count, at::kLong));
+  return {0, at::cat(rows), whole, runs};
+}
+
+// Logsumexp too, of queries that see nothing as well; backward by a result over more keys than are here, as the ranks
+// of a ring have it.
+TEST(LibraryAttention, OfChosenRowsIsTheBlockedKernels) {
+  const StandIns stand_ins;
+  std::mt19937 random(11);
+  for (int round = 0; round < 150; ++round) {
+    const auto whole = static_cast<int64_t>(1 + random() % 40);
+    const nn::CorePositions here{chosen(random, whole, 0.6), chosen(random, whole, 0.6)};
+    const int64_t queries = here.queries.rows.numel(), keys = here.keys.rows.numel(), b = 2;
+    const int64_t dv = round % 2 == 0 ? 6 : 3;  // another head size than that of keys is for cuDNN alone
+    SCOPED_TRACE(testing::Message() << "round " << round << ": queries " << here.queries.rows << " keys "
+                                    << here.keys.rows);
+    const nn::CoreInputs in{sample({queries, b, 4, 6}, 5, at::kDouble), sample({keys, b, 2, 6}, 6, at::kDouble),
+                            sample({keys, b, 2, dv}, 7, at::kDouble)};
+    const at::Tensor dy = sample({queries, b, 4, dv}, 8, at::kDouble);
+    nn::CoreSpec spec = core_spec(in);
+    const nn::CoreResult own = nn::attend(in, {spec, here, {}});
+    const nn::CoreResult more{own.out + sample({queries, b, 4, dv}, 9, at::kDouble),
+                              at::logaddexp(own.logsumexp, sample({b, 4, queries}, 10, at::kDouble))};
+    const nn::CoreInputs d = nn::attend_backward(dy, in, more, {spec, here, {}});
+
+    spec.target = kGpu;
+    const nn::OperatorOfBlock by = [&](int64_t of_queries, int64_t of_keys) {
+      return dv == 3 || of_queries < of_keys ? config::AttentionBy::cudnn : config::AttentionBy::flash;
+    };
+    const nn::CoreResult result = nn::attention_by_blocks(in, {spec, here, {}}, by);
+    const nn::CoreInputs got = nn::attention_by_blocks_backward(dy, in, more, {spec, here, {}}, by);
+    // As above, of up to 40 keys.
+    expect_attended({result.out, got.q, got.k, got.v}, {own.out, d.q, d.k, d.v}, 2e-13);
+    const at::Tensor none = own.logsumexp.isinf();
+    EXPECT_TRUE(result.logsumexp.isinf().equal(none));
+    EXPECT_LE(largest((result.logsumexp - own.logsumexp).masked_fill(none, 0)), 1e-13);
+    if (testing::Test::HasFailure()) return;
+  }
+  EXPECT_GT(calls.dense, 100);
+  EXPECT_GT(calls.cudnn, 100);
 }
 
 TEST(LibraryAttention, AnOperatorIsNotAskedForWhatItDoesNotKnow) {

@@ -1,0 +1,99 @@
+#include "nn/attention_blocks.h"
+
+#include <ATen/ops/cat.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+namespace metroplex::nn {
+namespace {
+
+using RunList = std::vector<RowRun>;
+
+struct PositionPiece {
+  int64_t first, count, row;
+};
+// `runs` cut at each of `borders`.
+std::vector<PositionPiece> pieces_of(const RunList& runs, const std::set<int64_t>& borders) {
+  std::vector<PositionPiece> pieces;
+  int64_t row = 0;
+  for (const RowRun& run : runs) {
+    const int64_t end = run.first + run.count;
+    for (int64_t first = run.first; first < end;) {
+      const int64_t next = std::min(end, *borders.upper_bound(first));
+      pieces.push_back({first, next - first, row});
+      row += next - first;
+      first = next;
+    }
+  }
+  return pieces;
+}
+
+// Queries in neighbouring rows that see the first `seen` keys, and, causal, as many behind those as they are.
+struct QueryGroup {
+  RowRun queries;
+  int64_t seen = 0;
+  bool causal = false;
+};
+bool goes_on(const QueryGroup& group, int64_t seen, bool causal) {
+  return group.causal == causal && seen == group.seen + (causal ? group.queries.count : 0);
+}
+
+}  // namespace
+
+std::vector<AttentionBlock> attention_blocks(const RunList& queries, const RunList& keys) {
+  std::set<int64_t> borders;
+  for (const RunList* runs : {&queries, &keys}) {
+    for (const RowRun& run : *runs) borders.insert({run.first, run.first + run.count});
+  }
+  const std::vector<PositionPiece> of_keys = pieces_of(keys, borders);
+  std::vector<QueryGroup> groups;
+  auto key = of_keys.begin();
+  for (const PositionPiece& query : pieces_of(queries, borders)) {
+    while (key != of_keys.end() && key->first < query.first) ++key;
+    const int64_t seen = key != of_keys.end() ? key->row : num_rows(keys);
+    const bool causal = key != of_keys.end() && key->first == query.first;
+    if (groups.empty() || !goes_on(groups.back(), seen, causal)) groups.push_back({{query.row, 0}, seen, causal});
+    groups.back().queries.count += query.count;
+  }
+  std::vector<AttentionBlock> blocks;
+  for (const QueryGroup& group : groups) {
+    if (group.seen > 0) blocks.push_back({group.queries, {0, group.seen}, false});
+    if (group.causal) blocks.push_back({group.queries, {group.seen, group.queries.count}, true});
+  }
+  return blocks;
+}
+
+RowOrder::RowOrder(const RunList& positions) {
+  std::vector<size_t> order(positions.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return positions[a].first < positions[b].first; });
+  RunList as_given;
+  int64_t row = 0;
+  for (const RowRun& run : positions) {
+    as_given.push_back({row, run.count});
+    row += run.count;
+  }
+  ordered_.resize(positions.size());
+  row = 0;
+  for (const size_t i : order) {
+    const RowRun& run = positions[i];
+    given_.push_back(as_given[i]);
+    ordered_[i] = {row, run.count};
+    row += run.count;
+    if (!positions_.empty() && positions_.back().first + positions_.back().count == run.first)
+      positions_.back().count += run.count;
+    else positions_.push_back(run);
+  }
+}
+
+at::Tensor RowOrder::moved(const at::Tensor& x, int64_t dim, const RunList& rows) {
+  const auto before = [](const RowRun& a, const RowRun& b) { return a.first < b.first; };
+  if (std::is_sorted(rows.begin(), rows.end(), before)) return x;
+  std::vector<at::Tensor> parts;
+  for (const RowRun& run : rows) parts.push_back(x.narrow(dim, run.first, run.count));
+  return at::cat(parts, dim);
+}
+
+}  // namespace metroplex::nn

@@ -1,0 +1,270 @@
+#include "nn/library_attention.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "cuda/device.h"
+#include "nn/attention_blocks.h"
+#include "nn/attention_mask.h"
+#include "nn/context_attention.h"
+#include "nn/fused_attention.h"
+#include "nn/wide.h"
+
+namespace metroplex::nn {
+namespace {
+
+using config::AttentionBy;
+
+// [s, b, heads, d] -> [b, heads, s, d]
+at::Tensor heads_first(const at::Tensor& x) { return x.permute({1, 2, 0, 3}); }
+at::Tensor sequence_first(const at::Tensor& x) { return x.permute({2, 0, 1, 3}); }
+
+FusedInputs heads_first(const CoreInputs& in) { return {heads_first(in.q), heads_first(in.k), heads_first(in.v)}; }
+
+CoreResult fused(const CoreInputs& in, const CoreCall& call, const FusedSpec& spec) {
+  const auto [out, logsumexp] = fused_attention(call.spec.target, heads_first(in), spec);
+  return {sequence_first(out), logsumexp};
+}
+CoreInputs fused_backward(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,
+                          const CoreCall& call, const FusedSpec& spec) {
+  const FusedGradients d = fused_attention_backward(
+      call.spec.target, heads_first(in), {heads_first(result.out), result.logsumexp, heads_first(dout)}, spec);
+  return {sequence_first(d.q), sequence_first(d.k), sequence_first(d.v)};
+}
+
+// A single query at or after the position of every key, as in generation: nothing is masked.
+bool sees_all(const CoreInputs& in, const CorePositions& positions) {
+  return in.q.size(0) == 1 && !positions.queries.rows.defined() && !positions.keys.rows.defined() &&
+         positions.queries.first >= positions.keys.first + in.k.size(0) - 1;
+}
+
+config::ParamsDtype dtype_of(const at::Tensor& x) {
+  switch (x.scalar_type()) {
+    case at::kBFloat16:
+      return config::ParamsDtype::bf16;
+    case at::kHalf:
+      return config::ParamsDtype::fp16;
+    case at::kFloat:
+      return config::ParamsDtype::fp32;
+    default:
+      return config::ParamsDtype::fp64;
+  }
+}
+
+// Whether what is masked are later keys, and those that a window or offsets of documents say.
+bool plain_mask(const CoreInputs& in, const CoreCall& call) {
+  const Microbatch& batch = call.batch;
+  const bool documents = batch.document_ids.defined();
+  if (documents && !(batch.document_offsets.defined() && batch.document_ids.size(1) == in.q.size(0))) return false;
+  return plain_causal(in, call.positions) || (sees_all(in, call.positions) && !documents && call.spec.window < 0);
+}
+
+// All but how its queries and keys meet.
+config::AttentionCase case_of(const CoreInputs& in, const CoreCall& call) {
+  const CoreSpec& spec = call.spec;
+  config::AttentionCase c{dtype_of(in.q), spec.head_dim, spec.v_head_dim};
+  c.plain_scores = spec.softcap == 0 && spec.softmax == config::SoftmaxType::vanilla;
+  c.window = spec.window >= 0;
+  c.dropout = spec.dropout.active(call.batch);
+  c.documents = call.batch.document_ids.defined();
+  c.capability = cuda::compute_capability();
+  c.deterministic = at::globalContext().deterministicAlgorithms();
+  return c;
+}
+
+// In one call; AttentionBy::own: none of libtorch's GPU operators can compute this without a mask tensor.
+FusedSpec how_to_fuse(const CoreInputs& in, const CoreCall& call) {
+  config::AttentionCase c = case_of(in, call);
+  c.plain_mask = plain_mask(in, call);
+  c.queries = in.q.size(0), c.keys = in.k.size(0);
+  FusedSpec spec{config::gpu_attention(c).by, plain_causal(in, call.positions), call.spec.softmax_scale};
+  spec.window = call.spec.window;
+  spec.documents = call.batch.document_offsets;
+  return spec;
+}
+
+// Queries and keys in the order of their positions.
+struct OrderedRows {
+  RowOrder queries, keys;
+
+  explicit OrderedRows(const CorePositions& positions) : queries(positions.queries.runs), keys(positions.keys.runs) {}
+  // Whether both are the same run of positions.
+  bool plain() const {
+    const std::vector<RowRun>&q = queries.positions(), &k = keys.positions();
+    return q.size() == 1 && k.size() == 1 && q[0].first == k[0].first && q[0].count == k[0].count;
+  }
+  CorePositions plain_positions() const {
+    const Positions run{queries.positions()[0].first, {}, 0};
+    return {run, run};
+  }
+  CoreInputs in_order(const CoreInputs& in) const {
+    return {queries.in_order(in.q), keys.in_order(in.k), keys.in_order(in.v)};
+  }
+  std::vector<AttentionBlock> blocks() const { return attention_blocks(queries.positions(), keys.positions()); }
+  // With documents logsumexp [n, b s] is left as it is: nobody joins it.
+  CoreResult in_order(const CoreResult& result) const {
+    const at::Tensor& sums = result.logsumexp;
+    return {queries.in_order(result.out), sums.dim() == 3 ? queries.in_order(sums, 2) : sums};
+  }
+  CoreInputs as_given(const CoreInputs& d) const {
+    return {queries.as_given(d.q), keys.as_given(d.k), keys.as_given(d.v)};
+  }
+  CoreResult as_given(const CoreResult& result) const {
+    const at::Tensor& sums = result.logsumexp;
+    return {queries.as_given(result.out), sums.dim() == 3 ? queries.as_given(sums, 2) : sums};
+  }
+};
+
+bool known_to_the_host(const Positions& positions, int64_t rows) {
+  return positions.rows.defined() && rows > 0 && num_rows(positions.runs) == rows;
+}
+// Of half types: memory-efficient attention, of fp32, has a logsumexp of another form.
+bool has_known_rows(const CoreInputs& in, const CorePositions& positions) {
+  return is_half(in.q) && known_to_the_host(positions.queries, in.q.size(0)) &&
+         known_to_the_host(positions.keys, in.k.size(0));
+}
+
+OperatorOfBlock operators_of_blocks(const CoreInputs& in, const CoreCall& call) {
+  config::AttentionCase c = case_of(in, call);
+  c.plain_mask = !c.documents && !c.window;
+  return [c](int64_t queries, int64_t keys) {
+    config::AttentionCase block = c;
+    block.queries = queries, block.keys = keys;
+    return config::gpu_attention(block).by;
+  };
+}
+
+bool takes_blocks(const std::vector<AttentionBlock>& blocks, const OperatorOfBlock& by) {
+  return std::all_of(blocks.begin(), blocks.end(), [&](const AttentionBlock& block) {
+    return by(block.queries.count, block.keys.count) != AttentionBy::own;
+  });
+}
+
+at::Tensor cut(const at::Tensor& x, const RowRun& rows) { return x.narrow(0, rows.first, rows.count); }
+CoreInputs cut(const CoreInputs& in, const AttentionBlock& block) {
+  return {cut(in.q, block.queries), cut(in.k, block.keys), cut(in.v, block.keys)};
+}
+// [b, n, s]
+at::Tensor cut_sums(const at::Tensor& logsumexp, const RowRun& rows) {
+  return logsumexp.narrow(2, rows.first, rows.count).contiguous();
+}
+
+FusedSpec spec_of(const AttentionBlock& block, const CoreCall& call, const OperatorOfBlock& by) {
+  return {by(block.queries.count, block.keys.count), block.causal, call.spec.softmax_scale};
+}
+
+// A sum over blocks, each of which adds to some rows.
+class BlockSums {
+ public:
+  explicit BlockSums(const at::Tensor& like) : like_(like) {}
+  void add(const RowRun& rows, const at::Tensor& part) {
+    if (!sum_.defined() && rows.count == like_.size(0)) {
+      sum_ = part;
+      return;
+    }
+    const at::ScalarType wide = acc_type(like_.scalar_type());
+    sum_ = sum_.defined() ? sum_.to(wide) : at::zeros(like_.sizes(), like_.options().dtype(wide));
+    cut(sum_, rows).add_(part);
+  }
+  at::Tensor take() { return sum_.defined() ? sum_.to(like_.scalar_type()) : at::zeros_like(like_); }
+
+ private:
+  at::Tensor like_, sum_;
+};
+
+// As of queries that see no keys.
+CoreResult sees_nothing(const CoreInputs& in) {
+  const int64_t s = in.q.size(0), b = in.q.size(1), heads = in.q.size(2);
+  const at::TensorOptions wide = in.q.options().dtype(acc_type(in.q.scalar_type()));
+  return {at::zeros({s, b, heads, in.v.size(3)}, in.q.options()),
+          at::full({b, heads, s}, -std::numeric_limits<double>::infinity(), wide)};
+}
+
+CoreResult forward_in_order(const CoreInputs& in, const CoreCall& call, const std::vector<AttentionBlock>& blocks,
+                            const OperatorOfBlock& by) {
+  CoreResult all;
+  for (auto block = blocks.begin(); block != blocks.end();) {
+    const RowRun queries = block->queries;
+    CoreResult part = fused(cut(in, *block), call, spec_of(*block, call, by));
+    for (++block; block != blocks.end() && block->queries.first == queries.first; ++block) {
+      part.out = to_wide(part.out);
+      join(part, fused(cut(in, *block), call, spec_of(*block, call, by)));
+    }
+    if (queries.count == in.q.size(0)) return {part.out.to(in.q.scalar_type()), part.logsumexp};
+    if (!all.out.defined()) all = sees_nothing(in);
+    cut(all.out, queries).copy_(part.out);
+    all.logsumexp.narrow(2, queries.first, queries.count).copy_(part.logsumexp);
+  }
+  return all.out.defined() ? all : sees_nothing(in);
+}
+
+CoreInputs backward_in_order(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,
+                             const CoreCall& call, const std::vector<AttentionBlock>& blocks,
+                             const OperatorOfBlock& by) {
+  BlockSums q(in.q), k(in.k), v(in.v);
+  for (const AttentionBlock& block : blocks) {
+    const CoreResult left{cut(result.out, block.queries), cut_sums(result.logsumexp, block.queries)};
+    const CoreInputs d =
+        fused_backward(cut(dout, block.queries), cut(in, block), left, call, spec_of(block, call, by));
+    q.add(block.queries, d.q);
+    k.add(block.keys, d.k);
+    v.add(block.keys, d.v);
+  }
+  return {q.take(), k.take(), v.take()};
+}
+
+}  // namespace
+
+CoreResult attention_by_blocks(const CoreInputs& in, const CoreCall& call, const OperatorOfBlock& by) {
+  const OrderedRows rows(call.positions);
+  return rows.as_given(forward_in_order(rows.in_order(in), call, rows.blocks(), by));
+}
+
+CoreInputs attention_by_blocks_backward(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,
+                                        const CoreCall& call, const OperatorOfBlock& by) {
+  const OrderedRows rows(call.positions);
+  return rows.as_given(backward_in_order(rows.queries.in_order(dout), rows.in_order(in), rows.in_order(result), call,
+                                         rows.blocks(), by));
+}
+
+std::optional<CoreResult> library_attention(const CoreInputs& in, const CoreCall& call) {
+  if (!has_known_rows(in, call.positions)) {
+    const FusedSpec spec = how_to_fuse(in, call);
+    return spec.by == AttentionBy::own ? std::nullopt : std::optional(fused(in, call, spec));
+  }
+  const OrderedRows rows(call.positions);
+  if (!rows.plain()) {
+    const OperatorOfBlock by = operators_of_blocks(in, call);
+    return takes_blocks(rows.blocks(), by) ? std::optional(attention_by_blocks(in, call, by)) : std::nullopt;
+  }
+  const CorePositions plain = rows.plain_positions();
+  const std::optional<CoreResult> result = library_attention(rows.in_order(in), {call.spec, plain, call.batch});
+  return result.has_value() ? std::optional(rows.as_given(*result)) : std::nullopt;
+}
+
+std::optional<CoreInputs> library_attention_backward(const at::Tensor& dout, const CoreInputs& in,
+                                                     const CoreResult& result, const CoreCall& call) {
+  if (!has_known_rows(in, call.positions)) {
+    const FusedSpec spec = how_to_fuse(in, call);
+    if (spec.by == AttentionBy::own) return std::nullopt;
+    return fused_backward(dout, in, result, call, spec);
+  }
+  const OrderedRows rows(call.positions);
+  if (!rows.plain()) {
+    const OperatorOfBlock by = operators_of_blocks(in, call);
+    if (!takes_blocks(rows.blocks(), by)) return std::nullopt;
+    return attention_by_blocks_backward(dout, in, result, call, by);
+  }
+  const CorePositions plain = rows.plain_positions();
+  const std::optional<CoreInputs> d = library_attention_backward(
+      rows.queries.in_order(dout), rows.in_order(in), rows.in_order(result), {call.spec, plain, call.batch});
+  return d.has_value() ? std::optional(rows.as_given(*d)) : std::nullopt;
+}
+
+}  // namespace metroplex::nn

@@ -1,0 +1,99 @@
+// Blocks of queries and keys against the mask by definition; how many calls the cuts of context parallelism take.
+#include "nn/attention_blocks.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+namespace metroplex::test::attention_blocks_test {
+namespace {
+
+using Runs = std::vector<nn::RowRun>;
+
+std::vector<int64_t> positions_of(const Runs& runs) {
+  std::vector<int64_t> all;
+  for (const nn::RowRun& run : runs) {
+    for (int64_t i = 0; i < run.count; ++i) all.push_back(run.first + i);
+  }
+  return all;
+}
+
+Runs some_runs(std::mt19937& random, int64_t whole) {
+  Runs runs;
+  for (int64_t first = 0; first < whole;) {
+    const int64_t count = std::min<int64_t>(whole - first, 1 + static_cast<int64_t>(random() % 5));
+    if (random() % 2 == 0) runs.push_back({first, count});
+    first += count;
+  }
+  return runs;
+}
+
+TEST(AttentionBlocks, HaveEachPairThatIsSeenOnce) {
+  std::mt19937 random(3);
+  for (int round = 0; round < 500; ++round) {
+    const auto whole = static_cast<int64_t>(1 + random() % 30);
+    const Runs queries = some_runs(random, whole), keys = round % 3 == 0 ? queries : some_runs(random, whole);
+    const std::vector<int64_t> of_queries = positions_of(queries), of_keys = positions_of(keys);
+    std::vector<std::vector<int>> times(of_queries.size(), std::vector<int>(of_keys.size()));
+    int64_t last = -1;
+    size_t of_same = 0;
+    for (const nn::AttentionBlock& block : nn::attention_blocks(queries, keys)) {
+      of_same = block.queries.first == last ? of_same + 1 : 1;
+      EXPECT_LE(of_same, 2U);
+      EXPECT_GE(block.queries.first, last);
+      last = block.queries.first;
+      ASSERT_TRUE(!block.causal || block.queries.count == block.keys.count);
+      for (int64_t i = 0; i < block.queries.count; ++i) {
+        for (int64_t j = 0; j < (block.causal ? i + 1 : block.keys.count); ++j)
+          ++times[static_cast<size_t>(block.queries.first + i)][static_cast<size_t>(block.keys.first + j)];
+        if (block.causal) {
+          ASSERT_EQ(of_queries[static_cast<size_t>(block.queries.first + i)],
+                    of_keys[static_cast<size_t>(block.keys.first + i)]);
+        }
+      }
+    }
+    for (size_t i = 0; i < of_queries.size(); ++i) {
+      for (size_t j = 0; j < of_keys.size(); ++j)
+        ASSERT_EQ(times[i][j], of_keys[j] <= of_queries[i] ? 1 : 0) << "round " << round << ", " << i << ", " << j;
+    }
+  }
+}
+
+std::string text_of(const std::vector<nn::AttentionBlock>& blocks) {
+  std::string out;
+  for (const auto& [q, k, causal] : blocks) {
+    out += (out.empty() ? "" : "; ") + std::to_string(q.first) + "+" + std::to_string(q.count) +
+           (causal ? " causal " : " see ") + std::to_string(k.first) + "+" + std::to_string(k.count);
+  }
+  return out;
+}
+
+// The zigzag cut of 16 positions over 2 ranks: one call for each rank's keys, as in ring attention elsewhere.
+TEST(AttentionBlocks, OfAZigzagRingAreOneCallAHop) {
+  const Runs first{{0, 4}, {12, 4}}, second{{4, 4}, {8, 4}};
+  EXPECT_EQ(text_of(nn::attention_blocks(first, first)), "0+8 causal 0+8");
+  EXPECT_EQ(text_of(nn::attention_blocks(second, first)), "0+8 see 0+4");
+  EXPECT_EQ(text_of(nn::attention_blocks(first, second)), "4+4 see 0+8");
+  EXPECT_EQ(text_of(nn::attention_blocks(first, {{0, 16}})), "0+4 causal 0+4; 4+4 see 0+12; 4+4 causal 12+4");
+  EXPECT_EQ(text_of(nn::attention_blocks(second, {{0, 16}})), "0+8 see 0+4; 0+8 causal 4+8");
+  EXPECT_EQ(text_of(nn::attention_blocks({{0, 8}}, {{8, 8}})), "");
+  EXPECT_EQ(text_of(nn::attention_blocks({{8, 8}}, {{0, 8}})), "0+8 see 0+8");
+}
+
+TEST(RowOrder, IsThatOfPositionsAndGoesBack) {
+  const nn::RowOrder order({{8, 2}, {0, 3}, {3, 1}, {5, 2}});
+  ASSERT_EQ(order.positions().size(), 3U) << "two runs touch";
+  EXPECT_EQ(positions_of(order.positions()), (std::vector<int64_t>{0, 1, 2, 3, 5, 6, 8, 9}));
+  const at::Tensor given = at::tensor({8, 9, 0, 1, 2, 3, 5, 6}, at::kLong);
+  EXPECT_TRUE(order.in_order(given).equal(at::tensor({0, 1, 2, 3, 5, 6, 8, 9}, at::kLong)));
+  EXPECT_TRUE(order.as_given(order.in_order(given)).equal(given));
+  const at::Tensor second = given.expand({2, 8});
+  EXPECT_TRUE(order.as_given(order.in_order(second, 1), 1).equal(second));
+  const nn::RowOrder already({{1, 2}, {3, 4}});
+  EXPECT_TRUE(already.in_order(given).is_alias_of(given)) << "nothing to copy";
+}
+
+}  // namespace
+}  // namespace metroplex::test::attention_blocks_test

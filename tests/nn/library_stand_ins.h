@@ -1,0 +1,237 @@
+// Libtorch's flash and cuDNN attention, which this machine cannot run: plain formulas stand in for them behind
+// libtorch's dispatcher and check what they are called with.
+#pragma once
+
+#include <torch/library.h>
+
+#include <atomic>
+
+#include "cuda/launch_point.h"
+#include "nn/plain_attention.h"
+
+namespace metroplex::test {
+
+namespace library_stand_ins {
+
+inline const cuda::Target kGpu{at::Device(at::kCUDA, 0)};  // tensors are the host's all the same
+
+// Ranks that are threads call them too.
+struct Calls {
+  std::atomic<int64_t> dense = 0, documents = 0, cudnn = 0;
+  std::atomic<const void*> laid_out_as = nullptr;  // where cuDNN's backward must find the result, if it matters
+};
+inline Calls calls;
+
+// Of rows [s, heads, d] of one document, causal with a window where `mask` says it; float64, as a graph. -> out
+// [s, heads, dv], logsumexp [heads, s].
+struct PlainMask {
+  bool causal = false;
+  int64_t window = -1;
+};
+struct Rows {
+  at::Tensor q, k, v;
+};
+inline at::Tensor by_heads(const at::Tensor& x, int64_t times) {
+  return x.repeat_interleave(times, 1).transpose(0, 1);
+}
+inline at::Tensor scores_of(const Rows& in, double scale, const PlainMask& mask) {
+  const int64_t repeat = in.q.size(1) / in.k.size(1);
+  at::Tensor scores = at::matmul(by_heads(in.q, 1), by_heads(in.k, repeat).transpose(1, 2)) * scale;
+  const at::Tensor behind = at::arange(in.q.size(0)).unsqueeze(1) - at::arange(in.k.size(0)).unsqueeze(0);
+  if (mask.causal) scores = scores.masked_fill(behind.lt(0), -1e300);
+  if (mask.window >= 0) scores = scores.masked_fill(behind.gt(mask.window), -1e300);
+  return scores;
+}
+inline std::pair<at::Tensor, at::Tensor> plain_rows(const Rows& in, double scale, const PlainMask& mask) {
+  const at::Tensor scores = scores_of(in, scale, mask), v = by_heads(in.v, in.q.size(1) / in.k.size(1));
+  return {at::matmul(at::softmax(scores, -1), v).transpose(0, 1), scores.logsumexp(-1)};
+}
+
+// By what forward left, as the operators do it: p = exp(scores - logsumexp), and the product of a row's result and
+// its gradient.
+struct Left {
+  at::Tensor dout, out, logsumexp;
+};
+inline Rows plain_backward(const Rows& in, const Left& left, double scale, const PlainMask& mask) {
+  const int64_t groups = in.k.size(1), repeat = in.q.size(1) / groups;
+  const at::Tensor k = by_heads(in.k, repeat), v = by_heads(in.v, repeat), dout = by_heads(left.dout, 1);
+  const at::Tensor p = (scores_of(in, scale, mask) - left.logsumexp.unsqueeze(-1)).exp();
+  const at::Tensor common = (dout * by_heads(left.out, 1)).sum(-1, true);
+  const at::Tensor ds = p * (at::matmul(dout, v.transpose(1, 2)) - common) * scale;
+  const auto summed = [&](const at::Tensor& x) { return x.transpose(0, 1).unflatten(1, {groups, repeat}).sum(2); };
+  return {at::matmul(ds, k).transpose(0, 1), summed(at::matmul(ds.transpose(1, 2), by_heads(in.q, 1))),
+          summed(at::matmul(p.transpose(1, 2), dout))};
+}
+
+struct Span {
+  int64_t begin, end;
+  at::Tensor of(const at::Tensor& x, int64_t dim = 0) const { return x.narrow(dim, begin, end - begin); }
+};
+using Spans = std::vector<Span>;
+inline Spans of_samples(int64_t samples, int64_t rows) {
+  Spans spans;
+  for (int64_t i = 0; i < samples; ++i) spans.push_back({i * rows, (i + 1) * rows});
+  return spans;
+}
+
+// Begin and end of each document in rows, by what the operator was told: samples where there are no offsets.
+inline Spans spans_of(const at::Tensor& q, const std::optional<at::Tensor>& offsets, int64_t longest) {
+  Spans spans;
+  if (!offsets.has_value() || !offsets->defined()) {
+    EXPECT_EQ(q.dim(), 4);
+    EXPECT_EQ(q.size(1), longest);
+    return of_samples(q.size(0), longest);
+  }
+  EXPECT_EQ(q.dim(), 3);
+  EXPECT_EQ(offsets->scalar_type(), at::kInt);
+  EXPECT_TRUE(offsets->is_contiguous());
+  const int32_t* at = offsets->const_data_ptr<int32_t>();
+  EXPECT_EQ(at[0], 0);
+  EXPECT_EQ(at[offsets->numel() - 1], q.size(0));
+  for (int64_t i = 0; i + 1 < offsets->numel(); ++i) {
+    EXPECT_LE(at[i], at[i + 1]);
+    EXPECT_LE(at[i + 1] - at[i], longest);
+    if (at[i] < at[i + 1]) spans.push_back({at[i], at[i + 1]});
+  }
+  return spans;
+}
+
+struct LibraryCall {
+  Spans queries, keys;
+  PlainMask mask;
+  double scale;
+  bool documents;
+};
+
+// out and logsumexp of all rows, by document.
+inline std::pair<at::Tensor, at::Tensor> all_rows(const Rows& in, const LibraryCall& call) {
+  std::vector<at::Tensor> outs, sums;
+  for (size_t i = 0; i < call.queries.size(); ++i) {
+    const Span &q = call.queries[i], &k = call.keys[i];
+    const auto [out, sum] = plain_rows({q.of(in.q), k.of(in.k), k.of(in.v)}, call.scale, call.mask);
+    outs.push_back(out), sums.push_back(sum);
+  }
+  return {at::cat(outs, 0), call.documents ? at::cat(sums, 1) : at::stack(sums)};
+}
+// `left` of all rows, its logsumexp as above.
+inline Rows all_rows_backward(const Rows& in, const Left& left, const LibraryCall& call) {
+  std::vector<at::Tensor> dq, dk, dv;
+  for (size_t i = 0; i < call.queries.size(); ++i) {
+    const Span &q = call.queries[i], &k = call.keys[i];
+    const at::Tensor sum = call.documents ? q.of(left.logsumexp, 1) : left.logsumexp[static_cast<int64_t>(i)];
+    const Rows d = plain_backward({q.of(in.q), k.of(in.k), k.of(in.v)}, {q.of(left.dout), q.of(left.out), sum},
+                                  call.scale, call.mask);
+    dq.push_back(d.q), dk.push_back(d.k), dv.push_back(d.v);
+  }
+  return {at::cat(dq), at::cat(dk), at::cat(dv)};
+}
+
+inline at::Tensor flat(const at::Tensor& x) { return (x.dim() == 4 ? x.flatten(0, 1) : x).to(at::kDouble); }
+
+struct FlashArguments {
+  const at::Tensor &q, &k;
+  const std::optional<at::Tensor>&of_q, of_k;
+  int64_t max_q, max_k;
+  double p;
+  bool causal;
+  double scale;
+  std::optional<int64_t> left, right;
+};
+// A causal mask of an operator that is told of more keys than queries is another one.
+inline LibraryCall told(const FlashArguments& a) {
+  const bool documents = a.of_q.has_value() && a.of_q->defined();
+  EXPECT_TRUE(a.max_q == a.max_k || !(a.causal || documents)) << a.max_q << " and " << a.max_k;
+  EXPECT_EQ(a.p, 0);
+  EXPECT_FALSE(a.right.has_value()) << "causal says it";
+  ++(documents ? calls.documents : calls.dense);
+  return {spans_of(a.q, a.of_q, a.max_q),
+          spans_of(a.k, a.of_k, a.max_k),
+          {a.causal, a.left.value_or(-1)},
+          a.scale,
+          documents};
+}
+
+inline std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> flash_forward(
+    const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& of_q,
+    const std::optional<at::Tensor>& of_k, int64_t max_q, int64_t max_k, double p, bool causal, bool debug,
+    std::optional<double> scale, std::optional<int64_t> left, std::optional<int64_t> right,
+    const std::optional<at::Tensor>&, const std::optional<at::Tensor>&) {
+  EXPECT_FALSE(debug);
+  EXPECT_EQ(of_q.has_value(), of_k.has_value());
+  for (const at::Tensor* x : {&q, &k, &v}) EXPECT_EQ(x->stride(-1), 1);
+  const LibraryCall call = told({q, k, of_q, of_k, max_q, max_k, p, causal, scale.value(), left, right});
+  const auto [out, sum] = all_rows({flat(q), flat(k), flat(v)}, call);
+  const at::ScalarType wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return {out.to(q.scalar_type()).view(q.sizes()), sum.to(wide), {}, {}, {}};
+}
+
+inline std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(
+    const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
+    const at::Tensor& logsumexp, const at::Tensor& of_q, const at::Tensor& of_k, int64_t max_q, int64_t max_k,
+    double p, bool causal, const at::Tensor&, const at::Tensor&, std::optional<double> scale,
+    std::optional<int64_t> left, std::optional<int64_t> right) {
+  EXPECT_EQ(of_q.defined(), of_k.defined());
+  const LibraryCall call = told({q, k, of_q, of_k, max_q, max_k, p, causal, scale.value(), left, right});
+  const Rows d =
+      all_rows_backward({flat(q), flat(k), flat(v)}, {flat(dout), flat(out), logsumexp.to(at::kDouble)}, call);
+  return {d.q.to(q.scalar_type()).view(q.sizes()), d.k.to(k.scalar_type()).view(k.sizes()),
+          d.v.to(v.scalar_type()).view(v.sizes())};
+}
+
+// [b, heads, s, d] as rows of each sample.
+inline at::Tensor rows_of(const at::Tensor& x) { return x.transpose(1, 2).flatten(0, 1).to(at::kDouble); }
+inline LibraryCall of_samples(const at::Tensor& q, const at::Tensor& k, bool causal, double scale) {
+  EXPECT_TRUE(q.size(2) == k.size(2) || !causal) << q.sizes() << " and " << k.sizes();
+  ++calls.cudnn;
+  return {of_samples(q.size(0), q.size(2)), of_samples(k.size(0), k.size(2)), {causal, -1}, scale, false};
+}
+
+inline std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, c10::SymInt, c10::SymInt, at::Tensor, at::Tensor,
+                  at::Tensor>
+cudnn_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& bias,
+              bool sums, double p, bool causal, bool debug, std::optional<double> scale) {
+  EXPECT_TRUE(sums && !debug && p == 0 && !bias.has_value());
+  const auto [out, sum] = all_rows({rows_of(q), rows_of(k), rows_of(v)}, of_samples(q, k, causal, scale.value()));
+  const int64_t b = q.size(0), s = q.size(2);
+  // Laid out as the queries of a layer are, sequence first.
+  const at::Tensor laid_out = out.to(q.scalar_type()).unflatten(0, {b, s}).transpose(0, 1).contiguous();
+  return {laid_out.permute({1, 2, 0, 3}), sum.unsqueeze(3), {}, {}, s, s, {}, {}, {}};
+}
+inline std::tuple<at::Tensor, at::Tensor, at::Tensor> cudnn_backward(
+    const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
+    const at::Tensor& logsumexp, const at::Tensor&, const at::Tensor&, const at::Tensor& bias, const at::Tensor& of_q,
+    const at::Tensor& of_k, int64_t max_q, int64_t max_k, double p, bool causal, std::optional<double> scale) {
+  EXPECT_TRUE(!bias.defined() && !of_q.defined() && !of_k.defined() && p == 0);
+  EXPECT_TRUE(max_q == q.size(2) && max_k == k.size(2));
+  EXPECT_EQ(dout.strides(), out.strides()) << "cuDNN would copy";
+  EXPECT_EQ(logsumexp.sizes(), at::IntArrayRef({q.size(0), q.size(1), q.size(2), 1}));
+  EXPECT_TRUE(logsumexp.is_contiguous());
+  const void* place = calls.laid_out_as;
+  EXPECT_TRUE(place == nullptr || out.const_data_ptr() == place) << "a copy of the result";
+  const Rows d =
+      all_rows_backward({rows_of(q), rows_of(k), rows_of(v)}, {rows_of(dout), rows_of(out), logsumexp.squeeze(3)},
+                        of_samples(q, k, causal, scale.value()));
+  const auto back = [](const at::Tensor& x, const at::Tensor& like) {
+    return x.to(like.scalar_type()).unflatten(0, {like.size(0), -1}).transpose(1, 2);
+  };
+  return {back(d.q, q), back(d.k, k), back(d.v, v)};
+}
+
+// While it lives, libtorch's operators on the host are those above.
+class StandIns {
+ public:
+  StandIns() : library_(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__) {
+    library_.impl("_flash_attention_forward", &flash_forward);
+    library_.impl("_flash_attention_backward", &flash_backward);
+    library_.impl("_scaled_dot_product_cudnn_attention", &cudnn_forward);
+    library_.impl("_scaled_dot_product_cudnn_attention_backward", &cudnn_backward);
+    calls.dense = calls.documents = calls.cudnn = 0;
+    calls.laid_out_as = nullptr;
+  }
+
+ private:
+  torch::Library library_;
+};
+
+}  // namespace library_stand_ins
+}  // namespace metroplex::test
