@@ -23,7 +23,7 @@ struct Views {
       : whole(numbers({6, 5, 24}, like)),
         columns(numbers({6, 5, 32}, like).narrow(2, 3, 24)),
         repeated(numbers({24}, like).expand({6, 5, 24})),
-        transposed(numbers({24, 5, 6}, like).permute({2, 1, 0})) {}
+        transposed(numbers({24, 6, 5}, like).permute({1, 2, 0})) {}
   static at::Tensor numbers(at::IntArrayRef sizes, const at::TensorOptions& like) {
     if (like.device().is_meta()) return at::empty(sizes, like);
     return at::randint(-8, 9, sizes, at::TensorOptions().dtype(at::kLong)).to(like.dtype());
