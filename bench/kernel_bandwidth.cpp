@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "cuda/kernels/activation.h"
+#include "cuda/kernels/column_sums.h"
 #include "cuda/kernels/norm.h"
 #include "cuda/kernels/optimizer_step.h"
 #include "cuda/kernels/permutation.h"
@@ -85,6 +86,15 @@ void layers(Bench& b, int64_t rows, int64_t width) {
           norm_backward(operands, shape);
         },
         norm_backward_cuda<Bf16, Bf16>, of, raw<float>(lines), norm);
+  });
+  const ColumnSumsShape columns{rows, width, width};
+  const at::Tensor of_columns = at::empty({column_lines<Bf16>(columns), width}, weight.options());
+  b.line("column_sums", bytes_of({&x}), [&] {
+    cuda::launch(
+        b.target, {"column_sums", {}, {}},
+        [](float* sums, const Bf16* of, float*, const ColumnSumsShape& shape) { column_sums(sums, of, shape); },
+        column_sums_cuda<Bf16>, raw<float>(dweight), static_cast<const Bf16*>(raw<Bf16>(x)), raw<float>(of_columns),
+        columns);
   });
   const at::Tensor wide = b.random({rows, 2 * width});
   const ActivationShape swiglu{rows, width, Activation::silu, true};

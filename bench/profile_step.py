@@ -17,7 +17,7 @@ PHASES = (
     ("loss", r"cross_entropy|statistics_rows|LogitsShape"),
     ("norms, residuals, activations", r"norm|Norm|dropout|Dropout|activation|Activation"),
     ("embedding", r"gather|scatter|Table"),
-    ("adding gradients", r"add_elements|add_column_sums|add_row"),
+    ("adding gradients", r"add_elements|column_sums|add_columns|add_row"),
     ("zeroing, copies, sums of libtorch", r"zero_|fill_|memset|copy_|reduced_float_copy|VectorizedLoop|sum_kernel|add_"),
     ("page faults, allocation", r"malloc|free|mmap|munmap|page_fault|unmap|brk|clear_page|_raw_spin_unlock|\[kernel"),
     ("waiting", r"libgomp|gomp_"),

@@ -8,6 +8,7 @@
 #include <climits>
 
 #include "cuda/kernels/accumulate.h"
+#include "cuda/kernels/column_sums.h"
 #include "cuda/kernels/grouped_product.h"
 #include "nn/product_choice.h"
 #include "nn/torch_compat.h"
@@ -134,6 +135,27 @@ void put_rounded_product(const cuda::Target& target, const at::Tensor& gradient,
   }
 }
 
+// Whether our kernel adds up the rows: on the CPU those of halves, which libtorch would widen first.
+bool own_sums(const cuda::Target& target, const at::Tensor& gradient, const at::Tensor& rows) {
+  return (target.gpu() || is_half(rows)) && gradient.is_contiguous() &&
+         gradient.scalar_type() == acc_type(rows.scalar_type());
+}
+
+void own_bias_gradient(const cuda::Target& target, const at::Tensor& gradient, const at::Tensor& rows, bool adds) {
+  const kernels::ColumnSumsShape shape{rows.size(0), rows.size(1), rows.stride(0), adds};
+  dispatch_element(rows.scalar_type(), [&](auto zero) {
+    using T = decltype(zero);
+    using W = kernels::Wide<T>;
+    at::Tensor lines;
+    if (target.gpu()) lines = at::empty({kernels::column_lines<T>(shape), shape.width}, gradient.options());
+    cuda::launch(
+        target, {"column_sums", {&rows, adds ? &gradient : nullptr}, {&gradient}, {{"adds", adds}}, 0, {&lines}},
+        [](W* out, const T* x, W*, const kernels::ColumnSumsShape& s) { kernels::column_sums(out, x, s); },
+        kernels::column_sums_cuda<T>, elements<W>(gradient), static_cast<const T*>(elements<T>(rows)),
+        elements<W>(lines), shape);
+  });
+}
+
 }  // namespace
 
 at::Tensor linear_product(const cuda::Target& target, const at::Tensor& x, const at::Tensor& matrix) {
@@ -186,18 +208,12 @@ void put_linear_weight_gradient(const cuda::Target& target, at::Tensor& gradient
 
 void put_linear_bias_gradient(const cuda::Target& target, at::Tensor& gradient, const at::Tensor& dy, bool adds) {
   const at::Tensor rows = rows_of(dy);
-  if (!adds_halves(target, gradient, rows)) {
+  if (own_sums(target, gradient, rows)) {
+    own_bias_gradient(target, gradient, rows.stride(1) == 1 ? rows : rows.contiguous(), adds);
+  } else {
     if (adds) gradient.add_(at::sum(rows, {0}, false, gradient.scalar_type()));
     else at::sum_out(gradient, rows, {0}, false, gradient.scalar_type());
-    return;
   }
-  if (!adds) gradient.zero_();
-  const at::Tensor packed = rows.contiguous();
-  dispatch_half(packed.scalar_type(), [&](auto zero) {
-    using T = decltype(zero);
-    cuda::launch(target, {"add_column_sums", {&gradient, &packed}, {&gradient}}, kernels::add_column_sums<T>,
-                 cuda::CpuOnly{}, elements<float>(gradient), elements<T>(packed), packed.size(0), packed.size(1));
-  });
 }
 
 }  // namespace metroplex::nn

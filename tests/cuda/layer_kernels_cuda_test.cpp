@@ -1,5 +1,5 @@
-// The layer kernels of the GPU (activation, rope, cross entropy; norm has its own file) against their CPU twins over
-// dtypes and shapes. Without a GPU the calls must say that they cannot run.
+// The layer kernels of the GPU (activation, sums of columns, rope, cross entropy; norm has its own file) against
+// their CPU twins over dtypes and shapes. Without a GPU the calls must say that they cannot run.
 #include "cuda/twins.h"
 
 #include <string>
@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "cuda/device.h"
 #include "cuda/kernels/activation.h"
+#include "cuda/kernels/column_sums.h"
 #include "cuda/kernels/cross_entropy.h"
 #include "cuda/kernels/rope.h"
 #include "support/gpu.h"
@@ -31,6 +32,18 @@ void check_activation(const ActivationShape& shape) {
   activation_backward_cuda<T>(data<T>(gdy), data<T>(gx), again ? data<Wide<T>>(gbias) : nullptr, data<T>(gdx), shape,
                               current_stream());
   expect_twins<T>(gdx, dx, "gradient of the activation");
+}
+
+// Of whole numbers, whose sums are exact in any order.
+template <class T>
+void check_column_sums(const ColumnSumsShape& s) {
+  SCOPED_TRACE(testing::Message() << s.rows << " x " << s.width << " of " << s.stride << " adds " << s.adds);
+  const at::Tensor x = at::randint(-8, 9, {s.rows, s.stride}, at::kLong).to(kType<T>),
+                   out = at::randint(-8, 9, {s.width}, at::kLong).to(kType<Wide<T>>), gx = on_gpu(x),
+                   gout = on_gpu(out), lines = on_gpu(at::empty({column_lines<T>(s), s.width}, out.options()));
+  column_sums<T>(data<Wide<T>>(out), data<T>(x), s);
+  column_sums_cuda<T>(data<Wide<T>>(gout), data<T>(gx), data<Wide<T>>(lines), s, current_stream());
+  EXPECT_TRUE(at::equal(gout.to(at::kCPU), out));
 }
 
 template <class T>
@@ -80,6 +93,14 @@ void check_all() {
       check_activation<T>({1, 1, kind, gated});
       check_activation<T>({33, 70, kind, gated});
     }
+  }
+  for (const bool adds : {false, true}) {
+    check_column_sums<T>({0, 8, 8, adds});
+    check_column_sums<T>({1, 1, 1, adds});
+    check_column_sums<T>({333, 257, 257, adds});
+    check_column_sums<T>({8192, 768, 768, adds});
+    check_column_sums<T>({2000, 264, 272, adds});
+    check_column_sums<T>({140000, 40, 40, adds});
   }
   check_rope<T>();
   check_cross_entropy<T>({5, 41, 37});

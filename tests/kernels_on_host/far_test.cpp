@@ -1,6 +1,7 @@
 // Indices beyond 2^31 elements: arrays of zeros that take memory where they are touched, of which the blocks that run
 // reach the end.
 #include "cuda/kernels/activation.h"
+#include "cuda/kernels/column_sums.h"
 #include "cuda/kernels/cross_entropy.h"
 #include "cuda/kernels/dropout_block.h"
 #include "cuda/kernels/dropout_norm.h"
@@ -187,6 +188,22 @@ TEST(FarOnHost, NormsBehindDropoutAndTheirGradientsReachLargeArrays) {
   dropout_norm_backward_cuda<Bf16, Bf16>(backward, drawn.data(), lines.data(), shape, nullptr);
   EXPECT_EQ(load(dx.data()[last - 1]), 128.0F);
   EXPECT_EQ(load(drawn.data()[last - 1]), 128.0F);
+  set_order({});
+}
+
+// The last line is one row.
+TEST(FarOnHost, SumsOfColumnsReachTheLastRow) {
+  const int64_t width = 1024, rows = kFar / width + 1, last = rows * width - 1;
+  const ColumnSumsShape s{rows, width, width};
+  ASSERT_EQ(column_rows_per_line<Bf16>(s), 4096);
+  ASSERT_EQ(rows % 4096, 1);
+  const FarArray<Bf16> x(rows * width, "x");
+  const FarArray<float> out(width, "out"), lines(column_lines<Bf16>(s) * width, "lines");
+  x.data()[last] = kThree;
+  // The last columns of the last line, and the thread block that adds up the last columns of all lines.
+  set_order({0, {static_cast<uint64_t>(column_lines<Bf16>(s) * 4 - 1), static_cast<uint64_t>(width / 8 - 1)}});
+  column_sums_cuda<Bf16>(out.data(), x.data(), lines.data(), s, nullptr);
+  EXPECT_EQ(out.data()[width - 1], 3.0F);
   set_order({});
 }
 

@@ -10,6 +10,7 @@
 #include "cuda/kernels/route.h"
 #include "cuda/kernels/attention_scores.h"
 #include "cuda/kernels/block8.h"
+#include "cuda/kernels/column_sums.h"
 #include "cuda/kernels/cross_entropy.h"
 #include "cuda/kernels/dropout_norm.h"
 #include "cuda/kernels/echo_plan.h"
@@ -50,6 +51,7 @@ void run_layers(const Room& r) {
   const ActivationShape gelu{kRows, kWidth, Activation::gelu, false};
   activation_forward_cuda<Bf16>(r.x.data(), r.row.data(), r.y.data(), gelu, nullptr);
   activation_backward_cuda<Bf16>(r.y.data(), r.x.data(), r.row.data(), r.z.data(), gelu, nullptr);
+  column_sums_cuda<Bf16>(r.more.data(), r.x.data(), r.f.data(), {kRows, kWidth, kWidth}, nullptr);
   rope_cuda<Bf16>(r.x.data(), r.f.data(), r.g.data(), 1, {16, 1, 8, 128, 1024, 1024, 128}, nullptr);
   const LogitsShape logits{kRows, kWidth, kWidth};
   cross_entropy_statistics_cuda<Bf16>(r.x.data(), r.i.data(), {r.mean.data(), r.rstd.data(), r.more.data(), nullptr},
@@ -191,7 +193,7 @@ std::set<std::string> launched_in_sources() {
   std::set<std::string> names;
   const std::filesystem::path folder = METROPLEX_SOURCE_DIR "/metroplex/cuda/kernels";
   for (const auto& file : std::filesystem::directory_iterator(folder)) {
-    if (file.path().extension() != ".cu" && file.path().filename() != "norm_device.h") continue;
+    if (file.path().extension() != ".cu") continue;
     std::ifstream in(file.path());
     for (std::string line; std::getline(in, line);) {
       const size_t begin = line.find('"') + 1, end = line.find('"', begin);

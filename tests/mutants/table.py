@@ -368,4 +368,7 @@ MUTANTS = [
     ("a_row_of_keys_forgets_its_first", "cuda/kernels/attention_scores_row.h", "  const int first = row.begin / kQuad * kQuad, lane", "  const int first = (row.begin + 1) / kQuad * kQuad, lane", "nn_test AttentionByProducts*"),
     ("sums_of_rows_share_a_buffer", "cuda/kernels/norm_device.h", "  turn ^= 1;\n", "", "kernels_on_host NormOnHost*"),
     ("dot_without_rstd", "cuda/kernels/norm_device.h", "dot = sums[1] * share * rstd;", "dot = sums[1] * share;", "kernels_on_host NormOnHost*"),
+    ("packs_of_rows_of_any_stride", "cuda/kernels/column_sums.cu", "shape.stride % kPack == 0 && ", "", "kernels_on_host ColumnSums*"),
+    ("written_sums_are_added", "cuda/kernels/column_sums.cu", "s.adds ? to + sum : sum", "to + sum", "kernels_on_host ColumnSums*"),
+    ("columns_apart_as_if_in_rows", "nn/matmul.cpp", "rows.stride(1) == 1 ? rows : rows.contiguous()", "rows", "nn_test BiasGradient*"),
 ]

@@ -1,8 +1,5 @@
 #include <ATen/Parallel.h>
 
-#include <algorithm>
-#include <vector>
-
 #include "cuda/kernels/accumulate.h"
 
 #pragma GCC optimize("O3,no-math-errno,no-trapping-math")
@@ -25,20 +22,7 @@ void add_elements(float* out, const T* x, int64_t n) {
   at::parallel_for(0, n, 32768, [&](int64_t begin, int64_t end) { add_row(out + begin, x + begin, end - begin); });
 }
 
-template <class T>
-void add_column_sums(float* out, const T* x, int64_t rows, int64_t width) {
-  at::parallel_for(0, width, std::max<int64_t>(64, 65536 / std::max<int64_t>(1, rows)),
-                   [&](int64_t begin, int64_t end) {
-                     std::vector<float> sums(static_cast<size_t>(end - begin));
-                     for (int64_t row = 0; row < rows; ++row)
-                       add_row(sums.data(), x + row * width + begin, end - begin);
-                     for (int64_t i = begin; i < end; ++i) out[i] += sums[static_cast<size_t>(i - begin)];
-                   });
-}
-
-#define MPX_INSTANTIATE(T)                                  \
-  template void add_elements<T>(float*, const T*, int64_t); \
-  template void add_column_sums<T>(float*, const T*, int64_t, int64_t)
+#define MPX_INSTANTIATE(T) template void add_elements<T>(float*, const T*, int64_t)
 MPX_INSTANTIATE(Bf16);
 MPX_INSTANTIATE(F16);
 

@@ -5,6 +5,7 @@
 #include "cuda/kernels/route.h"
 #include "cuda/kernels/attention_scores.h"
 #include "cuda/device.h"
+#include "cuda/kernels/column_sums.h"
 #include "cuda/kernels/cross_entropy.h"
 #include "cuda/kernels/dropout.h"
 #include "cuda/kernels/echo_plan.h"
@@ -69,6 +70,8 @@ MPX_NO_KERNEL(attention_softmax, const AttentionSoftmax<T>&, const AttentionShap
 template <class T>
 MPX_NO_KERNEL(attention_softmax_backward, const AttentionSoftmaxBackward<T>&, const AttentionShape&,
               const ScoreBlock&)
+template <class T>
+MPX_NO_KERNEL(column_sums, Wide<T>*, const T*, Wide<T>*, const ColumnSumsShape&)
 template <class T>
 MPX_NO_KERNEL(gather_rows, const T*, const int64_t*, T*, bool, const TableShape&)
 template <class T>
@@ -137,6 +140,7 @@ const Function OfElement<T>::kAll[] = {Function(&activation_forward_cuda<T>),
                                        Function(&activation_backward_cuda<T>),
                                        Function(&attention_softmax_cuda<T>),
                                        Function(&attention_softmax_backward_cuda<T>),
+                                       Function(&column_sums_cuda<T>),
                                        Function(&gather_rows_cuda<T>),
                                        Function(&permute_rows_cuda<T>),
                                        Function(&sum_rows_cuda<T>),

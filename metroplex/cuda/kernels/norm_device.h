@@ -2,8 +2,9 @@
 // while it is in the cache.
 #pragma once
 
-#include "cuda/kernels/norm.h"
+#include "cuda/kernels/column_sums.h"
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/norm.h"
 #include "cuda/kernels/wide_access.h"
 
 namespace metroplex::cuda::kernels {
@@ -251,32 +252,10 @@ unsigned norm_room_bytes(const NormShape& s, bool with_bias, int packs) {
   return packs == 0 && bytes <= kMost ? static_cast<unsigned>(bytes) : 0;
 }
 
-constexpr unsigned kNormSumColumns = 8;  // 32 bytes of floats: what a GPU reads at least
-
-// dweight and dbias out of the lines: a thread block takes kNormSumColumns columns of the lines.
-template <class T>
-__global__ void __launch_bounds__(kThreads) norm_sum_kernel(const T* lines, T* dweight, T* dbias, NormShape s) {
-  constexpr unsigned kParts = kThreads / kNormSumColumns;
-  __shared__ T parts[kParts][kNormSumColumns];
-  const unsigned lane = threadIdx.x % kNormSumColumns, part = threadIdx.x / kNormSumColumns;
-  const int64_t column = int64_t{blockIdx.x} * kNormSumColumns + lane, num_lines = norm_lines(s),
-                columns = (dbias != nullptr ? 2 : 1) * s.width;
-  T sum = 0;
-  for (int64_t line = part; column < columns && line < num_lines; line += kParts)
-    sum += lines[line * 2 * s.width + column];
-  parts[part][lane] = sum;
-  __syncthreads();
-  if (part > 0 || column >= columns) return;
-  for (unsigned p = 1; p < kParts; ++p) sum += parts[p][lane];
-  (column < s.width ? dweight[column] : dbias[column - s.width]) = sum;
-}
-
+// dweight and dbias, which may be null, out of the lines.
 template <class T>
 void sum_norm_lines(const T* lines, T* dweight, T* dbias, const NormShape& s, CUstream_st* stream) {
-  const int64_t columns = (dbias != nullptr ? 2 : 1) * s.width;
-  const int64_t blocks = (columns + kNormSumColumns - 1) / kNormSumColumns;
-  launch_kernel("norm_weight_sums", norm_sum_kernel<T>, Grid{static_cast<unsigned>(blocks), kThreads, 0, stream},
-                lines, dweight, dbias, s);
+  sum_lines_cuda<T>({lines, norm_lines(s), 2 * s.width, s.width, {dweight, dbias}}, stream);
 }
 
 }  // namespace metroplex::cuda::kernels
