@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <vector>
@@ -24,8 +25,8 @@ class Variables {
     const std::string value = text(name);
     return value.empty() ? lowest : parse(name, value, lowest, highest);
   }
-  int number_or(const std::string& name, int otherwise, int highest) {
-    return has(name) ? number(name, 0, highest) : otherwise;
+  int number_or(const std::string& name, int otherwise, int highest, int lowest = 0) {
+    return has(name) ? number(name, lowest, highest) : otherwise;
   }
   void check_complete() const {
     std::string names;
@@ -92,7 +93,7 @@ LaunchEnvironment read_six(Variables& variables, const std::string& prefix, bool
   launch.rank = variables.number(prefix + "RANK", 0, kMaxRanks);
   launch.world_size = variables.number(prefix + "WORLD_SIZE", 1, kMaxRanks);
   launch.local_rank = variables.number_or(prefix + "LOCAL_RANK", alone ? launch.rank : 0, kMaxRanks);
-  launch.local_size = variables.number_or(prefix + "LOCAL_WORLD_SIZE", alone ? launch.world_size : 1, kMaxRanks);
+  launch.local_size = variables.number_or(prefix + "LOCAL_WORLD_SIZE", alone ? launch.world_size : 1, kMaxRanks, 1);
   launch.master_addr = variables.text(prefix + "MASTER_ADDR");
   launch.master_port = static_cast<uint16_t>(variables.number(prefix + "MASTER_PORT", 1, kMaxPort));
   return launch;
@@ -145,7 +146,7 @@ LaunchEnvironment read_slurm(const Environment& environment) {
   launch.local_rank = variables.number("SLURM_LOCALID", 0, kMaxRanks);
   const std::string tasks =
       environment("SLURM_STEP_TASKS_PER_NODE").value_or(environment("SLURM_TASKS_PER_NODE").value_or("1"));
-  launch.local_size = tasks_on_node(tasks, variables.number_or("SLURM_NODEID", 0, kMaxRanks));
+  launch.local_size = std::max(1, tasks_on_node(tasks, variables.number_or("SLURM_NODEID", 0, kMaxRanks)));
   if (variables.has("MASTER_ADDR")) {
     launch.master_addr = variables.text("MASTER_ADDR");
   } else {

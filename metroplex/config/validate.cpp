@@ -35,7 +35,16 @@ static std::string fix_for_limit(const Field& field) {
     const std::string nearest = base::nearest_name(to_text(field), field.limits.choices);
     return nearest.empty() ? "choose one of them" : "did you mean " + nearest + "?";
   }
-  return "choose a value inside";
+  const bool number = std::holds_alternative<int64_t*>(field.member) || std::holds_alternative<double*>(field.member);
+  return number ? "choose a value inside" : "choose another name or path";
+}
+
+static void set_to(const Field& field, const Field& standard) {
+  if (auto* const list = std::get_if<std::vector<std::string>*>(&field.member)) {
+    **list = *std::get<std::vector<std::string>*>(standard.member);
+    return;
+  }
+  MPX_ASSERT(assign_scalar(field, to_text(standard)), field.key());
 }
 
 // The violations of each key's own limits. Those keys get their default in `config`, so that the rules behind can
@@ -49,7 +58,7 @@ static std::vector<Violation> check_limits(Config& config) {
     if (rule.empty()) continue;
     const std::string value = to_text(list[i]);
     found.push_back({list[i].key(), value.empty() ? "(empty)" : value, rule, fix_for_limit(list[i])});
-    MPX_ASSERT(assign_scalar(list[i], to_text(standard[i])), list[i].key());
+    set_to(list[i], standard[i]);
   }
   return found;
 }

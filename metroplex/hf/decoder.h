@@ -49,6 +49,8 @@ enum class Window { refused, said, switched };
 Settings decoder_settings(const ConfigReader& config, Window window);
 // The same without num_query_groups and kv_channels.
 Settings decoder_settings_without_heads(const ConfigReader& config, Window window);
+// As many as model.num_layers takes.
+int64_t num_layers(const ConfigReader& config);
 // Its parts: sizes, rotary positions, embeddings, RMSNorm; num_query_groups and kv_channels; the windows of
 // layer_types, or `otherwise`.
 Settings sizes_and_positions(const ConfigReader& config);

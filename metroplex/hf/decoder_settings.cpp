@@ -134,7 +134,7 @@ void add_windows(const ConfigReader& config, const std::vector<bool>& otherwise,
 }
 
 static void add_window(const ConfigReader& config, Window window, Settings& s) {
-  const auto layers = static_cast<size_t>(std::clamp<int64_t>(config.integer("num_hidden_layers"), 0, 100000));
+  const auto layers = static_cast<size_t>(num_layers(config));
   if (window == Window::refused) {
     const int64_t positions = config.integer("max_position_embeddings", 2048);
     config.require(config.integer("sliding_window", positions) >= positions, "sliding_window",
@@ -149,9 +149,15 @@ static void add_window(const ConfigReader& config, Window window, Settings& s) {
   }
 }
 
+int64_t num_layers(const ConfigReader& config) {
+  const int64_t layers = config.integer("num_hidden_layers");
+  config.require(layers > 0 && layers <= 100000, "num_hidden_layers", "a number from 1 to 100000");
+  return layers;
+}
+
 Settings sizes_and_positions(const ConfigReader& config) {
   Settings s;
-  set(s, "num_layers", config.integer("num_hidden_layers"));
+  set(s, "num_layers", num_layers(config));
   set(s, "hidden_size", config.integer("hidden_size"));
   set(s, "num_attention_heads", config.integer("num_attention_heads"));
   set(s, "ffn_hidden_size", config.integer("intermediate_size"));

@@ -18,7 +18,7 @@ Due due_after(const config::Config& config, const Position& position, bool stop_
   due.leave = !due.last && (stop_asked || at_multiple(position.iteration, t.exit_interval));
   due.log = at_multiple(position.iteration, t.log_interval) || due.last || stop_asked;
   due.save = at_multiple(position.iteration, config.checkpoint.save_interval) || due.last || stop_asked || due.leave;
-  due.evaluate = !due.last && !due.leave && at_multiple(position.iteration, t.eval_interval);
+  due.evaluate = !due.last && !stop_asked && at_multiple(position.iteration, t.eval_interval);
   return due;
 }
 

@@ -52,15 +52,9 @@ bool goes_on_in_place(const config::Checkpoint& c, files::FileSystem& disk) {
   return load == save || files::parent_directory(load) == save;
 }
 
-void check_save_folder(const config::Config& config, files::FileSystem& disk) {
+static void check_nothing_saved(const config::Config& config, files::FileSystem& disk) {
   const config::Checkpoint& c = config.checkpoint;
-  // Its iterations begin at 0 again: what it saves would make a branch of the run it came from, which retention
-  // removes.
-  MPX_CHECK(!c.finetune || !goes_on_in_place(c, disk), "config",
-            "checkpoint.finetune begins a new run, but checkpoint.save = ", c.save,
-            " is where checkpoint.load = ", c.load,
-            " lies: the checkpoints it starts from would be removed; choose another checkpoint.save");
-  if (c.save.empty() || goes_on_in_place(c, disk) || !disk.is_directory(c.save)) return;
+  if (c.save.empty() || !disk.is_directory(c.save)) return;
   std::vector<std::string> names;
   for (const std::string& name : disk.list(c.save)) {
     if (name[0] != '.' && !checkpoint::is_run_config(name) && !own_output(config, c.save, name, disk))
@@ -69,6 +63,19 @@ void check_save_folder(const config::Config& config, files::FileSystem& disk) {
   MPX_CHECK(names.empty(), "checkpoint", "checkpoint.save = ", c.save, " is not empty (", some_of(names),
             ") and nothing is loaded from it: the checkpoints of two runs would mix there. Add checkpoint.load = ",
             c.save, " to go on with that run, choose another checkpoint.save, or move that folder away");
+}
+
+void check_save_folder(const config::Config& config, files::FileSystem& disk) {
+  const config::Checkpoint& c = config.checkpoint;
+  // Its iterations begin at 0 again: what it saves would make a branch of the run it came from, which retention
+  // removes.
+  MPX_CHECK(!c.finetune || !goes_on_in_place(c, disk), "config",
+            "checkpoint.finetune begins a new run, but checkpoint.save = ", c.save,
+            " is where checkpoint.load = ", c.load,
+            " lies: the checkpoints it starts from would be removed; choose another checkpoint.save");
+  // A checkpoint in there that is not there is not gone on with.
+  const bool there = same_folder(c.load, c.save, disk) || disk.is_directory(c.load);
+  if (!goes_on_in_place(c, disk) || !there) check_nothing_saved(config, disk);
 }
 
 void check_writable(const std::string& save, files::FileSystem& disk) {
@@ -93,6 +100,7 @@ void check_fresh_start(const config::Config& config, const std::vector<std::stri
       !c.save.empty(), "checkpoint", "there is no checkpoint in checkpoint.load = ", c.load,
       ", and without checkpoint.save this is not the first start of a run that goes on there; is the path right? "
       "Leave checkpoint.load out to start anew");
+  if (!same_folder(c.load, c.save, disk)) check_nothing_saved(config, disk);
 }
 
 std::string set_aside(const std::string& path, files::FileSystem& disk) {

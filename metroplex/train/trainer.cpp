@@ -353,10 +353,6 @@ bool Job::do_what_is_due(const StepOutcome& outcome) {
   if (due.log) log_interval(outcome);
   const Clock::time_point paused = Clock::now();  // saving and evaluating do not count as time per iteration
   if (due.save && !a_->config.checkpoint.save.empty()) save(due.leave || !more());
-  if (due.leave) {
-    summary_.ending = outcome.stop ? Ending::stopped : Ending::exit_interval;
-    return true;
-  }
   if (due.evaluate && data_.has(kValid)) {
     const auto loss = evaluate(kValid, samples_evaluated(position_.iteration / a_->config.train.eval_interval - 1));
     if (!loss) {
@@ -364,6 +360,10 @@ bool Job::do_what_is_due(const StepOutcome& outcome) {
       return true;
     }
     summary_.validation_loss = *loss;
+  }
+  if (due.leave) {
+    summary_.ending = outcome.stop ? Ending::stopped : Ending::exit_interval;
+    return true;
   }
   interval_.leave_out(Clock::now() - paused);
   return false;

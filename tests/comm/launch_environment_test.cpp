@@ -39,6 +39,8 @@ TEST(LaunchEnvironment, ReadsTorchrunAndItsAgentStore) {
   EXPECT_EQ(launch.local_size, 4);
   EXPECT_EQ(launch.master_addr, "10.0.0.1");
   EXPECT_EQ(launch.master_port, 4711);
+  variables["LOCAL_WORLD_SIZE"] = "0";
+  EXPECT_NE(refusal(variables).find("LOCAL_WORLD_SIZE=0 is not an integer from 1"), std::string::npos);
 }
 
 TEST(LaunchEnvironment, NamesAllVariablesThatAreMissing) {

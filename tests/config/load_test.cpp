@@ -259,6 +259,32 @@ TEST(Fields, EveryKeyIsUniqueHelpfulAndInsideItsOwnLimitsByDefault) {
   EXPECT_GT(keys.size(), 150u);
 }
 
+// What is saved of a configuration is JSON, which has no other bytes.
+TEST(Fields, OfTextAreUtf8) {
+  const auto rule = [](const std::string& text) {
+    Config config;
+    config.checkpoint.save = text;
+    for (const Field& field : fields(config)) {
+      if (field.key() == "checkpoint.save") return broken_limit(field);
+    }
+    return std::string("no such key");
+  };
+  for (const char* text : {"", "plain",
+                           "gr\xc3\xb6\xc3\x9f"
+                           "e",
+                           "\xe2\x82\xac", "\xf0\x9f\x98\x80", "\xf4\x8f\xbf\xbf"})
+    EXPECT_EQ(rule(text), "") << text;
+  for (const char* text :
+       {"d\xff", "\xc3", "\xc0\x80", "\xe0\x80\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe2\x82", "\x80"})
+    EXPECT_EQ(rule(text), "must be UTF-8") << text;
+  Config config;
+  config.data.data_path = {"good", "d\xff"};
+  const std::vector<Violation> found = violations(config, 1);
+  ASSERT_FALSE(found.empty());
+  EXPECT_EQ(found[0].key, "data.data_path");
+  EXPECT_EQ(found[0].rule, "must be UTF-8");
+}
+
 // A member that nobody described would neither load nor print. Fields hold pointers into the object, so together
 // they must reach all of it but padding.
 TEST(Fields, ReachEveryByteOfEverySectionButPadding) {

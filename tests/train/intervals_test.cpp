@@ -41,9 +41,11 @@ TEST(Intervals, TheLastStepLogsAndSavesAndLeavesEvaluationToTheEnd) {
   EXPECT_EQ(words(after(every(100, 0, 5, 5), 10)), "log save last ");
 }
 
-TEST(Intervals, WhoIsAskedToStopOrReachesTheExitIntervalSavesAndEvaluatesNoMore) {
+// The run that goes on from there does not evaluate again.
+TEST(Intervals, WhoReachesTheExitIntervalSavesAndEvaluatesAndWhoIsAskedToStopOnlySaves) {
   const config::Config c = every(100, 0, 5, 5);
-  EXPECT_EQ(words(after(c, 5)), "save leave ");
+  EXPECT_EQ(words(after(c, 5)), "save evaluate leave ");
+  EXPECT_EQ(words(after(c, 5, true)), "log save leave ");
   EXPECT_EQ(words(after(c, 4, true)), "log save leave ");
   EXPECT_EQ(words(after(c, 10, true)), "log save last ");
 }

@@ -52,6 +52,24 @@ TEST(RunFolders, ANonEmptySaveFolderIsForTheRunThatLoadsFromIt) {
   EXPECT_EQ(check(), "");
 }
 
+// A name that was mistyped or whose checkpoint is gone: retention would remove what is there.
+TEST(RunFolders, ACheckpointThatIsNotInTheSaveFolderIsNoReasonToBeginAnewThere) {
+  const Folder folder;
+  files::PosixFileSystem disk;
+  config::Config config;
+  const std::string save = config.checkpoint.save = folder.at("ck");
+  disk.make_directories(save + "/iter_0000002");
+  config.checkpoint.load = save + "/iter_0000003";
+  const auto check = [&] { return error_of([&] { train::check_save_folder(config, disk); }); };
+  EXPECT_NE(check().find("is not empty (iter_0000002)"), std::string::npos) << check();
+  config.checkpoint.load = save + "/iter_0000002";
+  EXPECT_EQ(check(), "");
+  const std::string empty = error_of([&] { train::check_fresh_start(config, {}, disk); });
+  EXPECT_NE(empty.find("nothing is loaded from it"), std::string::npos) << "a folder without a checkpoint: " << empty;
+  config.checkpoint.load = save;
+  EXPECT_EQ(check(), "");
+}
+
 TEST(RunFolders, WhatIsThereOfAPathMustBeAFolder) {
   files::MemoryFileSystem disk;
   disk.make_directory("/runs");

@@ -37,7 +37,7 @@ struct Defaults {
 
 // False where all layers are dense.
 static bool add_experts(const ConfigReader& config, const Defaults& d, Settings& s) {
-  const int64_t layers = config.integer("num_hidden_layers");
+  const int64_t layers = num_layers(config);
   const int64_t dense = config.integer("first_k_dense_replace", d.first_dense);
   const int64_t experts = config.integer_or_null("n_routed_experts", d.experts);
   config.require(config.integer("moe_layer_freq", 1) == 1, "moe_layer_freq", "1");

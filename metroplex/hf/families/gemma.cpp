@@ -21,7 +21,7 @@ static Settings shared_settings(const ConfigReader& config, int64_t full_every) 
   set(s, "activation", act == "gelu_pytorch_tanh" ? "gelu_tanh" : act);
   config.require(!config.flag("use_bidirectional_attention", false), "use_bidirectional_attention", "false");
   std::vector<bool> slides;
-  for (int64_t i = 0; i < config.integer("num_hidden_layers"); ++i) slides.push_back((i + 1) % full_every != 0);
+  for (int64_t i = 0; i < num_layers(config); ++i) slides.push_back((i + 1) % full_every != 0);
   add_windows(config, slides, s);
   const bool biases = config.flag("attention_bias", false);
   set(s, "family", "gpt");

@@ -30,7 +30,7 @@ static Settings settings(const Json& given) {
   config.require(config.flag("attention_bias", true), "attention_bias", "true");
   config.require(config.number("swiglu_alpha", 1.702) == 1.702, "swiglu_alpha", "1.702");
   std::vector<bool> slides;
-  for (int64_t i = 0; i < config.integer("num_hidden_layers"); ++i) slides.push_back(i % 2 == 0);
+  for (int64_t i = 0; i < num_layers(config); ++i) slides.push_back(i % 2 == 0);
   add_windows(config, slides, s);
   set(s, "family", "gpt");
   set(s, "add_bias_linear", true);

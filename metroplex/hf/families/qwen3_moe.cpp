@@ -20,7 +20,7 @@ static std::string layers_with_experts(const ConfigReader& config) {
     dense = list.get<std::vector<int64_t>>();
   }
   std::vector<bool> layers;
-  for (int64_t i = 0; i < config.integer("num_hidden_layers"); ++i)
+  for (int64_t i = 0; i < num_layers(config); ++i)
     layers.push_back((i + 1) % step == 0 && std::find(dense.begin(), dense.end(), i) == dense.end());
   return layer_pattern(layers);
 }
