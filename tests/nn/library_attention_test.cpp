@@ -183,6 +183,35 @@ TEST(LibraryAttention, OfChosenRowsIsTheBlockedKernels) {
   EXPECT_GT(calls.cudnn, 100);
 }
 
+// What blocks cannot say is left to own kernels; of one run of positions the operators take windows.
+TEST(LibraryAttention, OfChosenRowsHasNoWindowsNoDocumentsAndNoFp32) {
+  const StandIns stand_ins;
+  const auto positions = [](const std::vector<nn::RowRun>& runs) {
+    std::vector<at::Tensor> rows;
+    for (const nn::RowRun& run : runs) rows.push_back(at::arange(run.first, run.first + run.count, at::kLong));
+    return nn::Positions{0, at::cat(rows), 16, runs};
+  };
+  const nn::Positions ends = positions({{0, 4}, {12, 4}}), later = positions({{8, 8}});
+  const auto takes = [&](const nn::Positions& rows, at::ScalarType type, int64_t window, bool documents) {
+    const nn::CoreInputs in = inputs(8, 2, 4, 2, 16, type);
+    nn::CoreSpec spec = core_spec(in);
+    spec.target = kGpu, spec.window = window;
+    nn::Microbatch batch;
+    if (documents) batch.document_ids = at::zeros({2, 16}, at::kLong);
+    if (documents) batch.document_offsets = at::tensor({0, 16, 32}, at::kLong);
+    return nn::library_attention(in, {spec, {rows, rows}, batch}).has_value();
+  };
+  EXPECT_TRUE(takes(ends, at::kBFloat16, -1, false));
+  EXPECT_FALSE(takes(ends, at::kBFloat16, 3, false));
+  EXPECT_FALSE(takes(ends, at::kBFloat16, -1, true));
+  EXPECT_FALSE(takes(ends, at::kFloat, -1, false));
+  EXPECT_TRUE(takes(later, at::kBFloat16, 3, false));
+  EXPECT_FALSE(takes(later, at::kBFloat16, -1, true)) << "offsets are of whole sequences";
+  nn::Positions unknown = ends;
+  unknown.runs.clear();
+  EXPECT_FALSE(takes(unknown, at::kBFloat16, -1, false));
+}
+
 TEST(LibraryAttention, AnOperatorIsNotAskedForWhatItDoesNotKnow) {
   const nn::FusedInputs in{at::zeros({1, 1, 4, 8}), at::zeros({1, 1, 4, 8}), at::zeros({1, 1, 4, 8})};
   for (const nn::FusedSpec& spec :
