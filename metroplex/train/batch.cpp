@@ -132,6 +132,7 @@ nn::Microbatch batch_of(const BatchMessage& message, const int64_t* header) {
 
 using Runs = std::vector<nn::RowRun>;
 
+constexpr int64_t kRowLists = 3;
 // row_runs, rank_rows, all_runs, and then the lists of keys and keys_of_groups.
 std::vector<Runs> lists_of(const nn::Microbatch& batch) {
   std::vector<Runs> lists{batch.row_runs, batch.rank_rows, batch.all_runs};
@@ -145,7 +146,7 @@ void set_lists(nn::Microbatch& batch, const std::vector<Runs>& lists, const int6
   batch.row_runs = lists[0];
   batch.rank_rows = lists[1];
   batch.all_runs = lists[2];
-  auto next = lists.begin() + 3;
+  auto next = lists.begin() + kRowLists;
   const auto take = [&](std::vector<Runs>& to, int64_t count) {
     to.assign(next, next + count);
     next += count;
@@ -273,7 +274,7 @@ std::vector<nn::Microbatch> broadcast_batches(const std::vector<nn::Microbatch>&
     comm::broadcast(message.ids, 0, group);
     comm::broadcast(message.mask, 0, group);
     out.push_back(batch_of(message, header));
-    std::vector<Runs> lists(static_cast<size_t>(2 + 2 * (header[kKeys] + header[kGroupKeys])));
+    std::vector<Runs> lists(static_cast<size_t>(kRowLists + 2 * (header[kKeys] + header[kGroupKeys])));
     for (int64_t i = 0; i < header[kRuns]; ++i, run += 3)
       lists.at(static_cast<size_t>(run[0])).push_back({run[1], run[2]});
     set_lists(out.back(), lists, header);

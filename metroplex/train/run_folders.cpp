@@ -1,5 +1,7 @@
 #include "train/run_folders.h"
 
+#include <utility>
+
 #include "base/error.h"
 #include "checkpoint/directory.h"
 #include "files/file_system.h"
@@ -65,8 +67,24 @@ static void check_nothing_saved(const config::Config& config, files::FileSystem&
             c.save, " to go on with that run, choose another checkpoint.save, or move that folder away");
 }
 
+static void check_export_folder(const config::Config& config, files::FileSystem& disk) {
+  const config::Checkpoint& c = config.checkpoint;
+  if (c.export_hf.empty()) return;
+  const std::string problem = disk.make_problem(c.export_hf);
+  MPX_CHECK(problem.empty(), "files", "checkpoint.export_hf = ", c.export_hf, ": ", problem,
+            "; choose another checkpoint.export_hf");
+  for (const auto& [key, path] : {std::pair("checkpoint.save", c.save),
+                                  {"train.tensorboard_dir", config.train.tensorboard_dir},
+                                  {"train.metrics_file", config.train.metrics_file},
+                                  {"train.expert_trace_file", config.train.expert_trace_file}}) {
+    MPX_CHECK(!same_folder(path, c.export_hf, disk), "config", "checkpoint.export_hf = ", c.export_hf, " is ", key,
+              " too, and must be a directory of its own; choose another checkpoint.export_hf");
+  }
+}
+
 void check_save_folder(const config::Config& config, files::FileSystem& disk) {
   const config::Checkpoint& c = config.checkpoint;
+  check_export_folder(config, disk);
   // Its iterations begin at 0 again: what it saves would make a branch of the run it came from, which retention
   // removes.
   MPX_CHECK(!c.finetune || !goes_on_in_place(c, disk), "config",

@@ -70,6 +70,24 @@ TEST(RunFolders, ACheckpointThatIsNotInTheSaveFolderIsNoReasonToBeginAnewThere) 
   EXPECT_EQ(check(), "");
 }
 
+TEST(RunFolders, AnExportIsADirectoryOfItsOwnThatCanBeMade) {
+  files::MemoryFileSystem disk;
+  disk.make_directory("/runs");
+  disk.replace_file("/runs/file", "");
+  config::Config config;
+  config.checkpoint.save = "/runs/a";
+  config.train.tensorboard_dir = "/runs/tb";
+  const auto check = [&](const std::string& directory) {
+    config.checkpoint.export_hf = directory;
+    return error_of([&] { train::check_save_folder(config, disk); });
+  };
+  EXPECT_EQ(check("/runs/hf"), "");
+  EXPECT_EQ(check("/runs/a/hf"), "");
+  EXPECT_NE(check("/runs/a").find("checkpoint.export_hf = /runs/a is checkpoint.save too"), std::string::npos);
+  EXPECT_NE(check("/runs/tb").find("is train.tensorboard_dir too"), std::string::npos);
+  EXPECT_NE(check("/runs/file/hf").find("/runs/file is no folder"), std::string::npos);
+}
+
 TEST(RunFolders, WhatIsThereOfAPathMustBeAFolder) {
   files::MemoryFileSystem disk;
   disk.make_directory("/runs");
