@@ -103,8 +103,8 @@ int main(int argc, char** argv) {
   fill_closed_streams();
   keep_freed_memory();
   explain_bus_errors();
-  std::signal(SIGXFSZ,
-              SIG_IGN);  // a write over the limit of file sizes fails as on a full disk; also in what is started
+  // Here and in what is started from here a write over the limit of file sizes fails as on a full disk.
+  std::signal(SIGXFSZ, SIG_IGN);
   try {
     std::vector<char*> words(argv, argv + argc);
     take_help_topic(program, words);

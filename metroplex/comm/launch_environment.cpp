@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <vector>
@@ -146,7 +145,9 @@ LaunchEnvironment read_slurm(const Environment& environment) {
   launch.local_rank = variables.number("SLURM_LOCALID", 0, kMaxRanks);
   const std::string tasks =
       environment("SLURM_STEP_TASKS_PER_NODE").value_or(environment("SLURM_TASKS_PER_NODE").value_or("1"));
-  launch.local_size = std::max(1, tasks_on_node(tasks, variables.number_or("SLURM_NODEID", 0, kMaxRanks)));
+  launch.local_size = tasks_on_node(tasks, variables.number_or("SLURM_NODEID", 0, kMaxRanks));
+  MPX_CHECK(launch.local_size > 0, "comm", "Slurm's tasks of each node, ", tasks,
+            ", are none here; start ranks with srun");
   if (variables.has("MASTER_ADDR")) {
     launch.master_addr = variables.text("MASTER_ADDR");
   } else {

@@ -14,7 +14,6 @@ struct AttentionRow {
   bool (*takes)(const AttentionCase& c);
 };
 
-bool is_half(ParamsDtype dtype) { return dtype == ParamsDtype::bf16 || dtype == ParamsDtype::fp16; }
 bool same_sizes(const AttentionCase& c) { return c.head_dim == c.v_head_dim && c.head_dim <= 256; }
 bool has_flash_backward(const AttentionCase& c) {
   const bool small = c.capability == 86 || c.capability == 89 || c.capability == 120 || c.capability == 121;

@@ -31,11 +31,11 @@ struct AttentionChoice {
 // rows in attention.cpp.
 // cuDNN's: halves on sm_90 and sm_10x, head sizes of at most 128 that 8 divides, or 192 of queries and keys and 128
 // of values; not where the run is to be deterministic, and not for a single key. Where flash attention takes the case
-// too, only for multiples of 128 queries and keys: it is the quicker one there, and of other lengths, of which there
-// may be many, it would make a plan for each.
-// Flash attention: halves, equal head sizes of at most 256 that 8 divides, but for 200 to 224 on sm_86, 89, 120 and
-// 121, where libtorch 2.11 refuses its backward; windows, and documents by their offsets. Memory-efficient attention:
-// fp32, the same head sizes.
+// too, only for multiples of 128 queries and keys: of as many of both it was measured as the quicker one, of blocks
+// of context parallelism that is assumed; of other lengths, of which there may be many, it would make a plan for
+// each. Flash attention: halves, equal head sizes of at most 256 that 8 divides, but for 200 to 224 on sm_86, 89, 120
+// and 121, where libtorch 2.11 refuses its backward; windows, and documents by their offsets. Memory-efficient
+// attention: fp32, the same head sizes.
 AttentionChoice gpu_attention(const AttentionCase& c);
 
 // For variable-length attention on a GPU: how many documents a sample may have (data.max_documents_per_sample), where

@@ -65,13 +65,15 @@ template <>
 inline constexpr Word<MainGradsDtype> kWords<MainGradsDtype>[] = {
     {MainGradsDtype::automatic, "auto"}, {MainGradsDtype::fp32, "fp32"}, {MainGradsDtype::params, "params"}};
 
+inline bool is_half(ParamsDtype dtype) { return dtype == ParamsDtype::bf16 || dtype == ParamsDtype::fp16; }
+
 // Its keys, each with type, default and help: precision_keys.inc.
 struct Precision {
 #define KEY(type, name, value, limits, help) type name = value;
 #include "config/precision_keys.inc"
 #undef KEY
 
-  bool half() const { return params_dtype == ParamsDtype::bf16 || params_dtype == ParamsDtype::fp16; }
+  bool half() const { return is_half(params_dtype); }
   bool scales_loss() const { return params_dtype == ParamsDtype::fp16 || loss_scale > 0; }
   bool scales_dynamically() const { return params_dtype == ParamsDtype::fp16 && loss_scale == 0; }
 };

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "config/section_fields.h"
 
 namespace metroplex::config {
@@ -239,30 +240,12 @@ static bool inside(double value, const Limits& limits) {
   return low && high;
 }
 
-// Well-formed by Unicode's table 3-7: no overlong forms, no surrogates, nothing beyond U+10FFFF.
-static bool is_utf8(const std::string& text) {
-  for (size_t i = 0; i < text.size();) {
-    const auto at = [&](size_t k) { return static_cast<unsigned char>(k < text.size() ? text[k] : 0); };
-    const unsigned lead = at(i), next = at(i + 1);
-    const size_t more = lead < 0x80 ? 0 : lead >= 0xF0 ? 3 : lead >= 0xE0 ? 2 : 1;
-    if (lead >= 0x80 && (lead < 0xC2 || lead > 0xF4)) return false;
-    if ((lead == 0xE0 && next < 0xA0) || (lead == 0xED && next > 0x9F) || (lead == 0xF0 && next < 0x90) ||
-        (lead == 0xF4 && next > 0x8F))
-      return false;
-    for (size_t k = 1; k <= more; ++k) {
-      if ((at(i + k) & 0xC0) != 0x80) return false;
-    }
-    i += more + 1;
-  }
-  return true;
-}
-
 // What a checkpoint saves of a configuration is JSON.
 static bool is_text(const Field& field) {
   const auto* const one = std::get_if<std::string*>(&field.member);
   const auto* const list = std::get_if<std::vector<std::string>*>(&field.member);
-  return (one == nullptr || is_utf8(**one)) &&
-         (list == nullptr || std::all_of((*list)->begin(), (*list)->end(), is_utf8));
+  return (one == nullptr || base::is_utf8(**one)) &&
+         (list == nullptr || std::all_of((*list)->begin(), (*list)->end(), base::is_utf8));
 }
 
 std::string broken_limit(const Field& field) {

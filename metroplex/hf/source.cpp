@@ -33,11 +33,6 @@ bool overlap(const Dims& a, const Dims& a_size, const Dims& b, const Dims& b_siz
   return true;
 }
 
-bool is_weight(files::Dtype dtype) {
-  using files::Dtype;
-  return dtype == Dtype::kF64 || dtype == Dtype::kF32 || dtype == Dtype::kBF16 || dtype == Dtype::kF16;
-}
-
 std::string dims_text(const std::vector<uint64_t>& shape) {
   return checkpoint::describe_shape({shape.begin(), shape.end()});
 }
@@ -171,7 +166,7 @@ void Source::check(const std::vector<MappedTensor>& unwanted, const std::vector<
         continue;
       }
       const files::TensorInfo& info = found->second.info;
-      if (!is_weight(info.dtype))
+      if (!files::is_float(info.dtype))
         problems.push_back(
             base::concat(part.name, " is ", files::dtype_name(info.dtype), ", not F64, F32, BF16 or F16"));
       if (!std::equal(info.shape.begin(), info.shape.end(), part.shape.begin(), part.shape.end()))

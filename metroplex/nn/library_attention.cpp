@@ -3,17 +3,14 @@
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 
-#include <algorithm>
 #include <limits>
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
 #include "cuda/device.h"
 #include "nn/attention_blocks.h"
 #include "nn/attention_mask.h"
 #include "nn/context_attention.h"
-#include "nn/fused_attention.h"
 #include "nn/wide.h"
 
 namespace metroplex::nn {
@@ -89,38 +86,6 @@ FusedSpec how_to_fuse(const CoreInputs& in, const CoreCall& call) {
   return spec;
 }
 
-// Queries and keys in the order of their positions.
-struct OrderedRows {
-  RowOrder queries, keys;
-
-  explicit OrderedRows(const CorePositions& positions) : queries(positions.queries.runs), keys(positions.keys.runs) {}
-  // Whether both are the same run of positions.
-  bool plain() const {
-    const std::vector<RowRun>&q = queries.positions(), &k = keys.positions();
-    return q.size() == 1 && k.size() == 1 && q[0].first == k[0].first && q[0].count == k[0].count;
-  }
-  CorePositions plain_positions() const {
-    const Positions run{queries.positions()[0].first, {}, 0};
-    return {run, run};
-  }
-  CoreInputs in_order(const CoreInputs& in) const {
-    return {queries.in_order(in.q), keys.in_order(in.k), keys.in_order(in.v)};
-  }
-  std::vector<AttentionBlock> blocks() const { return attention_blocks(queries.positions(), keys.positions()); }
-  // With documents logsumexp [n, b s] is left as it is: nobody joins it.
-  CoreResult in_order(const CoreResult& result) const {
-    const at::Tensor& sums = result.logsumexp;
-    return {queries.in_order(result.out), sums.dim() == 3 ? queries.in_order(sums, 2) : sums};
-  }
-  CoreInputs as_given(const CoreInputs& d) const {
-    return {queries.as_given(d.q), keys.as_given(d.k), keys.as_given(d.v)};
-  }
-  CoreResult as_given(const CoreResult& result) const {
-    const at::Tensor& sums = result.logsumexp;
-    return {queries.as_given(result.out), sums.dim() == 3 ? queries.as_given(sums, 2) : sums};
-  }
-};
-
 bool known_to_the_host(const Positions& positions, int64_t rows) {
   return positions.rows.defined() && rows > 0 && num_rows(positions.runs) == rows;
 }
@@ -130,39 +95,76 @@ bool has_known_rows(const CoreInputs& in, const CorePositions& positions) {
          known_to_the_host(positions.keys, in.k.size(0));
 }
 
-OperatorOfBlock operators_of_blocks(const CoreInputs& in, const CoreCall& call) {
+using Calls = std::optional<LibraryCalls>;
+
+Calls one_call(const CoreInputs& in, const CoreCall& call) {
+  const FusedSpec spec = how_to_fuse(in, call);
+  if (spec.by == AttentionBy::own) return std::nullopt;
+  return LibraryCalls{{{0, in.q.size(0)}, {0, in.k.size(0)}, spec}};
+}
+
+Calls calls_of_blocks(const CoreInputs& in, const CoreCall& call, const std::vector<AttentionBlock>& blocks) {
   config::AttentionCase c = case_of(in, call);
   c.plain_mask = !c.documents && !c.window;
-  return [c](int64_t queries, int64_t keys) {
-    config::AttentionCase block = c;
-    block.queries = queries, block.keys = keys;
-    return config::gpu_attention(block).by;
-  };
+  LibraryCalls calls;
+  for (const AttentionBlock& block : blocks) {
+    c.queries = block.queries.count, c.keys = block.keys.count;
+    const FusedSpec spec{config::gpu_attention(c).by, block.causal, call.spec.softmax_scale};
+    if (spec.by == AttentionBy::own) return std::nullopt;
+    calls.push_back({block.queries, block.keys, spec});
+  }
+  return calls;
 }
 
-bool takes_blocks(const std::vector<AttentionBlock>& blocks, const OperatorOfBlock& by) {
-  return std::all_of(blocks.begin(), blocks.end(), [&](const AttentionBlock& block) {
-    return by(block.queries.count, block.keys.count) != AttentionBy::own;
-  });
+// Nothing where an operator would have to take a mask; none at all where no query sees a key.
+Calls library_calls(const CoreInputs& in, const CoreCall& call) {
+  if (!has_known_rows(in, call.positions)) return one_call(in, call);
+  const std::vector<RowRun> queries = RowOrder(call.positions.queries.runs).positions(),
+                            keys = RowOrder(call.positions.keys.runs).positions();
+  const bool same_run = queries.size() == 1 && keys.size() == 1 && queries[0].first == keys[0].first &&
+                        queries[0].count == keys[0].count;
+  if (!same_run) return calls_of_blocks(in, call, attention_blocks(queries, keys));
+  const Positions run{queries[0].first, {}, 0};
+  const CorePositions plain{run, run};
+  return one_call(in, {call.spec, plain, call.batch});
 }
+
+// Queries and keys in the order of their positions, where those are chosen.
+struct OrderedRows {
+  RowOrder queries, keys;
+
+  explicit OrderedRows(const CorePositions& positions) : queries(positions.queries.runs), keys(positions.keys.runs) {}
+  CoreInputs in_order(const CoreInputs& in) const {
+    return {queries.in_order(in.q), keys.in_order(in.k), keys.in_order(in.v)};
+  }
+  CoreInputs as_given(const CoreInputs& d) const {
+    return {queries.as_given(d.q), keys.as_given(d.k), keys.as_given(d.v)};
+  }
+  // With documents logsumexp [n, b s] is left as it is: nobody joins it.
+  CoreResult in_order(const CoreResult& result) const {
+    const at::Tensor& sums = result.logsumexp;
+    return {queries.in_order(result.out), sums.dim() == 3 ? queries.in_order(sums, 2) : sums};
+  }
+  CoreResult as_given(const CoreResult& result) const {
+    const at::Tensor& sums = result.logsumexp;
+    return {queries.as_given(result.out), sums.dim() == 3 ? queries.as_given(sums, 2) : sums};
+  }
+};
 
 at::Tensor cut(const at::Tensor& x, const RowRun& rows) { return x.narrow(0, rows.first, rows.count); }
-CoreInputs cut(const CoreInputs& in, const AttentionBlock& block) {
-  return {cut(in.q, block.queries), cut(in.k, block.keys), cut(in.v, block.keys)};
+CoreInputs cut(const CoreInputs& in, const LibraryCall& part) {
+  return {cut(in.q, part.queries), cut(in.k, part.keys), cut(in.v, part.keys)};
 }
-// [b, n, s]
-at::Tensor cut_sums(const at::Tensor& logsumexp, const RowRun& rows) {
-  return logsumexp.narrow(2, rows.first, rows.count).contiguous();
-}
-
-FusedSpec spec_of(const AttentionBlock& block, const CoreCall& call, const OperatorOfBlock& by) {
-  return {by(block.queries.count, block.keys.count), block.causal, call.spec.softmax_scale};
+// logsumexp of all queries stays as the operator left it.
+CoreResult cut(const CoreResult& all, const RowRun& queries) {
+  if (queries.count == all.out.size(0)) return all;
+  return {cut(all.out, queries), all.logsumexp.narrow(2, queries.first, queries.count).contiguous()};
 }
 
-// A sum over blocks, each of which adds to some rows.
-class BlockSums {
+// A sum over calls, each of which adds to some rows.
+class CallSums {
  public:
-  explicit BlockSums(const at::Tensor& like) : like_(like) {}
+  explicit CallSums(const at::Tensor& like) : like_(like) {}
   void add(const RowRun& rows, const at::Tensor& part) {
     if (!sum_.defined() && rows.count == like_.size(0)) {
       sum_ = part;
@@ -186,15 +188,14 @@ CoreResult sees_nothing(const CoreInputs& in) {
           at::full({b, heads, s}, -std::numeric_limits<double>::infinity(), wide)};
 }
 
-CoreResult forward_in_order(const CoreInputs& in, const CoreCall& call, const std::vector<AttentionBlock>& blocks,
-                            const OperatorOfBlock& by) {
+CoreResult forward_in_order(const CoreInputs& in, const CoreCall& call, const LibraryCalls& calls) {
   CoreResult all;
-  for (auto block = blocks.begin(); block != blocks.end();) {
-    const RowRun queries = block->queries;
-    CoreResult part = fused(cut(in, *block), call, spec_of(*block, call, by));
-    for (++block; block != blocks.end() && block->queries.first == queries.first; ++block) {
+  for (auto next = calls.begin(); next != calls.end();) {
+    const RowRun queries = next->queries;
+    CoreResult part = fused(cut(in, *next), call, next->spec);
+    for (++next; next != calls.end() && next->queries.first == queries.first; ++next) {
       part.out = to_wide(part.out);
-      join(part, fused(cut(in, *block), call, spec_of(*block, call, by)));
+      join(part, fused(cut(in, *next), call, next->spec));
     }
     if (queries.count == in.q.size(0)) return {part.out.to(in.q.scalar_type()), part.logsumexp};
     if (!all.out.defined()) all = sees_nothing(in);
@@ -205,66 +206,42 @@ CoreResult forward_in_order(const CoreInputs& in, const CoreCall& call, const st
 }
 
 CoreInputs backward_in_order(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,
-                             const CoreCall& call, const std::vector<AttentionBlock>& blocks,
-                             const OperatorOfBlock& by) {
-  BlockSums q(in.q), k(in.k), v(in.v);
-  for (const AttentionBlock& block : blocks) {
-    const CoreResult left{cut(result.out, block.queries), cut_sums(result.logsumexp, block.queries)};
+                             const CoreCall& call, const LibraryCalls& calls) {
+  CallSums q(in.q), k(in.k), v(in.v);
+  for (const LibraryCall& part : calls) {
     const CoreInputs d =
-        fused_backward(cut(dout, block.queries), cut(in, block), left, call, spec_of(block, call, by));
-    q.add(block.queries, d.q);
-    k.add(block.keys, d.k);
-    v.add(block.keys, d.v);
+        fused_backward(cut(dout, part.queries), cut(in, part), cut(result, part.queries), call, part.spec);
+    q.add(part.queries, d.q);
+    k.add(part.keys, d.k);
+    v.add(part.keys, d.v);
   }
   return {q.take(), k.take(), v.take()};
 }
 
 }  // namespace
 
-CoreResult attention_by_blocks(const CoreInputs& in, const CoreCall& call, const OperatorOfBlock& by) {
+CoreResult attention_by_calls(const CoreInputs& in, const CoreCall& call, const LibraryCalls& calls) {
   const OrderedRows rows(call.positions);
-  return rows.as_given(forward_in_order(rows.in_order(in), call, rows.blocks(), by));
+  return rows.as_given(forward_in_order(rows.in_order(in), call, calls));
 }
 
-CoreInputs attention_by_blocks_backward(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,
-                                        const CoreCall& call, const OperatorOfBlock& by) {
+CoreInputs attention_by_calls_backward(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,
+                                       const CoreCall& call, const LibraryCalls& calls) {
   const OrderedRows rows(call.positions);
-  return rows.as_given(backward_in_order(rows.queries.in_order(dout), rows.in_order(in), rows.in_order(result), call,
-                                         rows.blocks(), by));
+  return rows.as_given(
+      backward_in_order(rows.queries.in_order(dout), rows.in_order(in), rows.in_order(result), call, calls));
 }
 
 std::optional<CoreResult> library_attention(const CoreInputs& in, const CoreCall& call) {
-  if (!has_known_rows(in, call.positions)) {
-    const FusedSpec spec = how_to_fuse(in, call);
-    return spec.by == AttentionBy::own ? std::nullopt : std::optional(fused(in, call, spec));
-  }
-  const OrderedRows rows(call.positions);
-  if (!rows.plain()) {
-    const OperatorOfBlock by = operators_of_blocks(in, call);
-    return takes_blocks(rows.blocks(), by) ? std::optional(attention_by_blocks(in, call, by)) : std::nullopt;
-  }
-  const CorePositions plain = rows.plain_positions();
-  const std::optional<CoreResult> result = library_attention(rows.in_order(in), {call.spec, plain, call.batch});
-  return result.has_value() ? std::optional(rows.as_given(*result)) : std::nullopt;
+  const Calls calls = library_calls(in, call);
+  return calls.has_value() ? std::optional(attention_by_calls(in, call, *calls)) : std::nullopt;
 }
 
 std::optional<CoreInputs> library_attention_backward(const at::Tensor& dout, const CoreInputs& in,
                                                      const CoreResult& result, const CoreCall& call) {
-  if (!has_known_rows(in, call.positions)) {
-    const FusedSpec spec = how_to_fuse(in, call);
-    if (spec.by == AttentionBy::own) return std::nullopt;
-    return fused_backward(dout, in, result, call, spec);
-  }
-  const OrderedRows rows(call.positions);
-  if (!rows.plain()) {
-    const OperatorOfBlock by = operators_of_blocks(in, call);
-    if (!takes_blocks(rows.blocks(), by)) return std::nullopt;
-    return attention_by_blocks_backward(dout, in, result, call, by);
-  }
-  const CorePositions plain = rows.plain_positions();
-  const std::optional<CoreInputs> d = library_attention_backward(
-      rows.queries.in_order(dout), rows.in_order(in), rows.in_order(result), {call.spec, plain, call.batch});
-  return d.has_value() ? std::optional(rows.as_given(*d)) : std::nullopt;
+  const Calls calls = library_calls(in, call);
+  return calls.has_value() ? std::optional(attention_by_calls_backward(dout, in, result, call, *calls))
+                           : std::nullopt;
 }
 
 }  // namespace metroplex::nn

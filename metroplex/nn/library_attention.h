@@ -4,11 +4,11 @@
 // their positions first. The same choice is made for forward and backward.
 #pragma once
 
-#include <functional>
 #include <optional>
+#include <vector>
 
-#include "config/attention.h"
 #include "nn/core_attention.h"
+#include "nn/fused_attention.h"
 
 namespace metroplex::nn {
 
@@ -17,11 +17,15 @@ std::optional<CoreResult> library_attention(const CoreInputs& in, const CoreCall
 std::optional<CoreInputs> library_attention_backward(const at::Tensor& dout, const CoreInputs& in,
                                                      const CoreResult& result, const CoreCall& call);
 
-// What they call for chosen rows, whose positions the host knows: each block by the operator that is chosen for its
-// numbers of queries and keys.
-using OperatorOfBlock = std::function<config::AttentionBy(int64_t queries, int64_t keys)>;
-CoreResult attention_by_blocks(const CoreInputs& in, const CoreCall& call, const OperatorOfBlock& by);
-CoreInputs attention_by_blocks_backward(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,
-                                        const CoreCall& call, const OperatorOfBlock& by);
+// One call of an operator: of rows of the queries and of the keys, both in the order of their positions. Calls of the
+// same queries are neighbours, no other two share any.
+struct LibraryCall {
+  RowRun queries, keys;
+  FusedSpec spec;
+};
+using LibraryCalls = std::vector<LibraryCall>;
+CoreResult attention_by_calls(const CoreInputs& in, const CoreCall& call, const LibraryCalls& calls);
+CoreInputs attention_by_calls_backward(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,
+                                       const CoreCall& call, const LibraryCalls& calls);
 
 }  // namespace metroplex::nn

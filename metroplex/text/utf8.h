@@ -1,4 +1,4 @@
-// UTF-8 as RFC 3629 defines it (no surrogates, nothing above U+10FFFF, shortest form only).
+// Code points of UTF-8 and their classes.
 #pragma once
 
 #include <array>
@@ -8,19 +8,17 @@
 #include <string>
 #include <string_view>
 
+#include "base/utf8.h"
+
 namespace metroplex::text {
 
-// Offset of the first byte that is not part of valid UTF-8; text.size() when all is valid.
-size_t valid_utf8_prefix(std::string_view text);
-
-// One U+FFFD for each maximal bad part (Unicode 3.9, "substitution of maximal subparts").
-std::string replace_invalid_utf8(std::string_view text);
+using base::ascii_prefix;
+using base::code_point_size;
+using base::replace_invalid_utf8;
+using base::valid_utf8_prefix;
 
 // The code point at `position`, which moves behind it. `text` must be valid UTF-8 and position inside it.
 char32_t next_code_point(std::string_view text, size_t& position);
-
-// Bytes of the code point that begins with `lead`, in valid UTF-8.
-inline size_t code_point_size(unsigned char lead) { return lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4; }
 
 void append_utf8(std::string& out, char32_t code_point);
 

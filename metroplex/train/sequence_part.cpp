@@ -15,14 +15,11 @@ using Pieces = std::vector<plan::PositionRun>;
 
 // Where runs of the joined pieces are in the sample.
 plan::PositionRuns in_sample(const plan::PositionRuns& runs, const Pieces& pieces) {
+  std::vector<nn::RowRun> joined;
+  for (const plan::PositionRun& piece : pieces) joined.push_back({piece.first, piece.count});
   std::vector<plan::PositionRun> all;
   for (const plan::PositionRun& run : runs) {
-    int64_t at = 0;  // of the piece, among the joined ones
-    for (const plan::PositionRun& piece : pieces) {
-      const int64_t begin = std::max(run.first, at), end = std::min(run.end(), at + piece.count);
-      if (begin < end) all.push_back({piece.first + begin - at, end - begin});
-      at += piece.count;
-    }
+    for (const nn::RowRun& part : nn::cut_runs(joined, run.first, run.count)) all.push_back({part.first, part.count});
   }
   return plan::merged(std::move(all));
 }

@@ -53,6 +53,16 @@ run 0 train "${tiny[@]}" "${dropout[@]}" --nproc 1 --checkpoint.load=fp32 --chec
 python3 "$apps/metrics.py" compare fp32.jsonl other.jsonl 1e-3 5 > compared && fail "finetune should see other losses: $(cat compared)"
 holds "the comparison can fail: finetune (weights only, data anew) has other losses"
 
+echo "A run that ends at its exit interval evaluates there, and the next one goes on behind that"
+evaluated=("${tiny[@]}" --nproc 1 --data.split=80,10,10 --train.eval_iters=1 --train.eval_interval=2)
+run 0 train "${evaluated[@]}" --train.metrics_file=once.jsonl
+run 0 train "${evaluated[@]}" --checkpoint.save=twice --train.exit_interval=4 --train.metrics_file=twice.jsonl
+run 0 train "${evaluated[@]}" --checkpoint.save=twice --checkpoint.load=twice --train.metrics_file=twice.jsonl
+grep '"split"' once.jsonl > once.evaluations
+[ "$(wc -l < once.evaluations)" -ge 4 ] || fail "evaluations: $(cat once.evaluations)"
+grep '"split"' twice.jsonl | diff once.evaluations - || fail "other evaluations than without a stop"
+holds "the same evaluations in the metrics file"
+
 echo "A run that goes on reads on where it stopped: another order of samples is refused"
 data=("${tiny[@]}" --nproc 1 --data.split=90,10)
 run 0 train "${data[@]}" --checkpoint.save=data --checkpoint.save_interval=4 --train.exit_interval=4 --train.metrics_file=data.jsonl

@@ -67,7 +67,6 @@ fi
 echo "A limit on the size of files (ulimit -f) in the middle of a run"
 run 0 train "${saving[@]}" --checkpoint.save=limited --train.exit_interval=2
 (
-  trap '' XFSZ # else the kernel's signal ends the process before it hears of the error
   ulimit -f 200
   run 6 train "${saving[@]}" --checkpoint.save=limited --checkpoint.load=limited
 )
@@ -81,14 +80,12 @@ mkdir -p shut
 for form in threads gloo; do
   layout=(--nproc 2 --backend $form --checkpoint.save=shut/$form --checkpoint.save_interval=1000000)
   (
-    trap '' XFSZ
     ulimit -f 200
     run 6 train "${saving[@]}" "${layout[@]}" # stdout and the files of a rank stay below the limit, a checkpoint does not
   )
   tail -n 1 err | grep -qE "^metroplex: iteration 6 could not be saved: .*shut/$form holds no checkpoint" || fail "$form: $(tail -n 1 err)"
   rm -f term.out
   (
-    trap '' XFSZ
     ulimit -f 200
     exec "$metroplex" train "${saving[@]}" "${layout[@]}" --train.train_iters=1000000 --optim.lr_decay_iters=1000000 \
       --train.log_interval=100 > term.out 2> term.err

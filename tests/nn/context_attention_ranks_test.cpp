@@ -217,8 +217,9 @@ TEST(ContextAttention, JoinsHalfTypesInAtLeastFp32) {
 }
 
 // On a GPU by libtorch's operators, for which plain formulas stand in: in blocks, or, where a rank has the whole
-// sequence in between, in one call, documents too. A query and a key are in at most two blocks for each
-// rank's keys, whose results and gradients are rounded; then as above.
+// sequence in between, in one call, documents too. For each rank's keys there are three roundings to 2^-9: of what
+// two calls give and of their sum; then those of the result, also as backward takes it, and of the gradients.
+// Measured: 2 of 2^-8.
 TEST(ContextAttention, IsByLibraryOperatorsOnAGpu) {
   const library_stand_ins::StandIns stand_ins;
   for (const int cp : {2, 3, 4}) {
@@ -233,7 +234,7 @@ TEST(ContextAttention, IsByLibraryOperatorsOnAGpu) {
           c.h.d = c.h.dv = 8, c.dropout = 0, c.seen_only = false;
           if (!c.rank_rows.empty()) continue;  // other numbers of rows are for lists of keys
           if (exchange != CpCommType::a2a) c.documents = at::Tensor();
-          expect_as_whole(c, world.groups(), at::kBFloat16, static_cast<double>(4 + 3 * cp) * 0x1p-8);
+          expect_as_whole(c, world.groups(), at::kBFloat16, (2 + 1.5 * cp) * 0x1p-8);
           if (testing::Test::HasFailure()) return;
         }
       });
