@@ -209,7 +209,7 @@ std::vector<at::Tensor> SelfAttention::attended_backward(const at::Tensor& dout,
   const auto of_groups = [&](const at::Tensor& x) {
     return x.reshape({s * b, heads_.groups, x.size(2) / heads_.groups * x.size(3)});
   };
-  // One kernel where each part lies as it should, which is how the core makes them but for a few.
+  // A single kernel on a GPU where the parts are contiguous.
   std::vector<at::Tensor> parts{of_groups(d.k), of_groups(d.v)};
   if (!q_) parts.insert(parts.begin(), of_groups(d.q));
   const at::Tensor dfused = at::cat(parts, 2).view(saved.fused_sizes);

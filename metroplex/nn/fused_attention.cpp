@@ -96,8 +96,7 @@ Result cudnn(const cuda::Target& target, const FusedInputs& in, const FusedSpec&
   return {std::get<0>(result), std::get<1>(result).flatten(2)};
 }
 
-// It wants the result and its gradient with the same strides, whatever they are, and the logsumexp [b, heads, s_q,
-// 1].
+// It wants result and gradient with the same strides, whatever they are, and logsumexp [b, heads, s_q, 1].
 FusedGradients cudnn_backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r,
                               const FusedSpec& spec) {
   const bool alike = r.out.strides() == r.dout.strides();

@@ -1,10 +1,11 @@
 #include "train/run_folders.h"
 
-#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "checkpoint/directory.h"
 #include "files/file_system.h"
+#include "hf/directory.h"
 
 namespace metroplex::train {
 namespace {
@@ -21,6 +22,19 @@ std::string without_number(const std::string& name) {
   return numbered ? name.substr(0, digits - 1) : name;
 }
 
+struct RunPath {
+  const char* key;
+  std::string path;  // empty: not said
+};
+// What a run writes beside its checkpoints.
+std::vector<RunPath> run_paths(const config::Config& config) {
+  return {{"train.tensorboard_dir", config.train.tensorboard_dir},
+          {"train.metrics_file", config.train.metrics_file},
+          {"train.expert_trace_file", config.train.expert_trace_file},
+          {"data.data_cache_path", config.data.data_cache_path},
+          {"memory.offload_directory", config.memory.offload_directory}};
+}
+
 bool own_output(const config::Config& config, const std::string& folder, const std::string& name,
                 files::FileSystem& disk) {
   const std::string entry = disk.canonical(files::join_path(folder, name));
@@ -28,9 +42,7 @@ bool own_output(const config::Config& config, const std::string& folder, const s
   for (const std::string& path : {config.train.metrics_file, config.train.expert_trace_file}) {
     if (!path.empty() && disk.canonical(path) == before) return true;
   }
-  for (const std::string& path :
-       {config.train.tensorboard_dir, config.train.metrics_file, config.train.expert_trace_file,
-        config.data.data_cache_path, config.memory.offload_directory}) {
+  for (const auto& [key, path] : run_paths(config)) {
     if (!path.empty() && lies_in(disk.canonical(path), entry)) return true;
   }
   return false;
@@ -70,16 +82,13 @@ static void check_nothing_saved(const config::Config& config, files::FileSystem&
 static void check_export_folder(const config::Config& config, files::FileSystem& disk) {
   const config::Checkpoint& c = config.checkpoint;
   if (c.export_hf.empty()) return;
-  const std::string problem = disk.make_problem(c.export_hf);
-  MPX_CHECK(problem.empty(), "files", "checkpoint.export_hf = ", c.export_hf, ": ", problem,
-            "; choose another checkpoint.export_hf");
-  for (const auto& [key, path] : {std::pair("checkpoint.save", c.save),
-                                  {"train.tensorboard_dir", config.train.tensorboard_dir},
-                                  {"train.metrics_file", config.train.metrics_file},
-                                  {"train.expert_trace_file", config.train.expert_trace_file}}) {
+  std::vector<RunPath> others = run_paths(config);
+  others.push_back({"checkpoint.save", c.save});
+  for (const auto& [key, path] : others) {
     MPX_CHECK(!same_folder(path, c.export_hf, disk), "config", "checkpoint.export_hf = ", c.export_hf, " is ", key,
               " too, and must be a directory of its own; choose another checkpoint.export_hf");
   }
+  hf::check_writable(disk, config.model, c.export_hf);
 }
 
 void check_save_folder(const config::Config& config, files::FileSystem& disk) {

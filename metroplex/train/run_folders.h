@@ -18,7 +18,8 @@ bool goes_on_in_place(const config::Checkpoint& checkpoint, files::FileSystem& d
 
 // Throws base::Error when checkpoint.save holds something and nothing of it is to be loaded, and when a new run
 // (checkpoint.finetune) would save over the one it comes from. Hidden names and what this run itself writes there
-// (train.tensorboard_dir, ...) do not count.
+// (train.tensorboard_dir, ...) do not count. And when checkpoint.export_hf cannot be written, or is another output
+// too.
 void check_save_folder(const config::Config& config, files::FileSystem& disk);
 
 // Throws base::Error where checkpoint.save, or what of its path is there, is no folder or may not be written in.

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "config/derived.h"
+#include "nn/context_attention.h"
 #include "plan/sequence_cut.h"
 
 namespace metroplex::train {
@@ -129,12 +130,9 @@ nn::Microbatch cut_part(const nn::Microbatch& whole, const plan::DocumentLengths
   const plan::SequenceCut cut = plan::cut_sequence(documents, request);
   nn::Microbatch part = whole;
   set_rows(part, cut, pieces);
-  const bool even = part.rank_rows.empty();
-  const nn::RowRun mine = even ? nn::RowRun{} : part.rank_rows[static_cast<size_t>(parts.rank)];
   part.all_rows = part.all_rows.to(whole.tokens.device());
-  part.rows = even ? part.all_rows[parts.rank] : part.all_rows.narrow(0, mine.first, mine.count);
-  for (const plan::PositionRun& run : in_sample(cut.ranks[static_cast<size_t>(parts.rank)], pieces))
-    part.row_runs.push_back({run.first, run.count});
+  const nn::Positions mine = nn::rows_of(part, parts.rank);
+  part.rows = mine.rows, part.row_runs = mine.runs;
   part.full_seq_len = whole.tokens.size(1);
   if (parts.ranks > 1 && parts.lists && (whole.document_ids.defined() || parts.token_slack > 0)) {
     const auto seen = travelling(documents, cut, known);

@@ -10,7 +10,6 @@
 #include "cuda/device.h"
 #include "files/expert_trace.h"
 #include "files/file_system.h"
-#include "hf/directory.h"
 #include "moe/grouped_product.h"
 #include "optim/clip.h"
 #include "plan/microbatches.h"
@@ -459,8 +458,6 @@ RunSummary run_training(const config::Config& config, const comm::World& world, 
   std::optional<checkpoint::FolderLock> lock;
   if (world.rank() == 0) {
     check_save_folder(config, *environment.disk);
-    if (const std::string& directory = config.checkpoint.export_hf; !directory.empty())
-      hf::check_writable(*environment.disk, config.model, directory);
     // Before anything else is made, so that a wrong path is found at the start and not at the first save.
     if (!config.checkpoint.save.empty()) lock.emplace(*environment.disk, config.checkpoint.save);
   }
