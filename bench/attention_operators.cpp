@@ -1,7 +1,7 @@
 // attention_operators [cuda|cpu] [repetitions]: core attention, forward and backward, by each operator that a GPU may
-// be given: flash attention, cuDNN's and our own kernels, in bf16 with a causal mask. They take turns. Prints
-// Markdown; the table of choices (config/attention.h) should name the quickest that takes the case. On a CPU only
-// ours runs.
+// be given: flash attention, cuDNN's and our own kernels, in bf16 with a causal mask, and of blocks that have none.
+// They take turns. Prints Markdown; the table of choices (config/attention.h) should name the quickest that takes the
+// case. On a CPU only ours runs.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
@@ -29,12 +29,15 @@ struct Case {
   int64_t b, s, heads, groups, d, dv;
   int64_t documents = 0;  // of a sample; 0: no ids
   double dropout = 0;
+  int64_t keys = 0;  // 0: s, causal; else so many, and every query sees each, as in a block of context parallelism
 };
 constexpr Case kCases[] = {{"GPT-2", 8, 1024, 12, 12, 64, 64},
                            {"GPT-2, dropout", 8, 1024, 12, 12, 64, 64, 0, 0.1},
                            {"Llama 3 8B", 1, 8192, 32, 8, 128, 128},
                            {"Llama 3 8B, 16 documents", 1, 8192, 32, 8, 128, 128, 16},
-                           {"DeepSeek-V3", 1, 4096, 16, 16, 192, 128}};
+                           {"DeepSeek-V3", 1, 4096, 16, 16, 192, 128},
+                           {"Llama 3 8B, a hop to half of the keys", 1, 8192, 32, 8, 128, 128, 0, 0, 4096},
+                           {"Llama 3 8B, a hop of half of the queries", 1, 4096, 32, 8, 128, 128, 0, 0, 8192}};
 constexpr AttentionBy kOperators[] = {AttentionBy::flash, AttentionBy::cudnn, AttentionBy::own};
 constexpr const char* kNames[] = {"flash", "cuDNN", "own"};
 
@@ -43,18 +46,24 @@ struct Operands {
   at::Tensor dy;
   nn::CoreSpec spec;
   nn::Microbatch batch;
+  bool block = false;
 };
 
 Operands operands_of(const Case& c, const cuda::Target& target, int64_t s) {
-  const auto random = [&](int64_t heads, int64_t d) {
-    return at::randn({s, c.b, heads, d}).to(at::kBFloat16).to(target.device);
+  const auto random = [&](int64_t rows, int64_t heads, int64_t d) {
+    return at::randn({rows, c.b, heads, d}).to(at::kBFloat16).to(target.device);
   };
-  Operands o{{random(c.heads, c.d), random(c.groups, c.d), random(c.groups, c.dv)}, random(c.heads, c.dv), {}, {}};
+  const int64_t keys = c.keys > 0 ? c.keys * s / c.s : s;
+  Operands o{{random(s, c.heads, c.d), random(keys, c.groups, c.d), random(keys, c.groups, c.dv)},
+             random(s, c.heads, c.dv),
+             {},
+             {}};
   o.spec.heads = c.heads, o.spec.groups = c.groups, o.spec.head_dim = c.d, o.spec.v_head_dim = c.dv;
   o.spec.softmax_scale = 1 / std::sqrt(static_cast<double>(c.d));
   o.spec.target = target;
   o.spec.dropout = {1, 0, nn::RandomSite::attention_probabilities, c.dropout, target};
   o.batch.sample_counters = nn::counters_of_samples(0, at::arange(c.b, at::kLong)).to(target.device);
+  o.block = c.keys > 0;
   if (c.documents == 0) return o;
   const int64_t each = (s + c.documents - 1) / c.documents;
   const at::Tensor ids = at::arange(s, at::kLong).div(each, "floor").expand({c.b, s}).contiguous();
@@ -76,7 +85,7 @@ void run(const Operands& o, AttentionBy by) {
     return;
   }
   const nn::FusedInputs in{heads_first(o.in.q), heads_first(o.in.k), heads_first(o.in.v)};
-  const nn::FusedSpec spec{by, true, o.spec.softmax_scale, -1, o.batch.document_offsets};
+  const nn::FusedSpec spec{by, !o.block, o.spec.softmax_scale, -1, o.batch.document_offsets};
   const auto [out, logsumexp] = nn::fused_attention(o.spec.target, in, spec);
   nn::fused_attention_backward(o.spec.target, in, {out, logsumexp, heads_first(o.dy)}, spec);
 }
@@ -92,7 +101,7 @@ void measure(const Case& c, const cuda::Target& target, int repetitions) {
   config::AttentionCase asked{config::ParamsDtype::bf16, c.d, c.dv};
   asked.documents = c.documents > 0, asked.dropout = c.dropout > 0;
   asked.capability = target.gpu() ? cuda::compute_capability() : 90;
-  asked.queries = asked.keys = c.s;
+  asked.queries = c.s, asked.keys = c.keys > 0 ? c.keys : c.s;
   Times times[std::size(kOperators)];
   for (int turn = -2; turn < repetitions; ++turn) {
     for (size_t i = 0; i < std::size(kOperators); ++i) {
@@ -100,6 +109,7 @@ void measure(const Case& c, const cuda::Target& target, int repetitions) {
       if (!target.gpu() && kOperators[i] != AttentionBy::own) times[i].refusal = "takes a GPU";
       if (kOperators[i] == AttentionBy::cudnn && c.documents > 0) times[i].refusal = "has no documents here";
       if (kOperators[i] != AttentionBy::own && c.dropout > 0) times[i].refusal = "has no dropout by positions";
+      if (kOperators[i] == AttentionBy::own && c.keys > 0) times[i].refusal = "has positions instead";
       if (kOperators[i] == AttentionBy::flash && c.d != c.dv) times[i].refusal = "takes one head size";
       if (!times[i].refusal.empty()) continue;
       try {

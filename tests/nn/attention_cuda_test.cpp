@@ -28,13 +28,31 @@ double allowed(at::ScalarType dtype) {
   return dtype == at::kFloat ? 2e-5 : 1e-12;
 }
 
-void check(const Shape& s, at::ScalarType dtype, const Microbatch& batch, double dropout) {
+struct Operands {
+  CoreInputs in;
+  at::Tensor dy;
+};
+Operands operands(const Shape& s, at::ScalarType dtype) {
   const auto rounded = [&](std::vector<int64_t> sizes, double step) { return values(sizes, step).to(dtype); };
-  const at::Tensor q = rounded({s.queries, s.batch, s.heads, s.dim}, 0.7),
-                   k = rounded({s.keys, s.batch, s.groups, s.dim}, 0.3),
-                   v = rounded({s.keys, s.batch, s.groups, s.v_dim}, 0.9),
-                   dy = rounded({s.queries, s.batch, s.heads, s.v_dim}, 0.5);
-  CoreSpec spec = test::core_spec({q, k, v}, dropout);
+  return {{rounded({s.queries, s.batch, s.heads, s.dim}, 0.7), rounded({s.keys, s.batch, s.groups, s.dim}, 0.3),
+           rounded({s.keys, s.batch, s.groups, s.v_dim}, 0.9)},
+          rounded({s.queries, s.batch, s.heads, s.v_dim}, 0.5)};
+}
+CoreInputs on_gpu(const CoreInputs& in) { return {in.q.to(at::kCUDA), in.k.to(at::kCUDA), in.v.to(at::kCUDA)}; }
+
+void check_chosen(const Shape& s, at::ScalarType dtype, const CorePositions& positions) {
+  const auto [in, dy] = operands(s, dtype);
+  CoreSpec spec = test::core_spec(in);
+  const test::Attended cpu = test::plain_attention(in, {spec, positions, {}}, dy);
+  spec.target.device = at::kCUDA;
+  CorePositions there = positions;
+  for (Positions* rows : {&there.queries, &there.keys}) rows->rows = rows->rows.to(at::kCUDA);
+  test::expect_attended(test::attended(on_gpu(in), {spec, there, {}}, dy.to(at::kCUDA)), cpu, 4 * allowed(dtype));
+}
+
+void check(const Shape& s, at::ScalarType dtype, const Microbatch& batch, double dropout) {
+  const auto [in, dy] = operands(s, dtype);
+  CoreSpec spec = test::core_spec(in, dropout);
   spec.window = s.window;
   CorePositions positions;
   positions.queries.first = s.keys - s.queries;
@@ -45,10 +63,9 @@ void check(const Shape& s, at::ScalarType dtype, const Microbatch& batch, double
   }
   if (there.sample_counters.defined()) there.sample_counters = there.sample_counters.to(at::kCUDA);
   spec.dropout.target = spec.target;
-  const test::Attended gpu =
-      test::attended({q.to(at::kCUDA), k.to(at::kCUDA), v.to(at::kCUDA)}, {spec, positions, there}, dy.to(at::kCUDA));
+  const test::Attended gpu = test::attended(on_gpu(in), {spec, positions, there}, dy.to(at::kCUDA));
   spec.dropout.target = spec.target = {};
-  const test::Attended cpu = test::plain_attention({q, k, v}, {spec, positions, batch}, dy);
+  const test::Attended cpu = test::plain_attention(in, {spec, positions, batch}, dy);
   test::expect_attended(gpu, cpu, 4 * allowed(dtype));
 }
 
@@ -76,6 +93,33 @@ TEST(CoreAttentionOnGpu, IsTheFormula) {
       documents.document_offsets = room > 0 ? document_offsets(documents.document_ids, room) : at::Tensor();
       check({16, 16, 2, 4, 2, 16}, dtype, documents, 0);
       check({16, 16, 2, 4, 2, 16, 16, 3}, dtype, documents, 0);
+    }
+  }
+}
+
+// As a rank of context parallelism has them: some queries, some keys, in runs in any order. Lengths that 128 divides,
+// of which cuDNN's is preferred where it takes the case, and others.
+TEST(CoreAttentionOnGpu, OfChosenRowsIsTheFormula) {
+  MPX_NEED_GPU();
+  const auto positions = [](int64_t whole, const std::vector<RowRun>& runs) {
+    std::vector<at::Tensor> rows;
+    for (const RowRun& run : runs) rows.push_back(at::arange(run.first, run.first + run.count, at::kLong));
+    return Positions{0, at::cat(rows), whole, runs};
+  };
+  for (const at::ScalarType dtype : {at::kDouble, at::kBFloat16, at::kHalf}) {
+    for (const int64_t part : {128, 50}) {
+      const Positions first = positions(4 * part, {{0, part}, {3 * part, part}}),
+                      second = positions(4 * part, {{2 * part, part}, {part, part}}),
+                      all = positions(4 * part, {{0, part}, {3 * part, part}, {part, part}, {2 * part, part}});
+      for (const auto& [queries, keys] : std::vector<std::pair<Positions, Positions>>{
+               {first, first}, {first, second}, {second, first}, {second, all}, {first, all}}) {
+        for (const int64_t dv : {64, 32}) {
+          SCOPED_TRACE(testing::Message()
+                       << dtype << ", runs of " << part << ", values of " << dv << ", queries from "
+                       << queries.runs[0].first << ", keys " << keys.rows.numel());
+          check_chosen({queries.rows.numel(), keys.rows.numel(), 2, 4, 2, 64, dv}, dtype, {queries, keys});
+        }
+      }
     }
   }
 }
