@@ -85,7 +85,8 @@ void run(const Operands& o, AttentionBy by) {
     return;
   }
   const nn::FusedInputs in{heads_first(o.in.q), heads_first(o.in.k), heads_first(o.in.v)};
-  const nn::FusedSpec spec{by, !o.block, o.spec.softmax_scale, -1, o.batch.document_offsets};
+  const nn::FusedSpec spec{
+      by, !o.block, o.spec.softmax_scale, -1, {o.batch.document_offsets, o.batch.document_offsets}};
   const auto [out, logsumexp] = nn::fused_attention(o.spec.target, in, spec);
   nn::fused_attention_backward(o.spec.target, in, {out, logsumexp, heads_first(o.dy)}, spec);
 }

@@ -82,9 +82,9 @@ static AttentionCase attention_case(const Config& config, int capability) {
   c.capability = capability;
   c.queries = c.keys = config.train.seq_length;
   c.deterministic = config.run.deterministic_mode;
-  // Of context parallelism the operators take halves; windows and documents where no rank has a part of them.
+  // Of context parallelism the operators take halves; windows of documents where no rank has a part of them.
   const bool whole = has_whole_sequences(config.parallel);
-  c.plain_mask = config.parallel.cp() == 1 || (is_half(c.dtype) && (whole || (!c.window && !c.documents)));
+  c.plain_mask = config.parallel.cp() == 1 || (is_half(c.dtype) && (whole || !(c.window && c.documents)));
   if (config.parallel.hybrid_context_parallel) c.plain_mask = false;
   return c;
 }
@@ -94,7 +94,7 @@ static std::string ranks_and(const AttentionCase& c, const Parallel& p) {
   const char* const exchange = "; parallel.cp_comm_type = a2a does without";
   const std::string ranks = base::concat("parallel.context_parallel_size = ", p.cp());
   if (!is_half(c.dtype)) return ranks + " in fp32; precision.params_dtype = bf16 does without";
-  return ranks + (c.documents ? " with data.reset_attention_mask = true" : " with model.window_size") + exchange;
+  return ranks + " with data.reset_attention_mask = true and model.window_size" + exchange;
 }
 
 std::string own_attention(const Config& config, int capability) {

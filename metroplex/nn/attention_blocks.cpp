@@ -40,19 +40,13 @@ bool goes_on(const QueryGroup& group, int64_t seen, bool causal) {
   return group.causal == causal && seen == group.seen + (causal ? group.queries.count : 0);
 }
 
-}  // namespace
-
-std::vector<AttentionBlock> attention_blocks(const RunList& queries, const RunList& keys) {
-  std::set<int64_t> borders;
-  for (const RunList* runs : {&queries, &keys}) {
-    for (const RowRun& run : *runs) borders.insert({run.first, run.first + run.count});
-  }
-  const std::vector<PositionPiece> of_keys = pieces_of(keys, borders);
+using PieceList = std::vector<PositionPiece>;
+std::vector<AttentionBlock> blocks_of_all(const PieceList& queries, const PieceList& of_keys, int64_t num_keys) {
   std::vector<QueryGroup> groups;
   auto key = of_keys.begin();
-  for (const PositionPiece& query : pieces_of(queries, borders)) {
+  for (const PositionPiece& query : queries) {
     while (key != of_keys.end() && key->first < query.first) ++key;
-    const int64_t seen = key != of_keys.end() ? key->row : num_rows(keys);
+    const int64_t seen = key != of_keys.end() ? key->row : num_keys;
     const bool causal = key != of_keys.end() && key->first == query.first;
     if (groups.empty() || !goes_on(groups.back(), seen, causal)) groups.push_back({{query.row, 0}, seen, causal});
     groups.back().queries.count += query.count;
@@ -63,6 +57,44 @@ std::vector<AttentionBlock> attention_blocks(const RunList& queries, const RunLi
     if (group.causal) blocks.push_back({group.queries, {group.seen, group.queries.count}, true});
   }
   return blocks;
+}
+
+// Of queries and earlier keys: those that see any, and are seen by any.
+AttentionBlock block_in_window(const PositionPiece& query, const PositionPiece& key, int64_t window) {
+  const int64_t keys_end = key.first + key.count, count = std::min(query.count, keys_end + window - query.first),
+                unseen = std::max<int64_t>(0, query.first - window - key.first);
+  AttentionBlock block{{query.row, count}, {key.row + unseen, key.count - unseen}, false};
+  const bool all = query.first + count - 1 - window <= key.first + unseen;
+  if (!all) block.window = window - (query.first + count - keys_end);
+  return block;
+}
+
+std::vector<AttentionBlock> blocks_in_window(const PieceList& queries, const PieceList& keys, int64_t window) {
+  std::vector<AttentionBlock> blocks;
+  for (const PositionPiece& query : queries) {
+    auto key = std::upper_bound(keys.begin(), keys.end(), query.first,
+                                [](int64_t first, const PositionPiece& piece) { return first < piece.first; });
+    while (key != keys.begin()) {
+      --key;
+      if (key->first + key->count - 1 + window < query.first) break;
+      const bool same = key->first == query.first;
+      blocks.push_back(same ? AttentionBlock{{query.row, query.count}, {key->row, key->count}, true, window}
+                            : block_in_window(query, *key, window));
+    }
+  }
+  return blocks;
+}
+
+}  // namespace
+
+std::vector<AttentionBlock> attention_blocks(const RunList& queries, const RunList& keys, int64_t window) {
+  std::set<int64_t> borders;
+  for (const RunList* runs : {&queries, &keys}) {
+    for (const RowRun& run : *runs) borders.insert({run.first, run.first + run.count});
+  }
+  const PieceList of_queries = pieces_of(queries, borders), of_keys = pieces_of(keys, borders);
+  return window < 0 ? blocks_of_all(of_queries, of_keys, num_rows(keys))
+                    : blocks_in_window(of_queries, of_keys, window);
 }
 
 RowOrder::RowOrder(const RunList& positions) {

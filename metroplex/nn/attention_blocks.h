@@ -1,5 +1,5 @@
-// What a causal mask leaves of queries and keys at chosen positions, in blocks without a mask of their own: library
-// operators know no positions.
+// What a causal mask, with a window or without, leaves of queries and keys at chosen positions, in blocks whose masks
+// go by rows: library operators know no positions.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,15 +10,19 @@
 
 namespace metroplex::nn {
 
-// Rows of queries and of keys: each query sees each key; or, causal, both have the same positions, in order.
+// Rows of queries and of keys: each query sees each key; or, causal, both have the same positions, in order. With a
+// window query i does not see keys before i + keys - queries - window.
 struct AttentionBlock {
   RowRun queries, keys;
   bool causal = false;
+  int64_t window = -1;
 };
 
-// Positions in runs, both lists ascending. Each pair of a query and a key at or before its position is in one block.
-// Those of a query are neighbours in the list and have the same queries: two at most.
-std::vector<AttentionBlock> attention_blocks(const std::vector<RowRun>& queries, const std::vector<RowRun>& keys);
+// Positions in runs, both lists ascending. Each pair of a query and a key at or before its position, and no more than
+// `window` before it where that is not -1, is seen in one block. Blocks that share queries are neighbours in the list
+// and begin with the same one, and none has more queries than the one before it.
+std::vector<AttentionBlock> attention_blocks(const std::vector<RowRun>& queries, const std::vector<RowRun>& keys,
+                                             int64_t window = -1);
 
 // Rows along a dimension in the order of their positions, and back: copies only where they lie otherwise.
 class RowOrder {

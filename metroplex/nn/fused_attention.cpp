@@ -2,7 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <array>
+#include <limits>
 #include <optional>
 #include <tuple>
 
@@ -35,10 +37,12 @@ struct NoDropout {
 
 using Result = std::pair<at::Tensor, at::Tensor>;
 
+bool has_documents(const FusedSpec& spec) { return spec.documents.queries.defined(); }
+
 // As flash attention wants it: [b, s, heads, d]; with documents, [b s, heads, d].
 at::Tensor rows_of(const at::Tensor& x, const FusedSpec& spec) {
   const at::Tensor rows = x.transpose(1, 2);
-  return spec.documents.defined() ? rows.flatten(0, 1) : rows;
+  return has_documents(spec) ? rows.flatten(0, 1) : rows;
 }
 FusedInputs rows_of(const FusedInputs& in, const FusedSpec& spec) {
   return {rows_of(in.q, spec), rows_of(in.k, spec), rows_of(in.v, spec)};
@@ -47,42 +51,58 @@ at::Tensor heads_of(const at::Tensor& rows, const at::Tensor& like) {
   return (rows.dim() == 3 ? rows.unflatten(0, {like.size(0), like.size(2)}) : rows).transpose(1, 2);
 }
 
-// What flash attention is told of the mask besides `causal`.
+// What flash attention is told of the mask besides `causal`, and of lengths.
 struct FlashMask {
-  at::Tensor offsets;  // int32; undefined: no documents
+  DocumentRows offsets;  // int32; undefined: no documents
   std::optional<int64_t> window;
+  int64_t queries, keys;
 
-  explicit FlashMask(const FusedSpec& spec) {
-    if (spec.documents.defined()) offsets = spec.documents.to(at::kInt);
+  FlashMask(const FusedInputs& in, const FusedSpec& spec) : queries(in.q.size(2)), keys(in.k.size(2)) {
     if (spec.window >= 0) window = spec.window;
+    if (!has_documents(spec)) return;
+    const auto& [of_queries, of_keys] = spec.documents;
+    offsets.queries = of_queries.to(at::kInt);
+    offsets.keys = of_keys.is_same(of_queries) ? offsets.queries : of_keys.to(at::kInt);
+    queries = std::max<int64_t>(2, queries);  // told of one query for each document it would reorder heads
   }
-  std::optional<at::Tensor> some() const { return offsets.defined() ? std::optional(offsets) : std::nullopt; }
+  static std::optional<at::Tensor> some(const at::Tensor& x) { return x.defined() ? std::optional(x) : std::nullopt; }
 };
+
+// Of documents the operator has [heads, b s], and +inf for a query that sees nothing.
+at::Tensor logsumexp_by_samples(const at::Tensor& sums, int64_t samples, const FusedSpec& spec) {
+  if (!has_documents(spec)) return sums;
+  const at::Tensor by_samples = sums.unflatten(1, {samples, sums.size(1) / samples}).transpose(0, 1);
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  return spec.causal ? by_samples : by_samples.masked_fill(by_samples == kInfinity, -kInfinity);
+}
+at::Tensor logsumexp_of_rows(const at::Tensor& by_samples, const FusedSpec& spec) {
+  return has_documents(spec) ? by_samples.transpose(0, 1).flatten(1).contiguous() : by_samples.contiguous();
+}
 
 Result flash(const cuda::Target& target, const FusedInputs& in, const FusedSpec& spec) {
   const FusedInputs rows = rows_of(in, spec);
-  const FlashMask mask(spec);
+  const FlashMask mask(in, spec);
   const auto [out, logsumexp] = [&]() -> Result {
     if (target.meta) return flash_on_meta(rows);
-    const auto result =
-        at::_flash_attention_forward(rows.q, rows.k, rows.v, mask.some(), mask.some(), in.q.size(2), in.k.size(2),
-                                     0.0, spec.causal, /*return_debug_mask=*/false, spec.softmax_scale, mask.window);
+    const auto result = at::_flash_attention_forward(
+        rows.q, rows.k, rows.v, FlashMask::some(mask.offsets.queries), FlashMask::some(mask.offsets.keys),
+        mask.queries, mask.keys, 0.0, spec.causal, /*return_debug_mask=*/false, spec.softmax_scale, mask.window);
     return {std::get<0>(result), std::get<1>(result)};
   }();
-  return {heads_of(out, in.q), logsumexp};
+  return {heads_of(out, in.q), logsumexp_by_samples(logsumexp, in.q.size(0), spec)};
 }
 
 FusedGradients flash_backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r,
                               const FusedSpec& spec) {
   const FusedInputs rows = rows_of(in, spec);
-  const FusedResult left{rows_of(packed(r.out), spec), r.logsumexp, rows_of(r.dout, spec)};
-  const FlashMask mask(spec);
+  const FusedResult left{rows_of(packed(r.out), spec), logsumexp_of_rows(r.logsumexp, spec), rows_of(r.dout, spec)};
+  const FlashMask mask(in, spec);
   const NoDropout none(in.q.device());
   const FusedGradients d = [&]() -> FusedGradients {
-    if (target.meta) return flash_backward_on_meta(rows, left, mask.offsets);
+    if (target.meta) return flash_backward_on_meta(rows, left, mask.offsets.queries);
     auto [dq, dk, dv] = at::_flash_attention_backward(
-        left.dout, rows.q, rows.k, rows.v, left.out, left.logsumexp, mask.offsets, mask.offsets, in.q.size(2),
-        in.k.size(2), 0.0, spec.causal, none.seed, none.offset, spec.softmax_scale, mask.window);
+        left.dout, rows.q, rows.k, rows.v, left.out, left.logsumexp, mask.offsets.queries, mask.offsets.keys,
+        mask.queries, mask.keys, 0.0, spec.causal, none.seed, none.offset, spec.softmax_scale, mask.window);
     return {dq, dk, dv};
   }();
   return {heads_of(d.q, in.q), heads_of(d.k, in.k), heads_of(d.v, in.v)};
@@ -104,8 +124,8 @@ FusedGradients cudnn_backward(const cuda::Target& target, const FusedInputs& in,
   const NoDropout none(in.q.device());
   if (target.meta) return cudnn_backward_on_meta(in, left);
   auto [dq, dk, dv] = at::_scaled_dot_product_cudnn_attention_backward(
-      left.dout, in.q, in.k, in.v, left.out, left.logsumexp.unsqueeze(3), none.seed, none.offset, {}, {}, {},
-      in.q.size(2), in.k.size(2), 0.0, spec.causal, spec.softmax_scale);
+      left.dout, in.q, in.k, in.v, left.out, left.logsumexp.contiguous().unsqueeze(3), none.seed, none.offset, {}, {},
+      {}, in.q.size(2), in.k.size(2), 0.0, spec.causal, spec.softmax_scale);
   return {dq, dk, dv};
 }
 
@@ -149,9 +169,9 @@ constexpr Operator kOperators[] = {
      efficient_backward}};
 
 const Operator& operator_of(const FusedSpec& spec) {
-  MPX_ASSERT(spec.by == config::AttentionBy::flash || (spec.window < 0 && !spec.documents.defined()),
+  MPX_ASSERT(spec.by == config::AttentionBy::flash || (spec.window < 0 && !has_documents(spec)),
              "windows or documents in an operator that has none");
-  MPX_ASSERT(spec.causal || (spec.window < 0 && !spec.documents.defined()), "windows or documents, and not causal");
+  MPX_ASSERT(spec.causal || spec.window < 0 || !has_documents(spec), "windows of documents, and not causal");
   for (const Operator& one : kOperators) {
     if (one.by == spec.by) return one;
   }
@@ -159,11 +179,19 @@ const Operator& operator_of(const FusedSpec& spec) {
   return kOperators[0];
 }
 
+// Of a window without a causal mask: query i does not see so many of the first keys: i + keys - queries - window.
+double pairs_before(double queries, double keys, int64_t window) {
+  const double most = window < 0 ? 0 : std::max(0.0, keys - 1 - static_cast<double>(window)),
+               lines = std::min(most, queries);
+  return lines * (2 * most - lines + 1) / 2;
+}
+
 // Of products over the pairs of query and key that are not masked, `of_qk` with the head size of q and k, `of_v` with
 // that of v.
 double flops_of(const FusedInputs& in, const FusedSpec& spec, int64_t of_qk, int64_t of_v) {
   const auto queries = static_cast<double>(in.q.size(2)), keys = static_cast<double>(in.k.size(2));
-  const double pairs = spec.causal ? causal_pairs(queries, spec.window) : queries * keys;
+  const double pairs =
+      spec.causal ? causal_pairs(queries, spec.window) : queries * keys - pairs_before(queries, keys, spec.window);
   return 2 * static_cast<double>(in.q.size(0) * in.q.size(1) * (of_qk * in.q.size(3) + of_v * in.v.size(3))) * pairs;
 }
 
@@ -179,7 +207,7 @@ std::pair<at::Tensor, at::Tensor> fused_attention(const cuda::Target& target, co
   const Operator& by = operator_of(spec);
   const Result result = by.run(target, in, spec);
   cuda::issued(target, {by.forward,
-                        {&in.q, &in.k, &in.v, &spec.documents},
+                        {&in.q, &in.k, &in.v, &spec.documents.queries, &spec.documents.keys},
                         {&result.first, &result.second},
                         {},
                         flops_of(in, spec, 1, 1)});
@@ -190,11 +218,12 @@ FusedGradients fused_attention_backward(const cuda::Target& target, const FusedI
                                         const FusedSpec& spec) {
   const Operator& by = operator_of(spec);
   const FusedGradients d = by.run_backward(target, in, r, spec);
-  cuda::issued(target, {by.backward,
-                        {&in.q, &in.k, &in.v, &r.out, &r.logsumexp, &r.dout, &spec.documents},
-                        {&d.q, &d.k, &d.v},
-                        {},
-                        flops_of(in, spec, 3, 2)});
+  cuda::issued(target,
+               {by.backward,
+                {&in.q, &in.k, &in.v, &r.out, &r.logsumexp, &r.dout, &spec.documents.queries, &spec.documents.keys},
+                {&d.q, &d.k, &d.v},
+                {},
+                flops_of(in, spec, 3, 2)});
   return d;
 }
 

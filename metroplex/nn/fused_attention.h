@@ -21,17 +21,24 @@ struct FusedInputs {
 // Pairs of a query and a key that it sees among `rows` positions in order, of those within `window`.
 double causal_pairs(double rows, int64_t window);
 
+// [n + 1] integers each, of the same n documents: where they begin among the rows of all samples, and where those
+// end. A document may have no rows of either.
+struct DocumentRows {
+  at::Tensor queries, keys;
+};
+
 struct FusedSpec {
   config::AttentionBy by = config::AttentionBy::flash;  // none of our own
   bool causal = false;  // as many queries as keys: query i attends to keys 0 to i; else to every key
   double softmax_scale = 0;
-  // Of flash attention with a causal mask alone:
-  int64_t window = -1;        // how many keys before its own a query still sees; -1: all
-  at::Tensor documents = {};  // Microbatch::document_offsets: it sees keys of its own document
+  // Of flash attention alone:
+  int64_t window = -1;          // query i sees no keys before i + s_k - s_q - window; -1: all. With documents: causal
+  DocumentRows documents = {};  // it sees keys of its own document; undefined: there are none
 };
-// softmax(softmax_scale q k^T) v, and the logsumexp of the scaled scores for backward, [b, heads, s_q], or with
-// documents [heads, b s_q]. Nothing is read on the host: of documents the operator is told their number, empty ones
-// among them, and s_q as the longest.
+// softmax(softmax_scale q k^T) v, and the logsumexp of the scaled scores for backward, [b, heads, s_q] of any strides
+// (memory-efficient attention: with room behind s_q); 0 and -inf of a query whose document has no keys here. Nothing
+// is read on the host: of documents the operator is told their number, empty ones among them, and s_q and s_k as the
+// longest.
 std::pair<at::Tensor, at::Tensor> fused_attention(const cuda::Target& target, const FusedInputs& in,
                                                   const FusedSpec& spec);
 

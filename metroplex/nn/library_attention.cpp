@@ -82,7 +82,7 @@ FusedSpec how_to_fuse(const CoreInputs& in, const CoreCall& call) {
   c.queries = in.q.size(0), c.keys = in.k.size(0);
   FusedSpec spec{config::gpu_attention(c).by, plain_causal(in, call.positions), call.spec.softmax_scale};
   spec.window = call.spec.window;
-  spec.documents = call.batch.document_offsets;
+  spec.documents = {call.batch.document_offsets, call.batch.document_offsets};
   return spec;
 }
 
@@ -103,16 +103,35 @@ Calls one_call(const CoreInputs& in, const CoreCall& call) {
   return LibraryCalls{{{0, in.q.size(0)}, {0, in.k.size(0)}, spec}};
 }
 
+struct OrderedPositions {
+  at::Tensor queries, keys;
+  explicit OrderedPositions(const CorePositions& positions)
+      : queries(RowOrder(positions.queries.runs).in_order(positions.queries.rows)),
+        keys(RowOrder(positions.keys.runs).in_order(positions.keys.rows)) {}
+};
+
+// Documents of a causal block are those of the same positions twice.
+DocumentRows documents_of(const LibraryCall& one, const CoreCall& call, const OrderedPositions& at) {
+  const auto of = [&](const at::Tensor& positions, const RowRun& rows) {
+    return offsets_among(call.batch, positions.narrow(0, rows.first, rows.count));
+  };
+  const at::Tensor queries = of(at.queries, one.queries);
+  return {queries, one.spec.causal ? queries : of(at.keys, one.keys)};
+}
+
 Calls calls_of_blocks(const CoreInputs& in, const CoreCall& call, const std::vector<AttentionBlock>& blocks) {
   config::AttentionCase c = case_of(in, call);
-  c.plain_mask = !c.documents && !c.window;
+  if (c.documents && (c.window || !call.batch.document_offsets.defined())) return std::nullopt;
   LibraryCalls calls;
   for (const AttentionBlock& block : blocks) {
-    c.queries = block.queries.count, c.keys = block.keys.count;
-    const FusedSpec spec{config::gpu_attention(c).by, block.causal, call.spec.softmax_scale};
+    c.queries = block.queries.count, c.keys = block.keys.count, c.window = block.window >= 0;
+    FusedSpec spec{config::gpu_attention(c).by, block.causal, call.spec.softmax_scale, block.window};
     if (spec.by == AttentionBy::own) return std::nullopt;
     calls.push_back({block.queries, block.keys, spec});
   }
+  if (!c.documents) return calls;
+  const OrderedPositions at(call.positions);
+  for (LibraryCall& one : calls) one.spec.documents = documents_of(one, call, at);
   return calls;
 }
 
@@ -123,7 +142,9 @@ Calls library_calls(const CoreInputs& in, const CoreCall& call) {
                             keys = RowOrder(call.positions.keys.runs).positions();
   const bool same_run = queries.size() == 1 && keys.size() == 1 && queries[0].first == keys[0].first &&
                         queries[0].count == keys[0].count;
-  if (!same_run) return calls_of_blocks(in, call, attention_blocks(queries, keys));
+  const at::Tensor& documents = call.batch.document_ids;
+  if (!same_run || (documents.defined() && documents.size(1) != queries[0].count))
+    return calls_of_blocks(in, call, attention_blocks(queries, keys, call.spec.window));
   const Positions run{queries[0].first, {}, 0};
   const CorePositions plain{run, run};
   return one_call(in, {call.spec, plain, call.batch});
@@ -140,14 +161,11 @@ struct OrderedRows {
   CoreInputs as_given(const CoreInputs& d) const {
     return {queries.as_given(d.q), keys.as_given(d.k), keys.as_given(d.v)};
   }
-  // With documents logsumexp [n, b s] is left as it is: nobody joins it.
   CoreResult in_order(const CoreResult& result) const {
-    const at::Tensor& sums = result.logsumexp;
-    return {queries.in_order(result.out), sums.dim() == 3 ? queries.in_order(sums, 2) : sums};
+    return {queries.in_order(result.out), queries.in_order(result.logsumexp, 2)};
   }
   CoreResult as_given(const CoreResult& result) const {
-    const at::Tensor& sums = result.logsumexp;
-    return {queries.as_given(result.out), sums.dim() == 3 ? queries.as_given(sums, 2) : sums};
+    return {queries.as_given(result.out), queries.as_given(result.logsumexp, 2)};
   }
 };
 
@@ -158,7 +176,7 @@ CoreInputs cut(const CoreInputs& in, const LibraryCall& part) {
 // logsumexp of all queries stays as the operator left it.
 CoreResult cut(const CoreResult& all, const RowRun& queries) {
   if (queries.count == all.out.size(0)) return all;
-  return {cut(all.out, queries), all.logsumexp.narrow(2, queries.first, queries.count).contiguous()};
+  return {cut(all.out, queries), all.logsumexp.narrow(2, queries.first, queries.count)};
 }
 
 // A sum over calls, each of which adds to some rows.
@@ -188,21 +206,39 @@ CoreResult sees_nothing(const CoreInputs& in) {
           at::full({b, heads, s}, -std::numeric_limits<double>::infinity(), wide)};
 }
 
-CoreResult forward_in_order(const CoreInputs& in, const CoreCall& call, const LibraryCalls& calls) {
-  CoreResult all;
-  for (auto next = calls.begin(); next != calls.end();) {
-    const RowRun queries = next->queries;
-    CoreResult part = fused(cut(in, *next), call, next->spec);
-    for (++next; next != calls.end() && next->queries.first == queries.first; ++next) {
-      part.out = to_wide(part.out);
-      join(part, fused(cut(in, *next), call, next->spec));
+// What calls gave, joined where they have the same queries.
+class JoinedCalls {
+ public:
+  explicit JoinedCalls(const CoreInputs& in) : in_(in) {}
+  void add(const RowRun& queries, const CoreResult& part) {
+    if (!all_.out.defined() && queries.count == in_.q.size(0)) {
+      all_ = part;
+      given_ = queries.count;
+      return;
     }
-    if (queries.count == in.q.size(0)) return {part.out.to(in.q.scalar_type()), part.logsumexp};
-    if (!all.out.defined()) all = sees_nothing(in);
-    cut(all.out, queries).copy_(part.out);
-    all.logsumexp.narrow(2, queries.first, queries.count).copy_(part.logsumexp);
+    if (!all_.out.defined()) all_ = sees_nothing(in_);
+    const bool first = queries.first >= given_;
+    if (!first) all_.out = to_wide(all_.out);
+    given_ = std::max(given_, queries.first + queries.count);
+    CoreResult here = cut(all_, queries);
+    const at::Tensor sums = here.logsumexp;
+    first ? void(here.out.copy_(part.out)) : join(here, part);
+    sums.copy_(first ? part.logsumexp : here.logsumexp);
   }
-  return all.out.defined() ? all : sees_nothing(in);
+  CoreResult take() {
+    return all_.out.defined() ? CoreResult{all_.out.to(in_.q.scalar_type()), all_.logsumexp} : sees_nothing(in_);
+  }
+
+ private:
+  const CoreInputs& in_;
+  CoreResult all_;
+  int64_t given_ = 0;  // the first query that no call has had
+};
+
+CoreResult forward_in_order(const CoreInputs& in, const CoreCall& call, const LibraryCalls& calls) {
+  JoinedCalls all(in);
+  for (const LibraryCall& part : calls) all.add(part.queries, fused(cut(in, part), call, part.spec));
+  return all.take();
 }
 
 CoreInputs backward_in_order(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,

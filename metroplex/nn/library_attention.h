@@ -1,7 +1,7 @@
 // Core attention of a GPU by libtorch's operators (fused_attention.h), as the table of config/attention.h says: in
 // one call where the mask is one that they know, and of chosen rows, as context parallelism has them, in several
-// without masks (attention_blocks.h) that are joined by their logsumexp, of half types. Rows are put in the order of
-// their positions first. The same choice is made for forward and backward.
+// (attention_blocks.h) that are joined by their logsumexp, of half types. Rows are put in the order of their
+// positions first. The same choice is made for forward and backward.
 #pragma once
 
 #include <optional>
@@ -17,8 +17,8 @@ std::optional<CoreResult> library_attention(const CoreInputs& in, const CoreCall
 std::optional<CoreInputs> library_attention_backward(const at::Tensor& dout, const CoreInputs& in,
                                                      const CoreResult& result, const CoreCall& call);
 
-// One call of an operator: of rows of the queries and of the keys, both in the order of their positions. Calls of the
-// same queries are neighbours, no other two share any.
+// One call of an operator: of rows of the queries and of the keys, both in the order of their positions. Calls that
+// share queries are neighbours and begin with the same one; none has more of them than the one before it.
 struct LibraryCall {
   RowRun queries, keys;
   FusedSpec spec;

@@ -103,6 +103,9 @@ Microbatch empty_microbatch(const MicrobatchForm& form);
 // Microbatch::document_offsets [b most + 1] of document_ids [b, s] on the host, in which the rows of a document
 // follow one another; undefined where there are more than b most documents.
 at::Tensor document_offsets(const at::Tensor& document_ids, int64_t most);
+// batch.document_offsets, int32, among the rows at `positions` [n] of each sample, which rise: how many of those,
+// counted from sample to sample, lie before each.
+at::Tensor offsets_among(const Microbatch& batch, const at::Tensor& positions);
 // Makes `sample_counters` and `step` views of `both` [b + 1] int64.
 void place_counters(Microbatch& batch, const at::Tensor& both);
 // Sets `sample_counters` and `step` of `batch`, in one storage, for samples with the global indices `numbers` [b]

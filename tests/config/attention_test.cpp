@@ -141,13 +141,16 @@ TEST(Attention, OfARunIsNamedWithItsKeyWhereItIsOurs) {
   };
   const std::string documents = "data.reset_attention_mask=true", window = "model.window_size=5",
                     a2a = "parallel.cp_comm_type=a2a", half = "precision.params_dtype=bf16";
-  for (const std::vector<std::string>& taken :
-       {std::vector<std::string>{half}, {half, a2a}, {half, a2a, documents}, {half, a2a, window}})
+  for (const std::vector<std::string>& taken : {std::vector<std::string>{half},
+                                                {half, documents},
+                                                {half, window},
+                                                {half, a2a},
+                                                {half, a2a, documents, window}})
     EXPECT_EQ(of_ranks(taken), "");
   for (const auto& [overrides, text] : std::vector<std::pair<std::vector<std::string>, std::string>>{
-           {{half, documents},
-            "context_parallel_size = 2 with data.reset_attention_mask = true; parallel.cp_comm_type"},
-           {{half, window}, "context_parallel_size = 2 with model.window_size; parallel.cp_comm_type = a2a"},
+           {{half, documents, window},
+            "context_parallel_size = 2 with data.reset_attention_mask = true and model.window_size; "
+            "parallel.cp_comm_type"},
            {{}, "context_parallel_size = 2 in fp32; precision.params_dtype = bf16"},
            {{a2a}, "context_parallel_size = 2 in fp32"},
            {{"precision.params_dtype=fp64"}, "precision.params_dtype = fp64"}}) {

@@ -37,16 +37,22 @@ TEST(AttentionBlocks, HaveEachPairThatIsSeenOnce) {
     const Runs queries = some_runs(random, whole), keys = round % 3 == 0 ? queries : some_runs(random, whole);
     const std::vector<int64_t> of_queries = positions_of(queries), of_keys = positions_of(keys);
     std::vector<std::vector<int>> times(of_queries.size(), std::vector<int>(of_keys.size()));
-    int64_t last = -1;
+    const int64_t window = round % 2 == 0 ? -1 : static_cast<int64_t>(random() % 9);
+    nn::RowRun last{-1, 0};
     size_t of_same = 0;
-    for (const nn::AttentionBlock& block : nn::attention_blocks(queries, keys)) {
-      of_same = block.queries.first == last ? of_same + 1 : 1;
-      EXPECT_LE(of_same, 2U);
-      EXPECT_GE(block.queries.first, last);
-      last = block.queries.first;
+    for (const nn::AttentionBlock& block : nn::attention_blocks(queries, keys, window)) {
+      of_same = block.queries.first == last.first ? of_same + 1 : 1;
+      EXPECT_TRUE(of_same <= 2 || window >= 0);
+      EXPECT_TRUE(of_same == 1 ? block.queries.first >= last.first + last.count : block.queries.count <= last.count);
+      if (of_same == 1) last = block.queries;
+      last.count = std::max(last.count, block.queries.count);
       ASSERT_TRUE(!block.causal || block.queries.count == block.keys.count);
+      ASSERT_TRUE(block.queries.count > 0 && block.keys.count > 0);
       for (int64_t i = 0; i < block.queries.count; ++i) {
-        for (int64_t j = 0; j < (block.causal ? i + 1 : block.keys.count); ++j)
+        const int64_t unseen = i + block.keys.count - block.queries.count - block.window;
+        ASSERT_TRUE(block.window < 0 || unseen < block.keys.count) << "a query that sees nothing";
+        for (int64_t j = block.window < 0 ? 0 : std::max<int64_t>(0, unseen);
+             j < (block.causal ? i + 1 : block.keys.count); ++j)
           ++times[static_cast<size_t>(block.queries.first + i)][static_cast<size_t>(block.keys.first + j)];
         if (block.causal) {
           ASSERT_EQ(of_queries[static_cast<size_t>(block.queries.first + i)],
@@ -56,16 +62,18 @@ TEST(AttentionBlocks, HaveEachPairThatIsSeenOnce) {
     }
     for (size_t i = 0; i < of_queries.size(); ++i) {
       for (size_t j = 0; j < of_keys.size(); ++j)
-        ASSERT_EQ(times[i][j], of_keys[j] <= of_queries[i] ? 1 : 0) << "round " << round << ", " << i << ", " << j;
+        ASSERT_EQ(times[i][j], of_keys[j] <= of_queries[i] && (window < 0 || of_queries[i] - of_keys[j] <= window))
+            << "round " << round << ", " << i << ", " << j;
     }
   }
 }
 
 std::string text_of(const std::vector<nn::AttentionBlock>& blocks) {
   std::string out;
-  for (const auto& [q, k, causal] : blocks) {
+  for (const auto& [q, k, causal, window] : blocks) {
     out += (out.empty() ? "" : "; ") + std::to_string(q.first) + "+" + std::to_string(q.count) +
            (causal ? " causal " : " see ") + std::to_string(k.first) + "+" + std::to_string(k.count);
+    if (window >= 0) out += " (" + std::to_string(window) + ")";
   }
   return out;
 }
@@ -80,6 +88,16 @@ TEST(AttentionBlocks, OfAZigzagRingAreOneCallAHop) {
   EXPECT_EQ(text_of(nn::attention_blocks(second, {{0, 16}})), "0+8 see 0+4; 0+8 causal 4+8");
   EXPECT_EQ(text_of(nn::attention_blocks({{0, 8}}, {{8, 8}})), "");
   EXPECT_EQ(text_of(nn::attention_blocks({{8, 8}}, {{0, 8}})), "0+8 see 0+8");
+}
+
+// A window shorter than a chunk reaches into the one before it alone.
+TEST(AttentionBlocks, OfAWindowAreOneCallAChunkAndOneForTheKeysBeforeIt) {
+  const Runs first{{0, 4}, {12, 4}}, second{{4, 4}, {8, 4}};
+  EXPECT_EQ(text_of(nn::attention_blocks(first, first, 2)), "0+4 causal 0+4 (2); 4+4 causal 4+4 (2)");
+  EXPECT_EQ(text_of(nn::attention_blocks(first, second, 2)), "4+2 see 6+2 (0)");
+  EXPECT_EQ(text_of(nn::attention_blocks(second, first, 2)), "0+2 see 2+2 (0)");
+  EXPECT_EQ(text_of(nn::attention_blocks(second, first, 7)), "0+4 see 0+4; 4+3 see 1+3 (0)");
+  EXPECT_EQ(text_of(nn::attention_blocks(second, first, 20)), "0+4 see 0+4; 4+4 see 0+4");
 }
 
 TEST(RowOrder, IsThatOfPositionsAndGoesBack) {

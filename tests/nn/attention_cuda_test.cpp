@@ -97,8 +97,9 @@ TEST(CoreAttentionOnGpu, IsTheFormula) {
   }
 }
 
-// As a rank of context parallelism has them: some queries, some keys, in runs in any order. Lengths that 128 divides,
-// of which cuDNN's is preferred where it takes the case, and others.
+// As a rank of context parallelism has them: some queries, some keys, in runs in any order, with windows that reach
+// into the run before and beyond it, and with documents, of which some end within a run. Lengths that 128 divides, of
+// which cuDNN's is preferred where it takes the case, and others.
 TEST(CoreAttentionOnGpu, OfChosenRowsIsTheFormula) {
   MPX_NEED_GPU();
   const auto positions = [](int64_t whole, const std::vector<RowRun>& runs) {
@@ -113,12 +114,24 @@ TEST(CoreAttentionOnGpu, OfChosenRowsIsTheFormula) {
                       all = positions(4 * part, {{0, part}, {3 * part, part}, {part, part}, {2 * part, part}});
       for (const auto& [queries, keys] : std::vector<std::pair<Positions, Positions>>{
                {first, first}, {first, second}, {second, first}, {second, all}, {first, all}}) {
+        SCOPED_TRACE(testing::Message() << dtype << ", runs of " << part << ", queries from " << queries.runs[0].first
+                                        << ", keys " << keys.rows.numel());
+        const Shape shape{queries.rows.numel(), keys.rows.numel(), 2, 4, 2, 64};
         for (const int64_t dv : {64, 32}) {
-          SCOPED_TRACE(testing::Message()
-                       << dtype << ", runs of " << part << ", values of " << dv << ", queries from "
-                       << queries.runs[0].first << ", keys " << keys.rows.numel());
-          check_chosen({queries.rows.numel(), keys.rows.numel(), 2, 4, 2, 64, dv}, dtype, {queries, keys});
+          Shape of_values = shape;
+          of_values.v_dim = dv;
+          check_chosen(of_values, dtype, {queries, keys}, {});
         }
+        for (const int64_t window : {int64_t{0}, int64_t{20}, part + 20, 3 * part}) {
+          Shape of_window = shape;
+          of_window.window = window;
+          check_chosen(of_window, dtype, {queries, keys}, {});
+        }
+        Microbatch documents;
+        const at::Tensor row = at::arange(4 * part);
+        documents.document_ids = at::stack({row.div(part + 7, "floor"), row.div(3 * part, "floor")}).to(at::kLong);
+        documents.document_offsets = document_offsets(documents.document_ids, 6);
+        check_chosen(shape, dtype, {queries, keys}, documents);
       }
     }
   }

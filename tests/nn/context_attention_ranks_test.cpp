@@ -32,6 +32,7 @@ struct Case {
   at::Tensor documents;    // [b, whole]; undefined: one
   bool seen_only = false;  // only keys that are seen travel
   cuda::Target target;     // of the ranks
+  int64_t window = -1;
 };
 
 nn::Microbatch rows_only(const Case& c) {
@@ -175,6 +176,7 @@ void expect_as_whole(const Case& c, const comm::Groups& groups, at::ScalarType d
   const nn::CoreInputs whole = inputs(c, dtype);
   const at::Tensor dy = sample({c.whole, kBatch, c.h.heads, c.h.dv}, 8, dtype);
   nn::CoreSpec spec = core_spec(whole, c.dropout, 2);
+  spec.window = c.window;
   const Attended wanted = plain_attention(whole, {spec, {}, batch_of(c, -1)}, dy);
   const nn::Microbatch batch = batch_of(c, cp.index());
   const auto part = [&](const at::Tensor& x) { return x.index_select(0, batch.rows); };
@@ -217,29 +219,34 @@ TEST(ContextAttention, JoinsHalfTypesInAtLeastFp32) {
 }
 
 // On a GPU by libtorch's operators, for which plain formulas stand in: in blocks, or, where a rank has the whole
-// sequence in between, in one call, documents too. For each rank's keys there are three roundings to 2^-9: of what
-// two calls give and of their sum; then those of the result, also as backward takes it, and of the gradients.
-// Measured: 2 of 2^-8.
+// sequence in between, in one call, with documents or windows. For each rank's keys there are three roundings to
+// 2^-9: of what two calls give and of their sum; then those of the result, also as backward takes it, and of the
+// gradients. Measured: 2 of 2^-8.
 TEST(ContextAttention, IsByLibraryOperatorsOnAGpu) {
   const library_stand_ins::StandIns stand_ins;
   for (const int cp : {2, 3, 4}) {
     for (const CpCommType exchange : kExchanges) {
-      library_stand_ins::calls.dense = library_stand_ins::calls.documents = 0;
+      library_stand_ins::calls.dense = library_stand_ins::calls.documents = library_stand_ins::calls.windows = 0;
       run_context_ranks(cp, exchange, [&](const comm::World& world) {
         std::mt19937 random(23);
-        for (int round = 0; round < 20; ++round) {
+        for (int round = 0; round < 40; ++round) {
           Case c = random_case(random, cp, exchange);
           SCOPED_TRACE(testing::Message() << config::text_of(exchange) << " cp " << cp << " round " << round);
           c.target = library_stand_ins::kGpu;
-          c.h.d = c.h.dv = 8, c.dropout = 0, c.seen_only = false;
-          if (!c.rank_rows.empty()) continue;  // other numbers of rows are for lists of keys
-          if (exchange != CpCommType::a2a) c.documents = at::Tensor();
+          c.h.d = c.h.dv = 8, c.dropout = 0;
+          if (round % 2 == 0) c.documents = at::Tensor();
+          if (!c.documents.defined()) c.window = static_cast<int64_t>(random() % 12);
+          const auto is_empty = [](const nn::RowRun& rows) { return rows.count == 0; };
+          if (std::any_of(c.rank_rows.begin(), c.rank_rows.end(), is_empty)) continue;  // own kernels
           expect_as_whole(c, world.groups(), at::kBFloat16, (2 + 1.5 * cp) * 0x1p-8);
           if (testing::Test::HasFailure()) return;
         }
       });
       EXPECT_GT(library_stand_ins::calls.dense, 0);
-      EXPECT_EQ(library_stand_ins::calls.documents > 0, exchange == CpCommType::a2a);
+      EXPECT_GT(library_stand_ins::calls.documents, 0);
+      // Two neighbours of a2a+p2p are all ranks.
+      const bool whole = exchange == CpCommType::a2a || (exchange == CpCommType::a2a_p2p && cp == 2);
+      EXPECT_EQ(library_stand_ins::calls.windows > 0, !whole);
     }
   }
 }

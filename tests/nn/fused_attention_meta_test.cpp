@@ -33,7 +33,8 @@ Outcome outcome(const Case& c) {
   const nn::FusedInputs in = inputs(c, target.memory());
   const at::Tensor dout = at::zeros({c.s, c.b, c.heads, c.d}, in.q.options()).permute({1, 2, 0, 3});
   nn::FusedSpec spec{c.by, true, 0.125, -1, {}};
-  if (c.documents > 0) spec.documents = at::zeros({c.documents + 1}, in.q.options().dtype(at::kLong));
+  const at::Tensor offsets = at::zeros({c.documents + 1}, in.q.options().dtype(at::kLong));
+  if (c.documents > 0) spec.documents = {offsets, offsets};
   Outcome outcome;
   at::Tensor out, logsumexp;
   nn::FusedGradients d;

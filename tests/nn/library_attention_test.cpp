@@ -68,7 +68,8 @@ TEST(LibraryAttention, OfDocumentsIsTheBlockedKernels) {
         const auto first = [](const at::Tensor& x) { return x.permute({1, 2, 0, 3}); };
         const nn::FusedInputs heads{first(in.q), first(in.k), first(in.v)};
         nn::FusedSpec fused{config::AttentionBy::flash, true, spec.softmax_scale, window, {}};
-        fused.documents = nn::document_offsets(batch.document_ids, (count(batch.document_ids) + 4) / b + 1);
+        const at::Tensor offsets = nn::document_offsets(batch.document_ids, (count(batch.document_ids) + 4) / b + 1);
+        fused.documents = {offsets, offsets};
         const auto [out, sum] = nn::fused_attention(kGpu, heads, fused);
         const nn::FusedGradients d = nn::fused_attention_backward(kGpu, heads, {out, sum, first(dy)}, fused);
         const auto back = [](const at::Tensor& x) { return x.permute({2, 0, 1, 3}); };
@@ -145,38 +146,62 @@ nn::Positions chosen(std::mt19937& random, int64_t whole, double share) {
   return {0, at::cat(rows), whole, runs};
 }
 
+// The calls that a rank makes, each by an operator that takes it; cuDNN's alone takes another size of values.
+nn::LibraryCalls calls_of(const nn::CoreInputs& in, const nn::CoreCall& call) {
+  const nn::RowOrder queries(call.positions.queries.runs), keys(call.positions.keys.runs);
+  const at::Tensor of_queries = queries.in_order(call.positions.queries.rows),
+                   of_keys = keys.in_order(call.positions.keys.rows);
+  const auto documents = [&](const at::Tensor& positions, const nn::RowRun& rows) {
+    return call.batch.document_ids.defined()
+               ? nn::offsets_among(call.batch, positions.narrow(0, rows.first, rows.count))
+               : at::Tensor();
+  };
+  nn::LibraryCalls parts;
+  for (const nn::AttentionBlock& block :
+       nn::attention_blocks(queries.positions(), keys.positions(), call.spec.window)) {
+    const bool flash_alone = block.window >= 0 || call.batch.document_ids.defined(),
+               cudnn = in.v.size(3) != in.k.size(3) || (!flash_alone && block.queries.count < block.keys.count);
+    parts.push_back(
+        {block.queries,
+         block.keys,
+         {cudnn ? config::AttentionBy::cudnn : config::AttentionBy::flash, block.causal, call.spec.softmax_scale,
+          block.window, nn::DocumentRows{documents(of_queries, block.queries), documents(of_keys, block.keys)}}});
+  }
+  return parts;
+}
+
 // Logsumexp too, of queries that see nothing as well; backward by a result over more keys than are here, as the ranks
-// of a ring have it.
+// of a ring have it. With windows, and with documents.
 TEST(LibraryAttention, OfChosenRowsIsTheBlockedKernels) {
   const StandIns stand_ins;
   std::mt19937 random(11);
-  for (int round = 0; round < 150; ++round) {
+  for (int round = 0; round < 300; ++round) {
     const auto whole = static_cast<int64_t>(1 + random() % 40);
     const nn::CorePositions here{chosen(random, whole, 0.6), chosen(random, whole, 0.6)};
     const int64_t queries = here.queries.rows.numel(), keys = here.keys.rows.numel(), b = 2;
-    const int64_t dv = round % 2 == 0 ? 6 : 3;  // another head size than that of keys is for cuDNN alone
+    const int64_t dv = round % 4 == 1 ? 3 : 6;
+    nn::Microbatch batch;
+    if (round % 4 == 3) {
+      batch.document_ids = documents(b, whole, static_cast<int64_t>(2 + random() % 12));
+      batch.document_offsets = nn::document_offsets(batch.document_ids, whole + 1);
+    }
     SCOPED_TRACE(testing::Message() << "round " << round << ": queries " << here.queries.rows << " keys "
                                     << here.keys.rows);
     const nn::CoreInputs in{sample({queries, b, 4, 6}, 5, at::kDouble), sample({keys, b, 2, 6}, 6, at::kDouble),
                             sample({keys, b, 2, dv}, 7, at::kDouble)};
     const at::Tensor dy = sample({queries, b, 4, dv}, 8, at::kDouble);
     nn::CoreSpec spec = core_spec(in);
-    const nn::CoreResult own = nn::attend(in, {spec, here, {}});
+    if (round % 4 == 2) spec.window = static_cast<int64_t>(random() % 12);
+    const nn::CoreResult own = nn::attend(in, {spec, here, batch});
     const nn::CoreResult more{own.out + sample({queries, b, 4, dv}, 9, at::kDouble),
                               at::logaddexp(own.logsumexp, sample({b, 4, queries}, 10, at::kDouble))};
-    const nn::CoreInputs d = nn::attend_backward(dy, in, more, {spec, here, {}});
+    const nn::CoreInputs d = nn::attend_backward(dy, in, more, {spec, here, batch});
 
     spec.target = kGpu;
-    nn::LibraryCalls parts;
-    for (const auto& [of_queries, of_keys, causal] : nn::attention_blocks(nn::RowOrder(here.queries.runs).positions(),
-                                                                          nn::RowOrder(here.keys.runs).positions())) {
-      const bool cudnn = dv == 3 || of_queries.count < of_keys.count;
-      const nn::FusedSpec how{cudnn ? config::AttentionBy::cudnn : config::AttentionBy::flash, causal,
-                              spec.softmax_scale};
-      parts.push_back({of_queries, of_keys, how});
-    }
-    const nn::CoreResult result = nn::attention_by_calls(in, {spec, here, {}}, parts);
-    const nn::CoreInputs got = nn::attention_by_calls_backward(dy, in, more, {spec, here, {}}, parts);
+    const nn::CoreCall call{spec, here, batch};
+    const nn::LibraryCalls parts = calls_of(in, call);
+    const nn::CoreResult result = nn::attention_by_calls(in, call, parts);
+    const nn::CoreInputs got = nn::attention_by_calls_backward(dy, in, more, call, parts);
     // Sums of at most 80 terms, of 40 queries and two heads of a group: as many roundings are 8.9e-15. Measured:
     // 6e-16.
     expect_attended({result.out, got.q, got.k, got.v}, {own.out, d.q, d.k, d.v}, 1e-14);
@@ -188,10 +213,12 @@ TEST(LibraryAttention, OfChosenRowsIsTheBlockedKernels) {
   }
   EXPECT_GT(calls.dense, 100);
   EXPECT_GT(calls.cudnn, 100);
+  EXPECT_GT(calls.documents, 100);
+  EXPECT_GT(calls.windows, 100);
 }
 
-// What blocks cannot say is left to own kernels; of one run of positions the operators take windows.
-TEST(LibraryAttention, OfChosenRowsHasNoWindowsNoDocumentsAndNoFp32) {
+// What blocks cannot say is left to own kernels.
+TEST(LibraryAttention, OfChosenRowsHasNoWindowsOfDocumentsAndNoFp32) {
   const StandIns stand_ins;
   const auto positions = [](const std::vector<nn::RowRun>& runs) {
     std::vector<at::Tensor> rows;
@@ -209,11 +236,13 @@ TEST(LibraryAttention, OfChosenRowsHasNoWindowsNoDocumentsAndNoFp32) {
     return nn::library_attention(in, {spec, {rows, rows}, batch}).has_value();
   };
   EXPECT_TRUE(takes(ends, at::kBFloat16, -1, false));
-  EXPECT_FALSE(takes(ends, at::kBFloat16, 3, false));
-  EXPECT_FALSE(takes(ends, at::kBFloat16, -1, true));
+  EXPECT_TRUE(takes(ends, at::kBFloat16, 3, false));
+  EXPECT_TRUE(takes(ends, at::kBFloat16, -1, true));
+  EXPECT_FALSE(takes(ends, at::kBFloat16, 3, true));
   EXPECT_FALSE(takes(ends, at::kFloat, -1, false));
   EXPECT_TRUE(takes(later, at::kBFloat16, 3, false));
-  EXPECT_FALSE(takes(later, at::kBFloat16, -1, true)) << "offsets are of whole sequences";
+  EXPECT_TRUE(takes(later, at::kBFloat16, -1, true));
+  EXPECT_FALSE(takes(later, at::kBFloat16, 3, true));
   nn::Positions unknown = ends;
   unknown.runs.clear();
   EXPECT_FALSE(takes(unknown, at::kBFloat16, -1, false));
@@ -223,8 +252,13 @@ TEST(LibraryAttention, AnOperatorIsNotAskedForWhatItDoesNotKnow) {
   const nn::FusedInputs in{at::zeros({1, 1, 4, 8}), at::zeros({1, 1, 4, 8}), at::zeros({1, 1, 4, 8})};
   for (const nn::FusedSpec& spec :
        {nn::FusedSpec{config::AttentionBy::cudnn, true, 1, 3, {}},
-        nn::FusedSpec{config::AttentionBy::memory_efficient, true, 1, -1, at::tensor({0, 4}, at::kLong)},
-        nn::FusedSpec{config::AttentionBy::flash, false, 1, 3, {}},
+        nn::FusedSpec{config::AttentionBy::memory_efficient,
+                      true,
+                      1,
+                      -1,
+                      {at::tensor({0, 4}, at::kLong), at::tensor({0, 4}, at::kLong)}},
+        nn::FusedSpec{
+            config::AttentionBy::flash, false, 1, 3, {at::tensor({0, 4}, at::kLong), at::tensor({0, 4}, at::kLong)}},
         nn::FusedSpec{config::AttentionBy::own, true, 1, -1, {}}}) {
     EXPECT_THROW(nn::fused_attention(kGpu, in, spec), std::logic_error);
   }

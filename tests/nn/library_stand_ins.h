@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include <atomic>
+#include <limits>
 
 #include "cuda/launch_point.h"
 #include "nn/plain_attention.h"
@@ -18,12 +19,14 @@ inline const cuda::Target kGpu{at::Device(at::kCUDA, 0)};  // tensors are the ho
 // Ranks that are threads call them too.
 struct Calls {
   std::atomic<int64_t> dense = 0, documents = 0, cudnn = 0;
+  std::atomic<int64_t> windows = 0;                // of those, with a window and not causal
   std::atomic<const void*> laid_out_as = nullptr;  // where cuDNN's backward must find the result, if it matters
 };
 inline Calls calls;
 
-// Of rows [s, heads, d] of one document, causal with a window where `mask` says it; float64, as a graph. -> out
-// [s, heads, dv], logsumexp [heads, s].
+// Of rows [s, heads, d] of one document, with the mask that flash attention documents: row i of s_q sees keys up to
+// i + s_k - s_q where it is causal, and from i + s_k - s_q - window on; float64, as a graph. -> out [s, heads, dv],
+// logsumexp [heads, s], which is +inf where there are no keys.
 struct PlainMask {
   bool causal = false;
   int64_t window = -1;
@@ -37,13 +40,19 @@ inline at::Tensor by_heads(const at::Tensor& x, int64_t times) {
 inline at::Tensor scores_of(const Rows& in, double scale, const PlainMask& mask) {
   const int64_t repeat = in.q.size(1) / in.k.size(1);
   at::Tensor scores = at::matmul(by_heads(in.q, 1), by_heads(in.k, repeat).transpose(1, 2)) * scale;
-  const at::Tensor behind = at::arange(in.q.size(0)).unsqueeze(1) - at::arange(in.k.size(0)).unsqueeze(0);
+  const int64_t shift = in.k.size(0) - in.q.size(0);
+  const at::Tensor behind = at::arange(in.q.size(0)).unsqueeze(1) - at::arange(in.k.size(0)).unsqueeze(0) + shift;
   if (mask.causal) scores = scores.masked_fill(behind.lt(0), -1e300);
   if (mask.window >= 0) scores = scores.masked_fill(behind.gt(mask.window), -1e300);
   return scores;
 }
 inline std::pair<at::Tensor, at::Tensor> plain_rows(const Rows& in, double scale, const PlainMask& mask) {
-  const at::Tensor scores = scores_of(in, scale, mask), v = by_heads(in.v, in.q.size(1) / in.k.size(1));
+  const int64_t s = in.q.size(0), heads = in.q.size(1);
+  if (in.k.size(0) == 0) {
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    return {at::zeros({s, heads, in.v.size(2)}, at::kDouble), at::full({heads, s}, kInfinity, at::kDouble)};
+  }
+  const at::Tensor scores = scores_of(in, scale, mask), v = by_heads(in.v, heads / in.k.size(1));
   return {at::matmul(at::softmax(scores, -1), v).transpose(0, 1), scores.logsumexp(-1)};
 }
 
@@ -74,7 +83,8 @@ inline Spans of_samples(int64_t samples, int64_t rows) {
   return spans;
 }
 
-// Begin and end of each document in rows, by what the operator was told: samples where there are no offsets.
+// Begin and end of each document in rows, empty ones too, by what the operator was told: samples where there are no
+// offsets.
 inline Spans spans_of(const at::Tensor& q, const std::optional<at::Tensor>& offsets, int64_t longest) {
   Spans spans;
   if (!offsets.has_value() || !offsets->defined()) {
@@ -91,7 +101,7 @@ inline Spans spans_of(const at::Tensor& q, const std::optional<at::Tensor>& offs
   for (int64_t i = 0; i + 1 < offsets->numel(); ++i) {
     EXPECT_LE(at[i], at[i + 1]);
     EXPECT_LE(at[i + 1] - at[i], longest);
-    if (at[i] < at[i + 1]) spans.push_back({at[i], at[i + 1]});
+    spans.push_back({at[i], at[i + 1]});
   }
   return spans;
 }
@@ -137,18 +147,25 @@ struct FlashArguments {
   double scale;
   std::optional<int64_t> left, right;
 };
-// A causal mask of an operator that is told of more keys than queries is another one.
+// A causal mask of an operator that is told of more keys than queries is another one. A negative window means none to
+// the operator, which is not what blocks behind one mean.
 inline LibraryCall told(const FlashArguments& a) {
   const bool documents = a.of_q.has_value() && a.of_q->defined();
-  EXPECT_TRUE(a.max_q == a.max_k || !(a.causal || documents)) << a.max_q << " and " << a.max_k;
   EXPECT_EQ(a.p, 0);
   EXPECT_FALSE(a.right.has_value()) << "causal says it";
+  EXPECT_GE(a.left.value_or(0), 0);
+  EXPECT_TRUE(!documents || a.max_q > 1) << "it would reorder heads";
   ++(documents ? calls.documents : calls.dense);
-  return {spans_of(a.q, a.of_q, a.max_q),
-          spans_of(a.k, a.of_k, a.max_k),
-          {a.causal, a.left.value_or(-1)},
-          a.scale,
-          documents};
+  if (a.left.has_value() && !a.causal) ++calls.windows;
+  LibraryCall call{spans_of(a.q, a.of_q, a.max_q),
+                   spans_of(a.k, a.of_k, a.max_k),
+                   {a.causal, a.left.value_or(-1)},
+                   a.scale,
+                   documents};
+  EXPECT_EQ(call.queries.size(), call.keys.size());
+  for (size_t i = 0; a.causal && i < call.queries.size(); ++i)
+    EXPECT_EQ(call.queries[i].end - call.queries[i].begin, call.keys[i].end - call.keys[i].begin);
+  return call;
 }
 
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> flash_forward(
@@ -225,7 +242,7 @@ class StandIns {
     library_.impl("_flash_attention_backward", &flash_backward);
     library_.impl("_scaled_dot_product_cudnn_attention", &cudnn_forward);
     library_.impl("_scaled_dot_product_cudnn_attention_backward", &cudnn_backward);
-    calls.dense = calls.documents = calls.cudnn = 0;
+    calls.dense = calls.documents = calls.cudnn = calls.windows = 0;
     calls.laid_out_as = nullptr;
   }
 
