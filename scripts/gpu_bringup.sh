@@ -28,7 +28,7 @@ case "$ranks" in *[!0-9]* | 0) echo "gpu_bringup.sh: --ranks is '$ranks'; it tak
 
 PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin
 if [ -z "$jobs" ]; then
-  jobs=$(($(nproc) / 2))
+  jobs=$(($(env -u OMP_NUM_THREADS nproc) / 2))  # nproc heeds it
   jobs=$((jobs < 1 ? 1 : jobs > 8 ? 8 : jobs))
 fi
 # Datasets and checkpoints of the runs below, which the report does not want.

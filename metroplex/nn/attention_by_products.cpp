@@ -87,7 +87,7 @@ void batched_product(const cuda::Target& target, at::Tensor to, const at::Tensor
     else adds ? at::baddbmm_out(to, to, a, b) : at::bmm_out(to, a, b);
   }
   const at::Tensor* const before = adds ? &to : nullptr;
-  cuda::issued(target, {adds ? "baddbmm" : "bmm",
+  cuda::issued(target, {adds ? "attention_baddbmm" : "attention_bmm",
                         {before, &a, &b},
                         {&to},
                         {},

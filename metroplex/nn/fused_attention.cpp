@@ -163,9 +163,9 @@ struct Operator {
   FusedGradients (*run_backward)(const cuda::Target&, const FusedInputs&, const FusedResult&, const FusedSpec&);
 };
 constexpr Operator kOperators[] = {
-    {config::AttentionBy::flash, "flash_attention", "flash_attention_backward", flash, flash_backward},
-    {config::AttentionBy::cudnn, "cudnn_attention", "cudnn_attention_backward", cudnn, cudnn_backward},
-    {config::AttentionBy::memory_efficient, "efficient_attention", "efficient_attention_backward", efficient,
+    {config::AttentionBy::flash, "attention_flash", "attention_flash_backward", flash, flash_backward},
+    {config::AttentionBy::cudnn, "attention_cudnn", "attention_cudnn_backward", cudnn, cudnn_backward},
+    {config::AttentionBy::memory_efficient, "attention_efficient", "attention_efficient_backward", efficient,
      efficient_backward}};
 
 const Operator& operator_of(const FusedSpec& spec) {

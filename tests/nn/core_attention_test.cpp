@@ -300,18 +300,18 @@ TEST(CoreAttention, IsFusedForEqualHeadSizesOnlyAndTellsTheFlopsOfEach) {
   };
   const double pairs = 2 * 4 * 16 * 16 / 2;
   EXPECT_EQ(calls(16, 16),
-            (Calls{{"flash_attention", 2 * pairs * 32}, {"flash_attention_backward", 2 * pairs * 80}}));
+            (Calls{{"attention_flash", 2 * pairs * 32}, {"attention_flash_backward", 2 * pairs * 80}}));
   // Of products with a softmax of ours between them, over all pairs, as they are computed.
   const double qk = 4 * pairs * 16, of_v = 4 * pairs * 8;
-  EXPECT_EQ(calls(16, 8), (Calls{{"bmm", qk},
+  EXPECT_EQ(calls(16, 8), (Calls{{"attention_bmm", qk},
                                  {"attention_softmax", 0},
-                                 {"bmm", of_v},
-                                 {"bmm", qk},
-                                 {"bmm", of_v},
+                                 {"attention_bmm", of_v},
+                                 {"attention_bmm", qk},
+                                 {"attention_bmm", of_v},
                                  {"attention_softmax_backward", 0},
-                                 {"baddbmm", of_v},
-                                 {"baddbmm", qk},
-                                 {"bmm", qk}}));
+                                 {"attention_baddbmm", of_v},
+                                 {"attention_baddbmm", qk},
+                                 {"attention_bmm", qk}}));
 }
 
 // What a GPU is asked for, against the table that says it (config/attention.h), for head sizes, masks and windows.
@@ -345,9 +345,9 @@ TEST(CoreAttention, AsksAGpuForWhatTheTableOfChoicesSays) {
             if (type == at::kFloat) c.dtype = config::ParamsDtype::fp32;
             if (type == at::kDouble) c.dtype = config::ParamsDtype::fp64;
             const std::map<config::AttentionBy, std::string> names{
-                {config::AttentionBy::flash, "flash_attention"},
-                {config::AttentionBy::memory_efficient, "efficient_attention"},
-                {config::AttentionBy::own, "bmm"}};
+                {config::AttentionBy::flash, "attention_flash"},
+                {config::AttentionBy::memory_efficient, "attention_efficient"},
+                {config::AttentionBy::own, "attention_bmm"}};
             ASSERT_FALSE(told.calls.empty());
             EXPECT_EQ(told.calls[0].first, names.at(config::gpu_attention(c).by))
                 << type << " " << d << " documents " << documents << " window " << window << (later ? " later" : "");
@@ -357,9 +357,9 @@ TEST(CoreAttention, AsksAGpuForWhatTheTableOfChoicesSays) {
       }
     }
   }
-  EXPECT_EQ(asked["flash_attention"], 2 * 5 * 2 * 2) << "halves, 8 divides and up to 256, no numbers, windows or not";
-  EXPECT_EQ(asked["efficient_attention"], 5) << "fp32, the same sizes, plain masks alone";
-  EXPECT_EQ(asked["bmm"], 4 * 7 * 3 * 2 * 2 - 45);
+  EXPECT_EQ(asked["attention_flash"], 2 * 5 * 2 * 2) << "halves, 8 divides and up to 256, no numbers, windows or not";
+  EXPECT_EQ(asked["attention_efficient"], 5) << "fp32, the same sizes, plain masks alone";
+  EXPECT_EQ(asked["attention_bmm"], 4 * 7 * 3 * 2 * 2 - 45);
 }
 
 }  // namespace

@@ -176,8 +176,8 @@ TEST(Trace, AGpusAttentionOfDocumentsIsTheLibrarysWithRoomForThem) {
     return count;
   };
   const auto layers = static_cast<int>(config.model.num_layers);
-  EXPECT_EQ(calls()["flash_attention"], layers);
-  EXPECT_EQ(calls()["flash_attention_backward"], layers);
+  EXPECT_EQ(calls()["attention_flash"], layers);
+  EXPECT_EQ(calls()["attention_flash_backward"], layers);
   EXPECT_EQ(calls()["attention_softmax"], 0);
   const auto peak = [&] { return train::predict_memory({config, 1, 0, 50, 0, at::Device(at::kCUDA, 0)}).peak; };
   config.data.max_documents_per_sample = 1000;
@@ -192,7 +192,7 @@ TEST(Trace, AGpusAttentionOfDocumentsIsTheLibrarysWithRoomForThem) {
   EXPECT_NEAR(static_cast<double>(peak() - thousand), static_cast<double>(t.micro_batch_size * 10000 * each),
               32 * 512.0);
   config.model.attention_dropout = 0.1;
-  EXPECT_EQ(calls()["flash_attention"], 0);
+  EXPECT_EQ(calls()["attention_flash"], 0);
   EXPECT_EQ(calls()["attention_softmax"], layers);
 }
 
