@@ -1,7 +1,9 @@
-// grouped_product [repetitions] [in] [out] [experts] [rows]: the products of the experts of a layer in one call,
-// beside one large product of the same work, a loop of at::mm and at::_grouped_mm, taking turns in one process.
-// Prints Markdown: medians in GFLOP/s (forward, input gradient, weight gradient together), ratios, and how fast the
-// weights went by compared with a plain read of as many bytes.
+// grouped_product cuda [repetitions] [in] [out] [experts] [rows]: on a GPU, own tiles beside libtorch's
+// at::_grouped_mm, in TFLOP/s; rows of all experts together. grouped_product [repetitions] [in] [out] [experts]
+// [rows]: the products of the experts of a layer in one call, beside one large product of the same work, a loop of
+// at::mm and at::_grouped_mm, taking turns in one process. Prints Markdown: medians in GFLOP/s (forward, input
+// gradient, weight gradient together), ratios, and how fast the weights went by compared with a plain read of as many
+// bytes.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <time.h>
@@ -14,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/device.h"
 #include "moe/grouped_product.h"
 #include "nn/matmul.h"
 #include "timing.h"
@@ -159,14 +162,68 @@ void measure(const Sizes& sizes, int64_t experts, int64_t mean, bool skewed, at:
   }
 }
 
+// Median seconds of one call, enqueued alone.
+double gpu_seconds(int64_t repetitions, const std::function<void()>& work) {
+  std::vector<double> times;
+  for (int64_t i = -2; i < repetitions; ++i) {
+    cuda::synchronize();
+    const auto start = bench::Clock::now();
+    work();
+    cuda::synchronize();
+    if (i >= 0) times.push_back(bench::seconds_since(start));
+  }
+  return bench::median(times);
+}
+
+void measure_on_gpu(const Sizes& s, at::ScalarType type) {
+  const cuda::Target target{at::Device(at::kCUDA, 0)};
+  const auto random = [&](at::IntArrayRef sizes, at::ScalarType of) {
+    return at::randn(sizes).to(of).to(target.device);
+  };
+  const at::Tensor x = random({s.rows, s.in}, type), dy = random({s.rows, s.out}, type),
+                   weight = random({s.experts, s.out, s.in}, type), gradient = random(weight.sizes(), at::kFloat),
+                   counts = at::full({s.experts}, s.rows / s.experts, at::kLong).to(target.device);
+  using Op = cuda::kernels::GroupedOp;
+  constexpr int kOwn = 80;  // for which libtorch has no product
+  const double flops = 2.0 * static_cast<double>(s.rows) * static_cast<double>(s.in) * static_cast<double>(s.out);
+  for (const bool own : {true, false}) {
+    const moe::GroupedProduct product(target, s.experts, own ? kOwn : cuda::compute_capability());
+    const double forward = gpu_seconds(s.repetitions, [&] { product.rows(Op::forward, x, weight, counts); }),
+                 input = gpu_seconds(s.repetitions, [&] { product.rows(Op::input_gradient, dy, weight, counts); }),
+                 of_weight = gpu_seconds(s.repetitions,
+                                         [&] { product.run(Op::weight_gradient, dy, x, gradient, counts, true); });
+    std::printf("| %s | %s | %.0f | %.0f | %.0f |\n", c10::toString(type), own ? "own tiles" : "the choice",
+                flops / forward / 1e12, flops / input / 1e12, flops / of_weight / 1e12);
+  }
+}
+
+int on_gpu(const Sizes& s) {
+  if (cuda::device_count() == 0) {
+    std::fprintf(stderr, "grouped_product: there is no GPU; leave cuda out\n");
+    return 2;
+  }
+  std::printf(
+      "%ld experts, %ld rows in all, weights [%ld, %ld]\n\n| type | by | forward | input gradient | weight "
+      "gradient, added to fp32 |\n| --- | --- | --- | --- | --- |\n",
+      s.experts, s.rows, s.out, s.in);
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) measure_on_gpu(s, type);
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   bench::as_metroplex_runs(argv);
+  const bool gpu = argc > 1 && std::string(argv[1]) == "cuda";
   Sizes sizes;
+  if (gpu) {
+    sizes = {20, 2048, 14336, 8, 8192};
+    --argc, ++argv;
+  }
   int64_t* const slots[] = {&sizes.repetitions, &sizes.in, &sizes.out, &sizes.experts, &sizes.rows};
   for (int i = 1; i < argc && i <= 5; ++i) *slots[i - 1] = std::atoll(argv[i]);
   at::manual_seed(1);
+  if (gpu) return on_gpu(sizes);
   std::printf("fp32: %s; bf16: %s; %d threads; weights [%ld, %ld]\n\n", moe::product_name({}, at::kFloat).c_str(),
               moe::product_name({}, at::kBFloat16).c_str(), at::get_num_threads(), sizes.out, sizes.in);
   std::printf(

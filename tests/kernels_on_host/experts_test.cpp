@@ -186,7 +186,8 @@ TEST(ExpertsOnHost, RowsAreSortedAndSummedToTheBitsOfTheCpu) {
 // The operands of one product of groups: of weights or their gradients the last `slots` lie apart, and these
 // gradients are written; the others are added to where `adds`. A group has no rows.
 template <class T, class C>
-void check_product(const GroupedShape& s, size_t shift, int64_t slots = 0, bool adds = true) {
+void check_product(const GroupedShape& s, size_t shift, int64_t slots = 0, bool adds = true,
+                   const std::vector<int64_t>& of_groups = kCounts) {
   const bool weight = s.op == GroupedOp::weight_gradient;
   const int64_t home = (s.groups - slots) * s.out, apart = slots * s.out;
   const int64_t a_width = s.op == GroupedOp::forward ? s.in : s.out, b_rows = weight ? s.rows : home,
@@ -205,14 +206,14 @@ void check_product(const GroupedShape& s, size_t shift, int64_t slots = 0, bool 
   };
   std::vector<C> c = start, c_clones = start_clones;
   std::vector<int64_t> arguments(static_cast<size_t>(kGroupedFields * s.groups));
-  grouped_arguments(kCounts.data(), source(a.data(), b.data(), b_clones.data(), c.data(), c_clones.data()),
+  grouped_arguments(of_groups.data(), source(a.data(), b.data(), b_clones.data(), c.data(), c_clones.data()),
                     arguments.data());
   grouped_product<T>(arguments.data(), s);
   const auto got = in_all_orders([&] {
     const DeviceArray<T> ga(a, Use::in, "a", shift), gb(b, Use::in, "b", shift),
         gb_clones(b_clones, Use::in, "b of clones", shift);
     const DeviceArray<C> gc(start, Use::both, "c", shift), gc_clones(start_clones, Use::both, "c of clones", shift);
-    const DeviceArray<int64_t> counts(kCounts, Use::in, "counts"), table(arguments, Use::out, "arguments");
+    const DeviceArray<int64_t> counts(of_groups, Use::in, "counts"), table(arguments, Use::out, "arguments");
     grouped_arguments_cuda(counts.data(), source(ga.data(), gb.data(), gb_clones.data(), gc.data(), gc_clones.data()),
                            table.data(), nullptr);
     grouped_product_cuda<T>(table.data(), s, nullptr);
@@ -242,6 +243,25 @@ void check_products() {
       check_product<T, Wide<T>>({GroupedOp::weight_gradient, groups, 16, in, out, true}, shift, slots, false);
     }
   }
+}
+
+// Sizes around the tiles of 128 and the steps of 32 of the halves, in 16 bytes at a time and not; a group whose tiles
+// go round, and one of which the last rows are cut.
+template <class T>
+void check_tiles() {
+  const std::vector<int64_t> counts{129, 0, 1, 300};
+  for (const auto& [in, out] : std::vector<std::pair<int64_t, int64_t>>{{40, 136}, {130, 33}, {128, 8}}) {
+    const GroupedShape s{GroupedOp::forward, 4, 420, in, out};
+    check_product<T, T>(s, 0, 1, true, counts);
+    check_product<T, T>({GroupedOp::input_gradient, 4, 420, in, out}, 0, 1, true, counts);
+    check_product<T, Wide<T>>({GroupedOp::weight_gradient, 4, 420, in, out, true}, in == 128 ? 1 : 0, 1, true,
+                              counts);
+  }
+}
+
+TEST(ExpertsOnHost, ProductsOfWholeTilesAreAsTheCpuTwins) {
+  check_tiles<Bf16>();
+  check_tiles<F16>();
 }
 
 TEST(ExpertsOnHost, ProductsOfGroupsAreAsTheCpuTwins) {

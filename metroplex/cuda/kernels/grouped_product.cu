@@ -1,6 +1,7 @@
-// One launch for all groups. A block of threads makes a tile of 64 x 64 of one group's result: halves by the tensor
-// cores, the others by plain multiply-adds. The grid has room for whatever the counts will be; a block beyond the
-// tiles of its group ends at once.
+// One launch for all groups. Of halves a block of threads makes tiles of 128 x 128 of one group's result by the
+// tensor cores, of the others tiles of 64 x 64 by plain multiply-adds. Neighbouring blocks have the same columns and
+// other rows, so that the weights which they share are read from memory once. How many rows a group has the host does
+// not know: there are blocks for twice the mean, and they go round.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <mma.h>
@@ -9,11 +10,13 @@
 
 #include "cuda/kernels/grouped_product.h"
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/wide_access.h"
 
 namespace metroplex::cuda::kernels {
 namespace {
 
-constexpr int kTile = 64, kDepth = 16, kPadded = kTile + 16;  // fragments begin at multiples of 32 bytes
+constexpr int kTile = 64, kDepth = 16, kPadded = kTile + 16;
+constexpr int kHalfTile = 128, kHalfDepth = 32, kPack = 8;  // of halves: a tile, a step of the sum, a wide access
 
 __global__ void arguments_kernel(const int64_t* counts, GroupedSource source, int64_t* arguments) {
   if (threadIdx.x != 0 || blockIdx.x != 0) return;
@@ -121,58 +124,165 @@ __device__ void plain_tile(const Problem<T>& p, int64_t m, int64_t n) {
   }
 }
 
-// Each warp some pieces of kSide x kSide sums.
+// One operand of a tile, kHalfTile of its own rows or columns, a step of kHalfDepth of the sum at a time; zeros
+// outside. In shared memory it lies as in global memory: [own][k] where `by_own`, else [k][own], rows padded so that
+// eight of them are in different banks.
+template <class T, bool by_own>
+struct HalfSide {
+  static constexpr int kColumns = by_own ? kHalfDepth : kHalfTile, kLeading = kColumns + kPack;
+  static constexpr int kElements = (by_own ? kHalfTile : kHalfDepth) * kLeading;
+  static constexpr int kOfRow = kColumns / kPack, kApart = static_cast<int>(kThreads) / kOfRow;
+  static constexpr int kHeld = kHalfTile * kHalfDepth / kPack / static_cast<int>(kThreads);
+  const T* next;  // what the thread fetches first in the next step; the others are kApart rows apart
+  int64_t ld;
+  int own;    // rows or columns that are inside
+  bool wide;  // 16 bytes at once
+  uint4 held[kHeld];
+
+  // `left`: of them, from `first` on.
+  __device__ HalfSide(const T* source, int64_t leading, int64_t first, int64_t left)
+      : next(source + first * (by_own ? leading : 1) + row() * leading + column()),
+        ld(leading),
+        own(static_cast<int>(left < kHalfTile ? left : kHalfTile)),
+        wide(leading % kPack == 0 && reinterpret_cast<uintptr_t>(source) % kWideBytes == 0) {}
+  static __device__ int row() { return static_cast<int>(threadIdx.x) / kOfRow; }
+  static __device__ int column() { return static_cast<int>(threadIdx.x) % kOfRow * kPack; }
+  // `depth` of the step is inside.
+  __device__ void fetch(int depth) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int left = row() + i * kApart < (by_own ? own : depth) ? (by_own ? depth : own) - column() : 0;
+      const T* const from = next + i * kApart * ld;
+      held[i] = wide && left >= kPack ? *reinterpret_cast<const uint4*>(from) : single(from, left);
+    }
+    next += by_own ? kHalfDepth : kHalfDepth * ld;
+  }
+  static __device__ uint4 single(const T* from, int left) {
+    Pack<T> pack{};
+#pragma unroll
+    for (int e = 0; e < kPack; ++e) {
+      if (e < left) pack.values[e] = from[e];
+    }
+    return __builtin_bit_cast(uint4, pack);
+  }
+  __device__ void put(T* tile) const {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i)
+      *reinterpret_cast<uint4*>(tile + (row() + i * kApart) * kLeading + column()) = held[i];
+  }
+  // Where the 16 x 16 at `first` of its own begin, `depth` into the step.
+  static __device__ const T* piece(const T* tile, int first, int depth) {
+    return by_own ? tile + first * kLeading + depth : tile + depth * kLeading + first;
+  }
+};
+
+// 16 x 16 sums of a warp: a lane has eight neighbours of a row.
 template <class T>
+__device__ void store_patch(const Problem<T>& p, int64_t m, int64_t n, const float* patch, bool wide) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp), row = lane / 2, column = lane % 2 * kPack;
+  const float* const sums = patch + row * 16 + column;
+  if (!wide || n + column + kPack > p.n) {
+    for (int e = 0; e < kPack; ++e) store_sum(p, m + row, n + column + e, sums[e]);
+    return;
+  }
+  if (m + row >= p.m) return;
+  const int64_t at = (m + row) * p.ldc + n + column;
+  const auto put = [&](auto* to) {
+    using C = std::remove_reference_t<decltype(*to)>;
+    Elements<C, kPack> sum, before{};
+    if (p.adds) before.read(to);
+    for (int e = 0; e < kPack; ++e) sum.values[e] = before.values[e] + sums[e];
+    sum.write(to);
+  };
+  p.wide_c ? put(static_cast<float*>(p.c) + at) : put(static_cast<T*>(p.c) + at);
+}
+
+// Each warp 64 x 32 of the sums. While a step is multiplied the next one is on its way into registers.
+template <class T, bool a_by_own, bool b_by_own>
 __device__ void half_tile(const Problem<T>& p, int64_t m, int64_t n) {
   namespace wmma = nvcuda::wmma;
   using Native = std::conditional_t<std::is_same_v<T, Bf16>, __nv_bfloat16, __half>;
-  constexpr int kSide = 16, kAcross = kTile / kSide, kPieces = kAcross * kAcross / static_cast<int>(kWarps);
-  __shared__ __align__(32) T a[kDepth][kPadded], b[kDepth][kPadded];
-  __shared__ __align__(32) float patches[kWarps][kSide * kSide];
-  wmma::fragment<wmma::accumulator, kSide, kSide, kSide, float> sums[kPieces];
-  const int first = static_cast<int>(threadIdx.x / kWarp) * kPieces;
-  for (auto& sum : sums) wmma::fill_fragment(sum, 0.0F);
-  for (int64_t k = 0; k < p.k; k += kDepth) {
-    fetch(p.a, p.lda, !p.a_by_k, m, p.m, k, p.k, a);
-    fetch(p.b, p.ldb, p.b_by_n, n, p.n, k, p.k, b);
-    __syncthreads();
-    for (int i = 0; i < kPieces; ++i) {
-      wmma::fragment<wmma::matrix_a, kSide, kSide, kSide, Native, wmma::col_major> left;
-      wmma::fragment<wmma::matrix_b, kSide, kSide, kSide, Native, wmma::row_major> right;
-      const int row = (first + i) / kAcross * kSide, column = (first + i) % kAcross * kSide;
-      wmma::load_matrix_sync(left, reinterpret_cast<const Native*>(&a[0][row]), kPadded);
-      wmma::load_matrix_sync(right, reinterpret_cast<const Native*>(&b[0][column]), kPadded);
-      wmma::mma_sync(sums[i], left, right, sums[i]);
+  using A = HalfSide<T, a_by_own>;
+  using B = HalfSide<T, b_by_own>;
+  using LayoutA = std::conditional_t<a_by_own, wmma::row_major, wmma::col_major>;
+  using LayoutB = std::conditional_t<b_by_own, wmma::col_major, wmma::row_major>;
+  constexpr int kSide = 16, kDown = 4, kAcross = 2;  // pieces of a warp
+  __shared__ __align__(32) T tiles[2][A::kElements + B::kElements];
+  const int warp = static_cast<int>(threadIdx.x / kWarp), down = warp / 4 * kDown * kSide,
+            across = warp % 4 * kAcross * kSide;
+  A a(p.a, p.lda, m, p.m - m);
+  B b(p.b, p.ldb, n, p.n - n);
+  wmma::fragment<wmma::accumulator, kSide, kSide, kSide, float> sums[kDown][kAcross];
+#pragma unroll
+  for (int i = 0; i < kDown * kAcross; ++i) wmma::fill_fragment(sums[i / kAcross][i % kAcross], 0.0F);
+  int stage = 0;
+  const auto fetch = [&](int64_t left) {
+    const int depth = static_cast<int>(left < kHalfDepth ? left : kHalfDepth);
+    a.fetch(depth);
+    b.fetch(depth);
+  };
+  const auto put = [&](int to) {
+    a.put(tiles[to]);
+    b.put(tiles[to] + A::kElements);
+  };
+  fetch(p.k);
+  put(stage);
+  __syncthreads();
+  for (int64_t left = p.k; left > 0; left -= kHalfDepth) {
+    const bool more = left > kHalfDepth;
+    if (more) fetch(left - kHalfDepth);
+#pragma unroll
+    for (int depth = 0; depth < kHalfDepth; depth += kSide) {
+      wmma::fragment<wmma::matrix_b, kSide, kSide, kSide, Native, LayoutB> right[kAcross];
+#pragma unroll
+      for (int j = 0; j < kAcross; ++j) {
+        const T* const at = B::piece(tiles[stage] + A::kElements, across + j * kSide, depth);
+        wmma::load_matrix_sync(right[j], reinterpret_cast<const Native*>(at), B::kLeading);
+      }
+#pragma unroll
+      for (int i = 0; i < kDown; ++i) {
+        wmma::fragment<wmma::matrix_a, kSide, kSide, kSide, Native, LayoutA> left;
+        const T* const at = A::piece(tiles[stage], down + i * kSide, depth);
+        wmma::load_matrix_sync(left, reinterpret_cast<const Native*>(at), A::kLeading);
+        for (int j = 0; j < kAcross; ++j) wmma::mma_sync(sums[i][j], left, right[j], sums[i][j]);
+      }
     }
+    stage = 1 - stage;
+    if (more) put(stage);
     __syncthreads();
   }
-  float* const patch = patches[threadIdx.x / kWarp];
-  for (int i = 0; i < kPieces; ++i) {
-    const int64_t row = m + (first + i) / kAcross * kSide, column = n + (first + i) % kAcross * kSide;
-    wmma::store_matrix_sync(patch, sums[i], kSide, wmma::mem_row_major);
+  // The patches lie where the tiles were.
+  float* const patch = reinterpret_cast<float*>(&tiles[0][0]) + warp * kSide * kSide;
+  const bool wide = p.ldc % kPack == 0 && reinterpret_cast<uintptr_t>(p.c) % kWideBytes == 0;
+#pragma unroll
+  for (int i = 0; i < kDown * kAcross; ++i) {
+    wmma::store_matrix_sync(patch, sums[i / kAcross][i % kAcross], kSide, wmma::mem_row_major);
     __syncwarp();
-    for (int e = static_cast<int>(threadIdx.x % kWarp); e < kSide * kSide; e += static_cast<int>(kWarp))
-      store_sum(p, row + e / kSide, column + e % kSide, patch[e]);
+    store_patch(p, m + down + i / kAcross * kSide, n + across + i % kAcross * kSide, patch, wide);
     __syncwarp();  // before the next piece takes its place
   }
+  __syncthreads();  // before the next tile does
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) product_kernel(const int64_t* arguments, GroupedShape shape) {
+constexpr int kSideOf = kIsHalf<T> ? kHalfTile : kTile;
+
+// `slots` blocks share the tiles of some columns of a group.
+template <class T, GroupedOp op>
+__global__ void __launch_bounds__(kThreads, kIsHalf<T> ? 2 : 1)
+    product_kernel(const int64_t* arguments, GroupedShape shape, unsigned slots) {
   const Problem<T> p = problem_of<T>(arguments, shape, blockIdx.z);
-  const int64_t n = int64_t{blockIdx.x} * kTile;
-  for (int64_t m = int64_t{blockIdx.y} * kTile; m < p.m; m += int64_t{gridDim.y} * kTile) {
+  const int64_t n = int64_t{blockIdx.x / slots} * kSideOf<T>;
+  for (int64_t m = int64_t{blockIdx.x % slots} * kSideOf<T>; m < p.m; m += int64_t{slots} * kSideOf<T>) {
     if constexpr (kIsHalf<T>) {
-      half_tile(p, m, n);
+      half_tile<T, op != GroupedOp::weight_gradient, op == GroupedOp::forward>(p, m, n);
     } else {
       plain_tile(p, m, n);
     }
   }
 }
 
-unsigned tiles(int64_t n, int64_t most) {
-  return static_cast<unsigned>(std::clamp<int64_t>((n + kTile - 1) / kTile, 1, most));
-}
+int64_t tiles_of(int64_t n, int64_t side) { return std::max<int64_t>(1, (n + side - 1) / side); }
 
 }  // namespace
 
@@ -187,10 +297,17 @@ void grouped_product_cuda(const int64_t* arguments, const GroupedShape& s, CUstr
   const bool by_rows = s.op != GroupedOp::weight_gradient;
   const int64_t n = s.op == GroupedOp::forward ? s.out : s.in;
   if (s.groups == 0 || n == 0 || (by_rows && s.rows == 0)) return;
-  // Rows of a group are few as a rule: what has more goes round.
-  const dim3 grid(tiles(n, INT32_MAX), tiles(by_rows ? s.rows : s.out, by_rows ? 32 : 65535),
-                  static_cast<unsigned>(s.groups));
-  launch_kernel("grouped_product", product_kernel<T>, Grid{grid, kThreads, 0, stream}, arguments, s);
+  constexpr int64_t kSide = kSideOf<T>, kMost = 32;
+  const int64_t mean = tiles_of((s.rows + s.groups - 1) / s.groups, kSide),
+                slots = std::min(by_rows ? 2 * mean : tiles_of(s.out, kSide), kMost);
+  const auto with = [&](auto* kernel) {
+    const dim3 grid(static_cast<unsigned>(tiles_of(n, kSide) * slots), 1, static_cast<unsigned>(s.groups));
+    launch_kernel("grouped_product", kernel, Grid{grid, kThreads, 0, stream}, arguments, s,
+                  static_cast<unsigned>(slots));
+  };
+  if (s.op == GroupedOp::forward) with(product_kernel<T, GroupedOp::forward>);
+  if (s.op == GroupedOp::input_gradient) with(product_kernel<T, GroupedOp::input_gradient>);
+  if (s.op == GroupedOp::weight_gradient) with(product_kernel<T, GroupedOp::weight_gradient>);
 }
 
 #define MPX_INSTANTIATE(T) template void grouped_product_cuda<T>(const int64_t*, const GroupedShape&, CUstream_st*)
