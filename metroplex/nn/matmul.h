@@ -15,6 +15,9 @@ at::Tensor linear_product(const cuda::Target& target, const at::Tensor& x, const
 // `gradient` where the device can.
 void put_linear_weight_gradient(const cuda::Target& target, at::Tensor& gradient, const at::Tensor& dy,
                                 const at::Tensor& x, bool adds);
+// gradient += product of its shape, or =. Of a half and fp32 in one pass of our own: libtorch's for mixed types reads
+// and writes single elements on a GPU, at half of what memory gives.
+void put_product(const cuda::Target& target, const at::Tensor& gradient, const at::Tensor& product, bool adds);
 // gradient [out] += the sum of dy over all leading dimensions, or =, in the precision of `gradient`.
 void put_linear_bias_gradient(const cuda::Target& target, at::Tensor& gradient, const at::Tensor& dy, bool adds);
 
