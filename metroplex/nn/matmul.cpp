@@ -138,7 +138,8 @@ void own_bias_gradient(const cuda::Target& target, const at::Tensor& gradient, c
 
 }  // namespace
 
-at::Tensor linear_product(const cuda::Target& target, const at::Tensor& x, const at::Tensor& matrix) {
+at::Tensor linear_product(const cuda::Target& target, const at::Tensor& x, const at::Tensor& matrix,
+                          const at::Tensor& bias) {
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes.back() = matrix.size(1);
   const at::Tensor out = at::empty(sizes, x.options()), a = rows_of(x);
@@ -147,10 +148,16 @@ at::Tensor linear_product(const cuda::Target& target, const at::Tensor& x, const
   if (use_onednn(target, a, matrix)) {
     cuda::launch(target, {"onednn_product", {&a, &matrix}, {&rows}, {}, flops}, onednn_product, cuda::CpuOnly{}, rows,
                  a, matrix, 0.0F);
+  } else if (target.gpu() && bias.defined()) {
+    // Of a bias in one dimension libtorch makes an epilogue of cuBLASLt's product.
+    at::addmm_out(rows, bias, a, matrix);
+    cuda::issued(target, {"addmm", {&bias, &a, &matrix}, {&rows}, {}, flops});
+    return out;
   } else {
     at::mm_out(rows, a, matrix);
     cuda::issued(target, {"mm", {&a, &matrix}, {&rows}, {}, flops});
   }
+  if (bias.defined()) out.add_(bias);
   return out;
 }
 

@@ -383,4 +383,5 @@ MUTANTS = [
     ("columns_apart_as_if_in_rows", "nn/matmul.cpp", "rows.stride(1) == 1 ? rows : rows.contiguous()", "rows", "nn_test BiasGradient*"),
     ("halves_behind_the_last_pack", "cuda/kernels/accumulate.cu", "if (behind < n)", "if (behind + 1 < n)", "kernels_on_host AccumulateOnHost*"),
     ("copied_by_libtorch_on_a_gpu", "nn/matmul.cpp", "!(adds || target.gpu())", "!adds", "moe_test GroupedLibrary*"),
+    ("bias_apart_from_its_product", "nn/matmul.cpp", "target.gpu() && bias.defined()", "target.meta && bias.defined()", "nn_test LinearBias*"),
 ]
