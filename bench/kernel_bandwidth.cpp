@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "cuda/kernels/accumulate.h"
 #include "cuda/kernels/activation.h"
 #include "cuda/kernels/column_sums.h"
 #include "cuda/kernels/norm.h"
@@ -86,6 +87,11 @@ void layers(Bench& b, int64_t rows, int64_t width) {
           norm_backward(operands, shape);
         },
         norm_backward_cuda<Bf16, Bf16>, of, raw<float>(lines), norm);
+  });
+  const at::Tensor sums = at::zeros({rows, width}, weight.options());
+  b.line("add_elements", bytes_of({&x, &sums, &sums}), [&] {
+    cuda::launch(b.target, {"add_elements", {}, {}}, add_elements<Bf16>, add_elements_cuda<Bf16>, raw<float>(sums),
+                 static_cast<const Bf16*>(raw<Bf16>(x)), x.numel(), true);
   });
   const ColumnSumsShape columns{rows, width, width};
   const at::Tensor of_columns = at::empty({column_lines<Bf16>(columns), width}, weight.options());

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "cuda/kernels/grouped_choice.h"
+#include "nn/matmul.h"
 #include "nn/wide.h"
 
 namespace metroplex::moe {
@@ -56,10 +57,9 @@ void put_library_weight_gradient(const cuda::Target& target, const LibraryGradie
     return;
   }
   const at::Tensor product = multiplied(target, dy.t(), x, ends_of(counts, n), gradient.sizes().vec());
+  cuda::issued(target, {"grouped_mm", {&dy, &x}, {&product}, {}, flops_of(n, gradient)});
   if (to.zeros_empty) product.masked_fill_((counts == 0).view({-1, 1, 1}), 0);
-  to.adds ? gradient.add_(product) : gradient.copy_(product);
-  const at::Tensor* const before = to.adds ? &gradient : nullptr;
-  cuda::issued(target, {"grouped_mm", {before, &dy, &x}, {&gradient}, {}, flops_of(n, gradient)});
+  nn::put_product(target, gradient, product, to.adds);
 }
 
 }  // namespace metroplex::moe

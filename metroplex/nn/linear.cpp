@@ -131,8 +131,7 @@ at::Tensor ColumnParallelLinear::forward(const Input& in, const AdapterRows& row
   {
     const at::NoGradGuard no_grad;
     const at::Tensor whole = comm::all_gather(in.x, 0, sp_);
-    out = linear_product(target_, whole, weight_->data.t());
-    if (adds_bias) out.add_(bias_->data);
+    out = linear_product(target_, whole, weight_->data.t(), adds_bias ? bias_->data : at::Tensor());
     hidden = adapters_.add_outputs(out, whole, rows);
   }
   if (!at::GradMode::is_enabled()) return out;
@@ -238,8 +237,7 @@ at::Tensor ReplicatedLinear::forward(const Input& in, const AdapterRows& rows) {
   std::vector<at::Tensor> hidden;
   {
     const at::NoGradGuard no_grad;
-    out = linear_product(target_, in.x, weight_->data.t());
-    if (bias_) out.add_(bias_->data);
+    out = linear_product(target_, in.x, weight_->data.t(), bias_ ? bias_->data : at::Tensor());
     hidden = adapters_.add_outputs(out, in.x, rows);
   }
   if (!at::GradMode::is_enabled()) return out;

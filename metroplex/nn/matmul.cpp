@@ -52,33 +52,14 @@ void onednn_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor
   at::native::mkldnn_matmul(a, b, out, beta, 1.0F);
 }
 
-// Whether our kernel adds a half-precision product to an fp32 gradient without a cast. (On a GPU libtorch's add_
-// takes mixed types.)
-bool adds_halves(const cuda::Target& target, const at::Tensor& gradient, const at::Tensor& x) {
-  return gradient.scalar_type() == at::kFloat && gradient.is_contiguous() && !target.gpu() &&
-         acc_type(x.scalar_type()) != x.scalar_type();
+bool widens(const at::Tensor& gradient, const at::Tensor& x) {
+  return gradient.scalar_type() == at::kFloat && is_half(x) && gradient.is_contiguous() && x.is_contiguous();
 }
 
 // Calls body(Bf16{}) or body(F16{}).
 template <class Body>
 void dispatch_half(at::ScalarType type, const Body& body) {
   type == at::kHalf ? body(kernels::F16{}) : body(kernels::Bf16{});
-}
-
-void put_product(const cuda::Target& target, at::Tensor& gradient, const at::Tensor& product, bool adds) {
-  if (!adds) {
-    gradient.copy_(product);
-    return;
-  }
-  if (!adds_halves(target, gradient, product)) {
-    gradient.add_(product);
-    return;
-  }
-  dispatch_half(product.scalar_type(), [&](auto zero) {
-    using T = decltype(zero);
-    cuda::launch(target, {"add_elements", {&gradient, &product}, {&gradient}}, kernels::add_elements<T>,
-                 cuda::CpuOnly{}, elements<float>(gradient), elements<T>(product), product.numel());
-  });
 }
 
 bool sums_bf16(const cuda::Target& target, const at::Tensor& gradient, const at::Tensor& x) {
@@ -130,8 +111,7 @@ void put_rounded_product(const cuda::Target& target, const at::Tensor& gradient,
     const int64_t n = std::min(rows, dy_t.size(0) - begin);
     const at::Tensor left = dy_t.narrow(0, begin, n), product = at::mm(left, x);
     cuda::issued(target, {"mm", {&left, &x}, {&product}, {}, flops_of(left, x)});
-    at::Tensor sums = gradient.narrow(0, begin, n);
-    put_product(target, sums, product, adds);
+    put_product(target, gradient.narrow(0, begin, n), product, adds);
   }
 }
 
@@ -158,7 +138,8 @@ void own_bias_gradient(const cuda::Target& target, const at::Tensor& gradient, c
 
 }  // namespace
 
-at::Tensor linear_product(const cuda::Target& target, const at::Tensor& x, const at::Tensor& matrix) {
+at::Tensor linear_product(const cuda::Target& target, const at::Tensor& x, const at::Tensor& matrix,
+                          const at::Tensor& bias) {
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes.back() = matrix.size(1);
   const at::Tensor out = at::empty(sizes, x.options()), a = rows_of(x);
@@ -167,11 +148,30 @@ at::Tensor linear_product(const cuda::Target& target, const at::Tensor& x, const
   if (use_onednn(target, a, matrix)) {
     cuda::launch(target, {"onednn_product", {&a, &matrix}, {&rows}, {}, flops}, onednn_product, cuda::CpuOnly{}, rows,
                  a, matrix, 0.0F);
+  } else if (target.gpu() && bias.defined()) {
+    // Of a bias in one dimension libtorch makes an epilogue of cuBLASLt's product.
+    at::addmm_out(rows, bias, a, matrix);
+    cuda::issued(target, {"addmm", {&bias, &a, &matrix}, {&rows}, {}, flops});
+    return out;
   } else {
     at::mm_out(rows, a, matrix);
     cuda::issued(target, {"mm", {&a, &matrix}, {&rows}, {}, flops});
   }
+  if (bias.defined()) out.add_(bias);
   return out;
+}
+
+void put_product(const cuda::Target& target, const at::Tensor& gradient, const at::Tensor& product, bool adds) {
+  if (!widens(gradient, product) || !(adds || target.gpu())) {
+    adds ? gradient.add_(product) : gradient.copy_(product);
+    return;
+  }
+  dispatch_half(product.scalar_type(), [&](auto zero) {
+    using T = decltype(zero);
+    cuda::launch(target, {"add_elements", {adds ? &gradient : nullptr, &product}, {&gradient}, {{"adds", adds}}},
+                 kernels::add_elements<T>, kernels::add_elements_cuda<T>, elements<float>(gradient),
+                 static_cast<const T*>(elements<T>(product)), product.numel(), adds);
+  });
 }
 
 void put_linear_weight_gradient(const cuda::Target& target, at::Tensor& gradient, const at::Tensor& dy,

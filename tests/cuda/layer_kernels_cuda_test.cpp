@@ -1,11 +1,12 @@
-// The layer kernels of the GPU (activation, sums of columns, rope, cross entropy; norm has its own file) against
-// their CPU twins over dtypes and shapes. Without a GPU the calls must say that they cannot run.
+// The layer kernels of the GPU (activation, sums of columns and of halves, rope, cross entropy; norm has its own
+// file) against their CPU twins over dtypes and shapes. Without a GPU the calls must say that they cannot run.
 #include "cuda/twins.h"
 
 #include <string>
 
 #include "base/error.h"
 #include "cuda/device.h"
+#include "cuda/kernels/accumulate.h"
 #include "cuda/kernels/activation.h"
 #include "cuda/kernels/column_sums.h"
 #include "cuda/kernels/cross_entropy.h"
@@ -43,6 +44,17 @@ void check_column_sums(const ColumnSumsShape& s) {
                    gout = on_gpu(out), lines = on_gpu(at::empty({column_lines<T>(s), s.width}, out.options()));
   column_sums<T>(data<Wide<T>>(out), data<T>(x), s);
   column_sums_cuda<T>(data<Wide<T>>(gout), data<T>(gx), data<Wide<T>>(lines), s, current_stream());
+  EXPECT_TRUE(at::equal(gout.to(at::kCPU), out));
+}
+
+template <class T>
+void check_add_elements(int64_t n, int64_t shift, bool adds) {
+  SCOPED_TRACE(testing::Message() << n << " shifted " << shift << " adds " << adds);
+  const at::Tensor x = values<T>({n}, 0.7), out = values<float>({n}, 0.3), gx = on_gpu(x);
+  const at::Tensor gout = at::empty({n + shift}, on_gpu(out).options()).narrow(0, shift, n);
+  gout.copy_(out);
+  add_elements<T>(data<float>(out), data<T>(x), n, adds);
+  add_elements_cuda<T>(data<float>(gout), data<T>(gx), n, adds, current_stream());
   EXPECT_TRUE(at::equal(gout.to(at::kCPU), out));
 }
 
@@ -101,6 +113,14 @@ void check_all() {
     check_column_sums<T>({8192, 768, 768, adds});
     check_column_sums<T>({2000, 264, 272, adds});
     check_column_sums<T>({140000, 40, 40, adds});
+  }
+  if constexpr (kIsHalf<T>) {
+    for (const bool adds : {false, true}) {
+      check_add_elements<T>(0, 0, adds);
+      check_add_elements<T>(1003, 0, adds);
+      check_add_elements<T>(1003, 1, adds);
+      check_add_elements<T>(20000001, 0, adds);
+    }
   }
   check_rope<T>();
   check_cross_entropy<T>({5, 41, 37});

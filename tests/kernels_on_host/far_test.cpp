@@ -1,5 +1,6 @@
 // Indices beyond 2^31 elements: arrays of zeros that take memory where they are touched, of which the blocks that run
 // reach the end.
+#include "cuda/kernels/accumulate.h"
 #include "cuda/kernels/activation.h"
 #include "cuda/kernels/column_sums.h"
 #include "cuda/kernels/cross_entropy.h"
@@ -204,6 +205,20 @@ TEST(FarOnHost, SumsOfColumnsReachTheLastRow) {
   set_order({0, {static_cast<uint64_t>(column_lines<Bf16>(s) * 4 - 1), static_cast<uint64_t>(width / 8 - 1)}});
   column_sums_cuda<Bf16>(out.data(), x.data(), lines.data(), s, nullptr);
   EXPECT_EQ(out.data()[width - 1], 3.0F);
+  set_order({});
+}
+
+// In the last pack, and one element behind it, which is the first thread's.
+TEST(FarOnHost, HalvesAreAddedToTheEndOfLargeGradients) {
+  const FarArray<Bf16> x(kFar, "x");
+  const FarArray<float> out(kFar, "out");
+  for (const int64_t n : {kFar / 8 * 8, kFar / 8 * 8 - 7}) {
+    x.data()[n - 1] = kThree;
+    out.data()[n - 1] = 0.5F;
+    only_the_last(n / 8 - 1);
+    add_elements_cuda<Bf16>(out.data(), x.data(), n, true, nullptr);
+    EXPECT_EQ(out.data()[n - 1], 3.5F);
+  }
   set_order({});
 }
 

@@ -6,6 +6,7 @@
 #include <set>
 #include <sstream>
 
+#include "cuda/kernels/accumulate.h"
 #include "cuda/kernels/activation.h"
 #include "cuda/kernels/route.h"
 #include "cuda/kernels/attention_scores.h"
@@ -52,6 +53,7 @@ void run_layers(const Room& r) {
   activation_forward_cuda<Bf16>(r.x.data(), r.row.data(), r.y.data(), gelu, nullptr);
   activation_backward_cuda<Bf16>(r.y.data(), r.x.data(), r.row.data(), r.z.data(), gelu, nullptr);
   column_sums_cuda<Bf16>(r.more.data(), r.x.data(), r.f.data(), {kRows, kWidth, kWidth}, nullptr);
+  add_elements_cuda<Bf16>(r.f.data(), r.x.data(), kCount, true, nullptr);
   rope_cuda<Bf16>(r.x.data(), r.f.data(), r.g.data(), 1, {16, 1, 8, 128, 1024, 1024, 128}, nullptr);
   const LogitsShape logits{kRows, kWidth, kWidth};
   cross_entropy_statistics_cuda<Bf16>(r.x.data(), r.i.data(), {r.mean.data(), r.rstd.data(), r.more.data(), nullptr},

@@ -103,13 +103,14 @@ TEST(GroupedLibrary, IsWhatAGpuIsAskedForByArchitecture) {
                      gradient = at::empty({4, 24, 16}, meta.dtype(at::kFloat));
     EXPECT_EQ(product.rows(GroupedOp::forward, x, weights, counts).sizes(), at::IntArrayRef({32, 24}));
     EXPECT_EQ(product.rows(GroupedOp::input_gradient, dy, weights, counts).sizes(), at::IntArrayRef({32, 16}));
-    product.run(GroupedOp::weight_gradient, dy, x, gradient, counts);
+    for (const bool adds : {false, true}) product.run(GroupedOp::weight_gradient, dy, x, gradient, counts, adds);
     const bool library = capability == 90 || capability == 100;
     const Names3 own{"grouped_arguments", "grouped_product"};
     Names3 wanted;
-    for (int i = 0; i < 3; ++i) {
+    for (int i = 0; i < 4; ++i) {
       if (library) wanted.emplace_back("grouped_mm");
       else wanted.insert(wanted.end(), own.begin(), own.end());
+      if (library && i >= 2) wanted.emplace_back("add_elements");
     }
     EXPECT_EQ(seen.names, wanted) << capability;
   }

@@ -390,4 +390,7 @@ MUTANTS = [
     ("packs_of_rows_of_any_stride", "cuda/kernels/column_sums.cu", "shape.stride % kPack == 0 && ", "", "kernels_on_host ColumnSums*"),
     ("written_sums_are_added", "cuda/kernels/column_sums.cu", "s.adds ? to + sum : sum", "to + sum", "kernels_on_host ColumnSums*"),
     ("columns_apart_as_if_in_rows", "nn/matmul.cpp", "rows.stride(1) == 1 ? rows : rows.contiguous()", "rows", "nn_test BiasGradient*"),
+    ("halves_behind_the_last_pack", "cuda/kernels/accumulate.cu", "if (behind < n)", "if (behind + 1 < n)", "kernels_on_host AccumulateOnHost*"),
+    ("copied_by_libtorch_on_a_gpu", "nn/matmul.cpp", "!(adds || target.gpu())", "!adds", "moe_test GroupedLibrary*"),
+    ("bias_apart_from_its_product", "nn/matmul.cpp", "target.gpu() && bias.defined()", "target.meta && bias.defined()", "nn_test LinearBias*"),
 ]

@@ -1,6 +1,7 @@
 // Stands in for all .cu files where there is no nvcc: a kernel here is its line of arguments, and those with
 // templates are listed once more below, by the types that they exist for.
 #include "base/error.h"
+#include "cuda/kernels/accumulate.h"
 #include "cuda/kernels/activation.h"
 #include "cuda/kernels/route.h"
 #include "cuda/kernels/attention_scores.h"
@@ -61,6 +62,8 @@ MPX_NO_KERNEL(own_sums, const OwnLosses&, const SumsPlace&)
 MPX_NO_KERNEL(copy_if_updates, const StepValues*, bool, const void*, void*, int64_t)
 MPX_NO_KERNEL(judge_step, const StepRules&, const JudgePlace&)
 
+template <class T>
+MPX_NO_KERNEL(add_elements, float*, const T*, int64_t, bool)
 template <class T>
 MPX_NO_KERNEL(activation_forward, T*, const Wide<T>*, T*, const ActivationShape&)
 template <class T>
@@ -158,6 +161,15 @@ const Function OfElement<T>::kAll[] = {Function(&activation_forward_cuda<T>),
 #define MPX_ELEMENT(T) template struct OfElement<T>
 MPX_FOR_ELEMENTS(MPX_ELEMENT);
 #undef MPX_ELEMENT
+
+template <class T>
+struct OfHalf {
+  static const Function kAll[];
+};
+template <class T>
+const Function OfHalf<T>::kAll[] = {Function(&add_elements_cuda<T>)};
+template struct OfHalf<Bf16>;
+template struct OfHalf<F16>;
 
 template <class T>
 struct OfWide {

@@ -1,0 +1,66 @@
+// The bias that a linear layer adds itself.
+#include <ATen/core/grad_mode.h>
+
+#include "nn/linear.h"
+#include "nn/operators.h"
+#include "nn/tools.h"
+
+namespace metroplex::test::linear_bias_test {
+namespace {
+
+struct Products final : cuda::Recorder {
+  std::vector<cuda::Operation> all;
+  void run(cuda::Operation operation) override { operation.run(); }
+  void issued(const cuda::Operation& product) override { all.push_back(product); }
+};
+
+// y of a layer [7 -> 10] for `target`, whose tensors are the host's or have no values.
+template <class Layer>
+at::Tensor forward(const cuda::Target& target, at::Device memory, const at::Tensor& x, const at::Tensor& weight,
+                   const at::Tensor& bias) {
+  nn::LayerContext context = layer_context({}, false, x.scalar_type());
+  context.target = target;
+  context.deferred = true;
+  Layer layer(nn::linear_spec("l", 7, 10, true), context);
+  std::vector<nn::Param*> params;
+  layer.collect_params(params);
+  EXPECT_EQ(params.size(), 2u);
+  params[0]->data = weight.to(memory);
+  params[1]->data = bias.to(memory);
+  const at::NoGradGuard no_grad;
+  return layer.forward(x.to(memory));
+}
+
+// y adds up 7 products and a bias of size 1: 8 roundings of sums below 8, half of 2^-52 of them each.
+template <class Layer>
+void check() {
+  const at::Tensor x = sample({3, 2, 7}, 1), weight = sample({10, 7}, 2), bias = sample({10}, 3);
+  const at::Tensor wanted = (x.unsqueeze(2) * weight).sum(3) + bias;
+  Products products;
+  for (const bool gpu : {false, true}) {
+    const cuda::Target target{at::Device(gpu ? at::kCUDA : at::kCPU, gpu ? 0 : -1), &products};
+    const Operators operators;
+    products.all.clear();
+    const at::Tensor y = forward<Layer>(target, at::kCPU, x, weight, bias);
+    EXPECT_LT(largest(y - wanted), 8 * 8 * 0x1p-53) << "gpu " << gpu;
+    ASSERT_EQ(products.all.size(), 1u);
+    EXPECT_EQ(products.all[0].name, gpu ? "addmm" : "mm");
+    EXPECT_EQ(products.all[0].reads.size(), gpu ? 3u : 2u);
+    EXPECT_EQ(products.all[0].flops, 2.0 * 6 * 7 * 10);
+    EXPECT_EQ(operators.count("aten::addmm"), gpu ? 1 : 0);
+    EXPECT_EQ(operators.count("aten::add_"), gpu ? 0 : 1);
+  }
+  const Operators operators;
+  const at::Tensor y = forward<Layer>({at::Device(at::kCUDA, 0), &products, true}, at::kMeta, x, weight, bias);
+  EXPECT_EQ(y.sizes(), at::IntArrayRef({3, 2, 10}));
+  EXPECT_EQ(operators.count("aten::add_"), 0) << "without values as with them";
+  EXPECT_EQ(products.all.back().name, "addmm");
+}
+
+TEST(LinearBias, IsAddedByTheProductItselfOnAGpu) {
+  check<nn::ColumnParallelLinear>();
+  check<nn::ReplicatedLinear>();
+}
+
+}  // namespace
+}  // namespace metroplex::test::linear_bias_test
