@@ -40,14 +40,20 @@ Operands operands(const Shape& s, at::ScalarType dtype) {
 }
 CoreInputs on_gpu(const CoreInputs& in) { return {in.q.to(at::kCUDA), in.k.to(at::kCUDA), in.v.to(at::kCUDA)}; }
 
-void check_chosen(const Shape& s, at::ScalarType dtype, const CorePositions& positions) {
+void check_chosen(const Shape& s, at::ScalarType dtype, const CorePositions& positions, const Microbatch& batch) {
   const auto [in, dy] = operands(s, dtype);
   CoreSpec spec = test::core_spec(in);
-  const test::Attended cpu = test::plain_attention(in, {spec, positions, {}}, dy);
+  spec.window = s.window;
+  const test::Attended cpu = test::plain_attention(in, {spec, positions, batch}, dy);
   spec.target.device = at::kCUDA;
   CorePositions there = positions;
-  for (Positions* rows : {&there.queries, &there.keys}) rows->rows = rows->rows.to(at::kCUDA);
-  test::expect_attended(test::attended(on_gpu(in), {spec, there, {}}, dy.to(at::kCUDA)), cpu, 4 * allowed(dtype));
+  Microbatch batch_there = batch;
+  for (at::Tensor* x :
+       {&there.queries.rows, &there.keys.rows, &batch_there.document_ids, &batch_there.document_offsets}) {
+    if (x->defined()) *x = x->to(at::kCUDA);
+  }
+  test::expect_attended(test::attended(on_gpu(in), {spec, there, batch_there}, dy.to(at::kCUDA)), cpu,
+                        4 * allowed(dtype));
 }
 
 void check(const Shape& s, at::ScalarType dtype, const Microbatch& batch, double dropout) {
