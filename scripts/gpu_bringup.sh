@@ -177,6 +177,9 @@ part "saved and resumed, from a graph" "" 4 in_turn "$learn" \
   "$graph --checkpoint.save=$scratch/graph --checkpoint.save_interval=20 > $scratch/whole.log" \
   "$graph --checkpoint.save= --checkpoint.save_interval=0 --checkpoint.load=$scratch/graph --checkpoint.ckpt_step=20 > $scratch/resumed.log" \
   "losses $scratch/whole.log $scratch/resumed.log"
+bits="$train --train.train_iters=20 --precision.params_dtype=bf16 --run.deterministic_mode=true --checkpoint.save_interval=20"
+part "the same bits twice, in bf16 and a fixed order" "" 1 in_turn "$learn" "$bits --checkpoint.save=$scratch/first" \
+  "$bits --checkpoint.save=$scratch/second" "$bin/metroplex inspect $scratch/first --diff $scratch/second"
 
 two="--backend nccl"
 part "two ranks: p2p" "ranks" 0 each "$bin/metroplex_parity $golden/gpt_pp2.json $two" "$bin/metroplex_parity $golden/gpt_pp2.json $two --cuda-graph-impl full_iteration"
