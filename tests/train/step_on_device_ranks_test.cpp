@@ -10,6 +10,7 @@
 #include <set>
 
 #include "support/call_log.h"
+#include "support/operators.h"
 #include "train/support.h"
 #include "train/toy_experts.h"
 
@@ -19,32 +20,18 @@ namespace {
 // Operators of libtorch by which the host learns a value, in the thread of whoever looks.
 class HostReads {
  public:
-  HostReads()
-      : guard_(c10::DebugInfoKind::TEST_INFO, names_),
-        handle_(at::addThreadLocalCallback(
-            at::RecordFunctionCallback(&started).scopes({at::RecordScope::FUNCTION}).needsIds(false))) {}
-  ~HostReads() { at::removeCallback(handle_); }
-  HostReads(const HostReads&) = delete;
-  HostReads& operator=(const HostReads&) = delete;
-
-  const std::vector<std::string>& names() const { return names_->names; }
-
- private:
-  struct Names final : c10::DebugInfoBase {
-    std::vector<std::string> names;
-  };
-  static std::unique_ptr<at::ObserverContext> started(const at::RecordFunction& function) {
+  std::vector<std::string> names() const {
     static const std::set<std::string> reads{
         "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::nonzero",
         "aten::masked_select",       "aten::allclose"};
-    if (reads.count(function.name()) == 0) return nullptr;
-    auto* names = static_cast<Names*>(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::TEST_INFO));
-    if (names != nullptr) names->names.emplace_back(function.name());
-    return nullptr;
+    std::vector<std::string> names;
+    std::copy_if(operators_.names().begin(), operators_.names().end(), std::back_inserter(names),
+                 [](const std::string& name) { return reads.count(name) > 0; });
+    return names;
   }
-  std::shared_ptr<Names> names_ = std::make_shared<Names>();
-  c10::DebugInfoGuard guard_;
-  at::CallbackHandle handle_;
+
+ private:
+  Operators operators_;
 };
 
 TEST(HostReads, AreSeenWhereverTheyHide) {

@@ -21,7 +21,8 @@ class Operators {
   Operators(const Operators&) = delete;
   Operators& operator=(const Operators&) = delete;
 
-  int64_t count(const std::string& name) const { return std::count(names_->all.begin(), names_->all.end(), name); }
+  const std::vector<std::string>& names() const { return names_->all; }
+  int64_t count(const std::string& name) const { return std::count(names().begin(), names().end(), name); }
 
  private:
   struct Names final : c10::DebugInfoBase {
