@@ -2,7 +2,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "nn/linear.h"
-#include "nn/operators.h"
+#include "support/operators.h"
 #include "nn/tools.h"
 
 namespace metroplex::test::linear_bias_test {
