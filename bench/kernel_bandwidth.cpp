@@ -67,19 +67,19 @@ double bytes_of(std::initializer_list<const at::Tensor*> tensors) {
 
 void layers(Bench& b, int64_t rows, int64_t width) {
   const at::Tensor x = b.random({rows, width}), out = at::empty_like(x), dx = at::empty_like(x);
-  const at::Tensor weight = b.random({width}, at::kFloat), rstd = at::empty({rows}, weight.options());
-  const at::Tensor dweight = at::empty_like(weight);
+  const at::Tensor weight = b.random({width}), rstd = at::empty({rows}, weight.options().dtype(at::kFloat));
+  const at::Tensor dweight = at::empty({width}, rstd.options());
   b.line("copy", bytes_of({&x, &out}), [&] { out.copy_(x); });
   const NormShape norm{rows, width, 1e-5, true};
-  const at::Tensor lines = at::empty({norm_lines(norm) * 2 * width}, weight.options());
+  const at::Tensor lines = at::empty({norm_lines(norm) * 2 * width}, rstd.options());
   b.line("norm_forward", bytes_of({&x, &out}), [&] {
     cuda::launch(
         b.target, {"norm_forward", {}, {}}, norm_forward<Bf16, Bf16>, norm_forward_cuda<Bf16, Bf16>,
-        NormForward<Bf16, Bf16>{raw<Bf16>(x), raw<float>(weight), nullptr, raw<Bf16>(out), nullptr, raw<float>(rstd)},
+        NormForward<Bf16, Bf16>{raw<Bf16>(x), raw<Bf16>(weight), nullptr, raw<Bf16>(out), nullptr, raw<float>(rstd)},
         norm);
   });
   b.line("norm_backward", bytes_of({&x, &out, &dx}), [&] {
-    const NormBackward<Bf16, Bf16> of{raw<Bf16>(out), raw<Bf16>(x),  raw<float>(weight),  nullptr, raw<float>(rstd),
+    const NormBackward<Bf16, Bf16> of{raw<Bf16>(out), raw<Bf16>(x),  raw<Bf16>(weight),   nullptr, raw<float>(rstd),
                                       nullptr,        raw<Bf16>(dx), raw<float>(dweight), nullptr};
     cuda::launch(
         b.target, {"norm_backward", {}, {}},
@@ -88,13 +88,13 @@ void layers(Bench& b, int64_t rows, int64_t width) {
         },
         norm_backward_cuda<Bf16, Bf16>, of, raw<float>(lines), norm);
   });
-  const at::Tensor sums = at::zeros({rows, width}, weight.options());
+  const at::Tensor sums = at::zeros({rows, width}, rstd.options());
   b.line("add_elements", bytes_of({&x, &sums, &sums}), [&] {
     cuda::launch(b.target, {"add_elements", {}, {}}, add_elements<Bf16>, add_elements_cuda<Bf16>, raw<float>(sums),
                  static_cast<const Bf16*>(raw<Bf16>(x)), x.numel(), true);
   });
   const ColumnSumsShape columns{rows, width, width};
-  const at::Tensor of_columns = at::empty({column_lines<Bf16>(columns), width}, weight.options());
+  const at::Tensor of_columns = at::empty({column_lines<Bf16>(columns), width}, rstd.options());
   b.line("column_sums", bytes_of({&x}), [&] {
     cuda::launch(
         b.target, {"column_sums", {}, {}},
@@ -106,7 +106,7 @@ void layers(Bench& b, int64_t rows, int64_t width) {
   const ActivationShape swiglu{rows, width, Activation::silu, true};
   b.line("activation_forward", bytes_of({&wide, &out}), [&] {
     cuda::launch(b.target, {"activation_forward", {}, {}}, activation_forward<Bf16>, activation_forward_cuda<Bf16>,
-                 raw<Bf16>(wide), static_cast<const float*>(nullptr), raw<Bf16>(out), swiglu);
+                 raw<Bf16>(wide), static_cast<const Bf16*>(nullptr), raw<Bf16>(out), swiglu);
   });
 }
 

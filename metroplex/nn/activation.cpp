@@ -16,7 +16,7 @@ namespace kernels = cuda::kernels;
 
 bool is_wide(const at::Tensor& x) { return x.scalar_type() == acc_type(x.scalar_type()); }
 
-at::Tensor wide_data(const Param* bias) { return bias != nullptr ? to_wide(bias->data) : at::Tensor(); }
+at::Tensor data_of(const Param* bias) { return bias != nullptr ? bias->data : at::Tensor(); }
 
 // For a wide type the bias is added to `x` in place.
 at::Tensor run_forward(const at::Tensor& x, const at::Tensor& bias, const ActivationSpec& spec) {
@@ -35,7 +35,7 @@ at::Tensor run_forward(const at::Tensor& x, const at::Tensor& bias, const Activa
                    {"clamp", spec.limits.clamp},
                    {"offset", spec.limits.offset}}},
                  kernels::activation_forward<T>, kernels::activation_forward_cuda<T>, elements<T>(x),
-                 elements<kernels::Wide<T>>(bias), elements<T>(out), shape);
+                 elements<T>(bias), elements<T>(out), shape);
   });
   return out;
 }
@@ -70,7 +70,7 @@ ActivationSpec activation_spec(const config::Model& model, const cuda::Target& t
 at::Tensor apply_activation(const at::Tensor& x, Param* bias, const ActivationSpec& spec, at::Tensor* saved) {
   const at::NoGradGuard no_grad;
   const at::Tensor data = x.detach().contiguous();
-  const at::Tensor out = run_forward(data, wide_data(bias), spec);
+  const at::Tensor out = run_forward(data, data_of(bias), spec);
   if (saved != nullptr) *saved = data;
   return out;
 }
@@ -84,14 +84,14 @@ at::Tensor activation_saved(const at::Tensor& x, Param* bias) {
 
 at::Tensor recomputed_activation(const at::Tensor& saved, Param* bias, const ActivationSpec& spec) {
   const at::NoGradGuard no_grad;
-  return run_forward(saved.contiguous(), is_wide(saved) ? at::Tensor() : wide_data(bias), spec);
+  return run_forward(saved.contiguous(), is_wide(saved) ? at::Tensor() : data_of(bias), spec);
 }
 
 at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& saved, Param* bias,
                                const ActivationSpec& spec) {
   const at::NoGradGuard no_grad;
   const at::Tensor x = saved.contiguous(), gradient = dy.to(x.scalar_type()).contiguous();
-  const at::Tensor added = is_wide(x) ? at::Tensor() : wide_data(bias);
+  const at::Tensor added = is_wide(x) ? at::Tensor() : data_of(bias);
   const kernels::ActivationShape shape{x.numel() / x.size(-1), gradient.size(-1), spec.kind, spec.gated, spec.limits};
   at::Tensor dx = at::empty_like(x);
   dispatch_element(x.scalar_type(), [&](auto zero) {
@@ -105,7 +105,7 @@ at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& saved, Pa
                    {"clamp", spec.limits.clamp},
                    {"offset", spec.limits.offset}}},
                  kernels::activation_backward<T>, kernels::activation_backward_cuda<T>, elements<T>(gradient),
-                 elements<T>(x), elements<kernels::Wide<T>>(added), elements<T>(dx), shape);
+                 elements<T>(x), elements<T>(added), elements<T>(dx), shape);
   });
   if (bias != nullptr) accumulate_bias_gradient(spec.target, *bias, dx);
   return dx;

@@ -129,7 +129,7 @@ BiasDropoutAddOperands sum_operands(const at::Tensor& x_sbh, const at::Tensor& r
   MPX_ASSERT(x_sbh.is_contiguous(),
              "bias_dropout_add overwrites its input, which must be a contiguous result that no one else reads");
   BiasDropoutAddOperands sum{x_sbh.detach(), {}, {}, {}};
-  if (bias != nullptr) sum.bias = to_wide(bias->data);
+  if (bias != nullptr) sum.bias = bias->data;
   if (residual.defined()) sum.residual = residual.detach().contiguous();
   const bool same = !residual.defined() || residual.scalar_type() == x_sbh.scalar_type();
   sum.out = same ? x_sbh.detach() : at::empty(x_sbh.sizes(), sum.residual.options());

@@ -47,14 +47,14 @@ at::Tensor bias_dropout_add(const at::Tensor& x_sbh, const at::Tensor& residual,
 
 // The parts of bias_dropout_add, for what is fused with it.
 
-// Operands of its kernel: x and out may differ in type, one of them is then half, the other fp32. bias is wide,
-// residual like out; both may be undefined.
+// Operands of its kernel: x and out may differ in type, one of them is then half, the other fp32. bias is like
+// x, residual like out; both may be undefined.
 struct BiasDropoutAddOperands {
   at::Tensor x, bias, residual, out;
 
   template <class In, class Out>
   cuda::kernels::DropoutOperands<In, Out> elements_as() const {
-    return {elements<In>(x), elements<cuda::kernels::Wide<In>>(bias), elements<Out>(residual), elements<Out>(out)};
+    return {elements<In>(x), elements<In>(bias), elements<Out>(residual), elements<Out>(out)};
   }
 };
 // Chooses where the sum goes: over x where the residual has its type, else to a new tensor.

@@ -15,12 +15,6 @@ namespace {
 
 namespace kernels = cuda::kernels;
 
-// Half-precision parameters give a half-precision result, also with an fp32 residual stream
-// (precision.fp32_residual_connection).
-at::ScalarType out_type(const at::Tensor& x, const at::Tensor& weight) {
-  return acc_type(weight.scalar_type()) == weight.scalar_type() ? x.scalar_type() : weight.scalar_type();
-}
-
 // Calls body(In{}, Out{}).
 template <class Body>
 void dispatch_pair(at::ScalarType in, at::ScalarType out, const Body& body) {
@@ -56,8 +50,8 @@ struct Norm::Forward {
   template <class In, class Out>
   kernels::NormForward<In, Out> operands() const {
     using T = kernels::Wide<In>;
-    return {elements<In>(x),    elements<T>(weight), elements<T>(bias),
-            elements<Out>(out), elements<T>(mean),   elements<T>(rstd)};
+    return {elements<In>(x),    elements<Out>(weight), elements<Out>(bias),
+            elements<Out>(out), elements<T>(mean),     elements<T>(rstd)};
   }
   at::Tensor finish(NormSaved* saved) const {
     if (saved != nullptr) *saved = {x, mean, rstd};
@@ -74,8 +68,8 @@ struct Norm::Backward {
   template <class In, class Out>
   kernels::NormBackward<In, Out> operands() const {
     using T = kernels::Wide<In>;
-    return {elements<Out>(dy), elements<In>(x),  elements<T>(weight),  elements<T>(mean), elements<T>(rstd),
-            elements<In>(add), elements<In>(dx), elements<T>(dweight), elements<T>(dbias)};
+    return {elements<Out>(dy), elements<In>(x),  elements<Out>(weight), elements<T>(mean), elements<T>(rstd),
+            elements<In>(add), elements<In>(dx), elements<T>(dweight),  elements<T>(dbias)};
   }
   void run() const {
     dispatch_pair(x.scalar_type(), dy.scalar_type(), [&](auto in, auto narrow) {
@@ -91,16 +85,14 @@ struct Norm::Backward {
   }
 };
 
-at::Tensor Norm::factors() const {
-  const at::Tensor weight = to_wide(weight_.data);
-  return spec_.one_plus ? weight + 1 : weight;
+kernels::NormShape Norm::shape_of(const at::Tensor& x) const {
+  return {x.numel() / spec_.width, spec_.width, spec_.epsilon, spec_.rms, spec_.one_plus};
 }
 
 Norm::Forward Norm::start_forward(const at::Tensor& x) const {
   const auto statistics = x.options().dtype(acc_type(x.scalar_type()));
-  Forward call{x, factors(), to_wide(bias_.data), {}, {}, {}, {}};
-  call.shape = {x.numel() / spec_.width, spec_.width, spec_.epsilon, spec_.rms};
-  call.out = at::empty(x.sizes(), x.options().dtype(out_type(x, weight_.data)));
+  Forward call{x, weight_.data, bias_.data, {}, {}, {}, shape_of(x)};
+  call.out = at::empty(x.sizes(), x.options().dtype(weight_.data.scalar_type()));
   if (!spec_.rms) call.mean = at::empty({call.shape.rows}, statistics);
   call.rstd = at::empty({call.shape.rows}, statistics);
   return call;
@@ -148,17 +140,15 @@ Norm::Backward Norm::start_backward(const at::Tensor& dy, const NormSaved& saved
   Backward call;
   call.target = target_;
   call.x = saved.x.contiguous();
-  call.dy = dy.to(out_type(call.x, weight_.data)).contiguous();
-  call.weight = factors();
+  call.dy = dy.to(weight_.data.scalar_type()).contiguous();
+  call.weight = weight_.data;
   call.mean = saved.mean;
   call.rstd = saved.rstd;
   call.dx = at::empty_like(call.x);
-  call.dweight = at::empty({spec_.width}, call.weight.options());
+  call.dweight = at::empty({spec_.width}, call.rstd.options());
   if (!spec_.rms) call.dbias = at::empty_like(call.dweight);
-  call.shape = {call.x.numel() / spec_.width, spec_.width, spec_.epsilon, spec_.rms};
-  if (target_.gpu()) {
-    call.lines = at::empty({kernels::norm_lines(call.shape) * 2 * spec_.width}, call.weight.options());
-  }
+  call.shape = shape_of(call.x);
+  if (target_.gpu()) call.lines = at::empty({kernels::norm_lines(call.shape) * 2 * spec_.width}, call.rstd.options());
   return call;
 }
 

@@ -1,6 +1,7 @@
-// LayerNorm and RMSNorm over the last dimension, computed in at least fp32. Parameters are replicated over tp; where
-// a rank normalizes only its part of the rows or heads (sequence parallelism, q and k norms), their gradients are
-// partial sums over NormSpec::partial.
+// LayerNorm and RMSNorm over the last dimension, computed in at least fp32. The result has the type of the
+// parameters, also with an fp32 residual stream (precision.fp32_residual_connection). Parameters are replicated over
+// tp; where a rank normalizes only its part of the rows or heads (sequence parallelism, q and k norms), their
+// gradients are partial sums over NormSpec::partial.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/kernels/norm.h"
 #include "nn/dropout.h"
 #include "nn/layer_context.h"
 #include "nn/param.h"
@@ -53,7 +55,7 @@ class Norm {
  private:
   struct Forward;
   struct Backward;
-  at::Tensor factors() const;  // [width], in at least fp32
+  cuda::kernels::NormShape shape_of(const at::Tensor& x) const;
   Forward start_forward(const at::Tensor& x) const;
   Backward start_backward(const at::Tensor& dy, const NormSaved& saved) const;
   void accumulate(const Backward& call);

@@ -20,17 +20,17 @@ template <class T>
 void check_activation(const ActivationShape& shape) {
   const int64_t width = shape.gated ? 2 * shape.width : shape.width;
   const at::Tensor x = values<T>({shape.rows, width}, 0.7), dy = values<T>({shape.rows, shape.width}, 0.3),
-                   bias = wide_values<T>(width, 0.2);
+                   bias = values<T>({width}, 0.2);
   const at::Tensor gx = on_gpu(x), gdy = on_gpu(dy), gbias = on_gpu(bias), out = at::empty_like(dy),
                    dx = at::empty_like(x);
   const at::Tensor gout = on_gpu(out), gdx = on_gpu(dx);
-  activation_forward<T>(data<T>(x), data<Wide<T>>(bias), data<T>(out), shape);
-  activation_forward_cuda<T>(data<T>(gx), data<Wide<T>>(gbias), data<T>(gout), shape, current_stream());
+  activation_forward<T>(data<T>(x), data<T>(bias), data<T>(out), shape);
+  activation_forward_cuda<T>(data<T>(gx), data<T>(gbias), data<T>(gout), shape, current_stream());
   expect_twins<T>(gout, out, "activation");
   expect_twins<T>(gx, x, "x + bias of the activation");
   const bool again = kIsHalf<T>;
-  activation_backward<T>(data<T>(dy), data<T>(x), again ? data<Wide<T>>(bias) : nullptr, data<T>(dx), shape);
-  activation_backward_cuda<T>(data<T>(gdy), data<T>(gx), again ? data<Wide<T>>(gbias) : nullptr, data<T>(gdx), shape,
+  activation_backward<T>(data<T>(dy), data<T>(x), again ? data<T>(bias) : nullptr, data<T>(dx), shape);
+  activation_backward_cuda<T>(data<T>(gdy), data<T>(gx), again ? data<T>(gbias) : nullptr, data<T>(gdx), shape,
                               current_stream());
   expect_twins<T>(gdx, dx, "gradient of the activation");
 }

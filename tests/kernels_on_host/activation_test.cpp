@@ -11,7 +11,7 @@ struct Case {
   size_t shift;  // of all arrays
   int64_t wide = shape.width * (shape.gated ? 2 : 1);
   std::vector<T> x = made<T>(shape.rows * wide, 0.7), dy = made<T>(shape.rows * shape.width, 0.3);
-  std::vector<Wide<T>> bias = with_bias ? made<Wide<T>>(wide, 0.2) : std::vector<Wide<T>>();
+  std::vector<T> bias = with_bias ? made<T>(wide, 0.2) : std::vector<T>();
 };
 
 template <class T>
@@ -20,7 +20,7 @@ void check_forward(const Case<T>& c) {
   activation_forward<T>(x.data(), c.with_bias ? c.bias.data() : nullptr, out.data(), c.shape);
   const auto got = in_all_orders([&] {
     const DeviceArray<T> gx(c.x, kIsHalf<T> ? Use::in : Use::both, "x", c.shift), gout(out, Use::out, "out", c.shift);
-    const DeviceArray<Wide<T>> bias(c.bias, Use::in, "bias", c.shift);
+    const DeviceArray<T> bias(c.bias, Use::in, "bias", c.shift);
     activation_forward_cuda<T>(gx.data(), c.with_bias ? bias.data() : nullptr, gout.data(), c.shape, nullptr);
     return std::tuple{gx.values(), gout.values()};
   });
@@ -36,7 +36,7 @@ void check_backward(const Case<T>& c) {
   const auto got = in_all_orders([&] {
     const DeviceArray<T> x(c.x, Use::in, "x", c.shift), dy(c.dy, Use::in, "dy", c.shift),
         gdx(dx, Use::out, "dx", c.shift);
-    const DeviceArray<Wide<T>> bias(c.bias, Use::in, "bias", c.shift);
+    const DeviceArray<T> bias(c.bias, Use::in, "bias", c.shift);
     activation_backward_cuda<T>(dy.data(), x.data(), with_bias ? bias.data() : nullptr, gdx.data(), c.shape, nullptr);
     return std::tuple{gdx.values()};
   });

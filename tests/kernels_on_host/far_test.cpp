@@ -110,8 +110,9 @@ TEST(FarOnHost, RowsOfLargeTablesAndNormsAreReached) {
   scatter_add_rows_cuda<Bf16, Bf16>(table.data(), {index.data(), order.data()}, out.data(), {rows, width, 1},
                                     nullptr);
   EXPECT_EQ(load(table.data()[rows * width - 1]), 4.0F);
-  const FarArray<float> weight(width, "weight"), rstd(rows, "rstd");
-  weight.data()[width - 1] = 1;
+  const FarArray<Bf16> weight(width, "weight");
+  const FarArray<float> rstd(rows, "rstd");
+  weight.data()[width - 1] = store<Bf16>(1.0F);
   set_order({0, {static_cast<uint64_t>((rows - 1) % 8192)}});
   norm_forward_cuda<Bf16, Bf16>({table.data(), weight.data(), nullptr, out.data(), nullptr, rstd.data()},
                                 {rows, width, 0, true}, nullptr);
@@ -163,12 +164,11 @@ TEST(FarOnHost, NormsBehindDropoutAndTheirGradientsReachLargeArrays) {
   ASSERT_GT(rows * width, kFar);
   ASSERT_EQ(norm_rows_per_line(s), 33);
   const FarArray<Bf16> raw(rows * width, "raw"), residual(rows * width, "residual"), x(rows * width, "x"),
-      out(rows * width, "out");
-  const FarArray<float> weight(width, "weight"), rstd(rows, "rstd"), dweight(width, "dweight"),
-      lines(norm_lines(s) * 2 * width, "lines");
+      out(rows * width, "out"), weight(width, "weight");
+  const FarArray<float> rstd(rows, "rstd"), dweight(width, "dweight"), lines(norm_lines(s) * 2 * width, "lines");
   const DropoutNormShape shape{{{nullptr, 1, 0}, rows, width, 7, 0.0}, s};
   raw.data()[last] = residual.data()[last] = store<Bf16>(1.0F);
-  weight.data()[width - 2] = weight.data()[width - 1] = 1;
+  weight.data()[width - 2] = weight.data()[width - 1] = store<Bf16>(1.0F);
   only_row(rows - 1);
   dropout_norm_forward_cuda<Bf16, Bf16>({raw.data(), nullptr, residual.data(), x.data()},
                                         {x.data(), weight.data(), nullptr, out.data(), nullptr, rstd.data()}, shape,

@@ -79,10 +79,9 @@ using Shifts = std::array<size_t, 4>;
 
 template <class In, class Out>
 void check_dropout(const DropoutCase& c, const Shifts& shifts) {
-  using T = Wide<In>;
   const std::vector<In> x = made<In>(c.rows * c.width, 0.7);
   const std::vector<Out> residual = made<Out>(c.rows * c.width, 0.2);
-  const std::vector<T> bias = made<T>(c.width, 0.3);
+  const std::vector<In> bias = made<In>(c.width, 0.3);
   const int64_t samples = c.rows % 3 == 0 ? 3 : 1;
   const int64_t of_sample = c.rows / samples, heads = of_sample % 2 == 0 ? 2 : 1;
   std::vector<int64_t> counters(static_cast<size_t>(samples)), chosen(static_cast<size_t>(of_sample / heads));
@@ -98,9 +97,8 @@ void check_dropout(const DropoutCase& c, const Shifts& shifts) {
       {x.data(), c.bias ? bias.data() : nullptr, c.residual ? residual.data() : nullptr, out.data()},
       shape(counters.data(), chosen.data()));
   const auto got = in_all_orders([&] {
-    const DeviceArray<In> gx(x, Use::in, "x", shifts[0]);
+    const DeviceArray<In> gx(x, Use::in, "x", shifts[0]), gbias(bias, Use::in, "bias", shifts[1]);
     const DeviceArray<Out> gresidual(residual, Use::in, "residual", shifts[2]), gout(out, Use::out, "out", shifts[3]);
-    const DeviceArray<T> gbias(bias, Use::in, "bias", shifts[1]);
     const DeviceArray<int64_t> gcounters(counters, Use::in, "counters"), gchosen(chosen, Use::in, "chosen");
     bias_dropout_add_cuda<In, Out>(
         {gx.data(), c.bias ? gbias.data() : nullptr, c.residual ? gresidual.data() : nullptr, gout.data()},

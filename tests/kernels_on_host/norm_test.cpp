@@ -24,7 +24,7 @@ struct Case {
   int64_t n = s.rows * s.width;
   std::vector<In> x = made<In>(n, 0.7), add = made<In>(n, 0.11), residual = made<In>(n, 0.6);
   std::vector<Out> dy = made<Out>(n, 0.3), raw = made<Out>(n, 0.5);
-  std::vector<T> weight = made<T>(s.width, 0.2), bias = made<T>(s.width, 0.9), added = made<T>(s.width, 0.4);
+  std::vector<Out> weight = made<Out>(s.width, 0.2), bias = made<Out>(s.width, 0.9), added = made<Out>(s.width, 0.4);
   std::vector<T> mean = std::vector<T>(static_cast<size_t>(s.rows)), rstd = mean;
   std::vector<int64_t> counters = std::vector<int64_t>{7, 9};
 
@@ -44,9 +44,9 @@ void check_forward(Case<In, Out>& c) {
       c.s);
   const auto got = in_all_orders([&] {
     const DeviceArray<In> x(c.x, Use::in, "x", c.shift(0));
-    const DeviceArray<T> weight(c.weight, Use::in, "weight", c.shift(1)), bias(c.bias, Use::in, "bias", c.shift(2)),
-        mean(c.mean, Use::out, "mean"), rstd(c.rstd, Use::out, "rstd");
-    const DeviceArray<Out> to(out, Use::out, "out", c.shift(3));
+    const DeviceArray<T> mean(c.mean, Use::out, "mean"), rstd(c.rstd, Use::out, "rstd");
+    const DeviceArray<Out> weight(c.weight, Use::in, "weight", c.shift(1)), bias(c.bias, Use::in, "bias", c.shift(2)),
+        to(out, Use::out, "out", c.shift(3));
     norm_forward_cuda<In, Out>(
         {x.data(), weight.data(), c.s.rms ? nullptr : bias.data(), to.data(), mean.data(), rstd.data()}, c.s,
         nullptr);
@@ -64,7 +64,7 @@ std::vector<double> parts_of(const Case<In, Out>& c, const std::vector<In>& dx) 
   for (size_t i = 0; i < dx.size(); ++i) {
     const size_t width = static_cast<size_t>(c.s.width);
     const double total = load(dx[i]), past = c.with_add ? double{load(c.add[i])} : 0.0;
-    const double own = double{c.rstd[i / width]} * load(c.dy[i]) * c.weight[i % width];
+    const double own = double{c.rstd[i / width]} * load(c.dy[i]) * (load(c.weight[i % width]) + c.s.one_plus);
     parts.push_back(std::fabs(total) + std::fabs(past) + std::fabs(own));
   }
   return parts;
@@ -82,9 +82,9 @@ void check_backward(const Case<In, Out>& c) {
   const auto got = in_all_orders([&] {
     const DeviceArray<In> x(c.x, Use::in, "x", c.shift(0)), add(c.add, Use::in, "add", c.shift(4)),
         to(dx, Use::out, "dx", c.shift(5));
-    const DeviceArray<Out> dy(c.dy, Use::in, "dy", c.shift(6));
-    const DeviceArray<T> weight(c.weight, Use::in, "weight", c.shift(1)), mean(c.mean, Use::in, "mean"),
-        rstd(c.rstd, Use::in, "rstd"), gdweight(dweight, Use::out, "dweight"), gdbias(dbias, Use::out, "dbias"),
+    const DeviceArray<Out> dy(c.dy, Use::in, "dy", c.shift(6)), weight(c.weight, Use::in, "weight", c.shift(1));
+    const DeviceArray<T> mean(c.mean, Use::in, "mean"), rstd(c.rstd, Use::in, "rstd"),
+        gdweight(dweight, Use::out, "dweight"), gdbias(dbias, Use::out, "dbias"),
         lines(std::vector<T>(static_cast<size_t>(norm_lines(c.s) * 2 * c.s.width)), Use::out, "lines", c.shift(7));
     norm_backward_cuda<In, Out>(
         {dy.data(), x.data(), weight.data(), mean.data(), rstd.data(), c.with_add ? add.data() : nullptr, to.data(),
@@ -103,16 +103,16 @@ void check_sum(const Case<In, Out>& c) {
   std::vector<In> sum(c.x.size());
   std::vector<Out> out(c.x.size());
   std::vector<T> mean(c.mean.size()), rstd(c.mean.size());
-  const T* const bias = c.s.rms ? nullptr : c.bias.data();
+  const Out* const bias = c.s.rms ? nullptr : c.bias.data();
   dropout_norm_forward<In, Out>({c.raw.data(), c.added.data(), c.residual.data(), sum.data()},
                                 {sum.data(), c.weight.data(), bias, out.data(), mean.data(), rstd.data()},
                                 c.shape(c.counters.data()));
   const auto got = in_all_orders([&] {
     const DeviceArray<Out> raw(c.raw, Use::in, "raw", c.shift(8)), to(out, Use::out, "out", c.shift(3));
     const DeviceArray<In> residual(c.residual, Use::in, "residual", c.shift(9)), x(sum, Use::out, "sum", c.shift(0));
-    const DeviceArray<T> added(c.added, Use::in, "bias", c.shift(10)),
-        weight(c.weight, Use::in, "weight", c.shift(1)), bias_there(c.bias, Use::in, "norm bias", c.shift(2)),
-        gmean(mean, Use::out, "mean"), grstd(rstd, Use::out, "rstd");
+    const DeviceArray<Out> added(c.added, Use::in, "bias", c.shift(10)),
+        weight(c.weight, Use::in, "weight", c.shift(1)), bias_there(c.bias, Use::in, "norm bias", c.shift(2));
+    const DeviceArray<T> gmean(mean, Use::out, "mean"), grstd(rstd, Use::out, "rstd");
     const DeviceArray<int64_t> counters(c.counters, Use::in, "counters");
     dropout_norm_forward_cuda<In, Out>(
         {raw.data(), added.data(), residual.data(), x.data()},
@@ -138,9 +138,10 @@ void check_sum_backward(const Case<In, Out>& c) {
   const auto got = in_all_orders([&] {
     const DeviceArray<In> x(c.x, Use::in, "x", c.shift(0)), add(c.add, Use::in, "add", c.shift(4)),
         gdx(dx, Use::out, "sum's gradient", c.shift(5));
-    const DeviceArray<Out> dy(c.dy, Use::in, "dy", c.shift(6)), gdrawn(drawn, Use::out, "dx", c.shift(11));
-    const DeviceArray<T> weight(c.weight, Use::in, "weight", c.shift(1)), mean(c.mean, Use::in, "mean"),
-        rstd(c.rstd, Use::in, "rstd"), gdweight(dweight, Use::out, "dweight"), gdbias(dbias, Use::out, "dbias"),
+    const DeviceArray<Out> dy(c.dy, Use::in, "dy", c.shift(6)), gdrawn(drawn, Use::out, "dx", c.shift(11)),
+        weight(c.weight, Use::in, "weight", c.shift(1));
+    const DeviceArray<T> mean(c.mean, Use::in, "mean"), rstd(c.rstd, Use::in, "rstd"),
+        gdweight(dweight, Use::out, "dweight"), gdbias(dbias, Use::out, "dbias"),
         lines(std::vector<T>(static_cast<size_t>(norm_lines(c.s) * 2 * c.s.width)), Use::out, "lines", c.shift(7));
     const DeviceArray<int64_t> counters(c.counters, Use::in, "counters");
     dropout_norm_backward_cuda<In, Out>({dy.data(), x.data(), weight.data(), mean.data(), rstd.data(), add.data(),
@@ -160,8 +161,8 @@ void check_sum_backward(const Case<In, Out>& c) {
 
 template <class In, class Out>
 void check(const NormShape& s, double probability, int shifted) {
-  SCOPED_TRACE(testing::Message() << s.rows << " x " << s.width << " rms " << s.rms << " p " << probability
-                                  << " shifted " << shifted);
+  SCOPED_TRACE(testing::Message() << s.rows << " x " << s.width << " rms " << s.rms << " one plus " << s.one_plus
+                                  << " p " << probability << " shifted " << shifted);
   Case<In, Out> c{s, probability > 0, probability, shifted};
   check_forward(c);
   check_backward(c);
@@ -190,6 +191,7 @@ void check_pair() {
   }
   constexpr int kArrays = 12;
   for (int shifted = kNone; shifted < kArrays; ++shifted) check<In, Out>({3, 64, 1e-5, false}, 0.5, shifted);
+  for (const int64_t width : {5, 64}) check<In, Out>({3, width, 1e-5, true, true}, 0.5, kNone);
 }
 
 TEST(NormOnHost, AloneAndBehindDropoutEveryPairOfTypesIsAsItsCpuTwin) {

@@ -34,7 +34,8 @@ constexpr int64_t kAssignments = 2048;  // two tiles of plan_permutation
 // Arrays for all calls: of bf16 values, of floats and of integers.
 struct Room {
   DeviceArray<Bf16> x{made<Bf16>(2 * kCount, 0.7), Use::both, "x"}, y{made<Bf16>(2 * kCount, 0.3), Use::both, "y"},
-      z{made<Bf16>(2 * kCount, 0.2), Use::both, "z"};
+      z{made<Bf16>(2 * kCount, 0.2), Use::both, "z"}, half_row{made<Bf16>(kWidth, 0.2), Use::both, "half_row"},
+      half_more{made<Bf16>(kWidth, 0.5), Use::both, "half_more"};
   DeviceArray<float> f{made<float>(kCount, 0.7), Use::both, "f"}, g{made<float>(kCount, 0.3), Use::both, "g"},
       row{made<float>(kWidth, 0.2), Use::both, "row"}, more{made<float>(kWidth, 0.5), Use::both, "more"},
       mean{made<float>(kWidth, 0.1), Use::both, "mean"}, rstd{made<float>(kWidth, 0.4), Use::both, "rstd"};
@@ -50,8 +51,8 @@ struct Room {
 
 void run_layers(const Room& r) {
   const ActivationShape gelu{kRows, kWidth, Activation::gelu, false};
-  activation_forward_cuda<Bf16>(r.x.data(), r.row.data(), r.y.data(), gelu, nullptr);
-  activation_backward_cuda<Bf16>(r.y.data(), r.x.data(), r.row.data(), r.z.data(), gelu, nullptr);
+  activation_forward_cuda<Bf16>(r.x.data(), r.half_row.data(), r.y.data(), gelu, nullptr);
+  activation_backward_cuda<Bf16>(r.y.data(), r.x.data(), r.half_row.data(), r.z.data(), gelu, nullptr);
   column_sums_cuda<Bf16>(r.more.data(), r.x.data(), r.f.data(), {kRows, kWidth, kWidth}, nullptr);
   add_elements_cuda<Bf16>(r.f.data(), r.x.data(), kCount, true, nullptr);
   rope_cuda<Bf16>(r.x.data(), r.f.data(), r.g.data(), 1, {16, 1, 8, 128, 1024, 1024, 128}, nullptr);
@@ -63,16 +64,16 @@ void run_layers(const Room& r) {
   scatter_add_rows_cuda<Bf16, Bf16>(r.x.data(), {r.i.data(), r.zero.data()}, r.y.data(), {kRows, kWidth, kRows},
                                     nullptr);
   const DropoutShape dropout{{r.zero.data(), 1, 0}, kRows, kWidth, 7, 0.1};
-  bias_dropout_add_cuda<Bf16, Bf16>({r.x.data(), r.row.data(), r.y.data(), r.z.data()}, dropout, nullptr);
+  bias_dropout_add_cuda<Bf16, Bf16>({r.x.data(), r.half_row.data(), r.y.data(), r.z.data()}, dropout, nullptr);
   const NormShape norm{kRows, kWidth, 1e-5, false};
-  const NormForward<Bf16, Bf16> forward{r.x.data(), r.row.data(),  r.more.data(),
-                                        r.y.data(), r.mean.data(), r.rstd.data()};
-  const NormBackward<Bf16, Bf16> backward{r.y.data(), r.x.data(), r.row.data(),  r.mean.data(), r.rstd.data(),
-                                          nullptr,    r.z.data(), r.more.data(), r.g.data()};
+  const NormForward<Bf16, Bf16> forward{r.x.data(), r.half_row.data(), r.half_more.data(),
+                                        r.y.data(), r.mean.data(),     r.rstd.data()};
+  const NormBackward<Bf16, Bf16> backward{r.y.data(), r.x.data(), r.half_row.data(), r.mean.data(), r.rstd.data(),
+                                          nullptr,    r.z.data(), r.more.data(),     r.g.data()};
   norm_forward_cuda<Bf16, Bf16>(forward, norm, nullptr);
   norm_backward_cuda<Bf16, Bf16>(backward, r.f.data(), norm, nullptr);
-  dropout_norm_forward_cuda<Bf16, Bf16>({r.z.data(), r.row.data(), r.y.data(), r.x.data()}, forward, {dropout, norm},
-                                        nullptr);
+  dropout_norm_forward_cuda<Bf16, Bf16>({r.z.data(), r.half_row.data(), r.y.data(), r.x.data()}, forward,
+                                        {dropout, norm}, nullptr);
   dropout_norm_backward_cuda<Bf16, Bf16>(backward, r.x.data() + kCount, r.f.data(), {dropout, norm}, nullptr);
 }
 

@@ -8,6 +8,7 @@
 #include "nn/recompute.h"
 #include "support/allocations.h"
 #include "support/call_log.h"
+#include "support/operators.h"
 #include "nn/with_products.h"
 #include "support/without_onednn.h"
 
@@ -196,6 +197,28 @@ TEST(MetaDevice, AGpusPathsAreTakenWithoutAGpu) {
   EXPECT_EQ(find(gpu, "scatter_add_rows").reads.size(), 4u) << "sorted indices and where they stood";
   EXPECT_EQ(find(cpu, "norm_backward").writes.size(), 3u);
   EXPECT_EQ(find(gpu, "norm_backward").writes.size(), 4u) << "room for lines of weight gradients";
+}
+
+// What is cast once a model, the labels' mask for one, is there whatever the number of layers.
+TEST(MetaDevice, LayersOnAGpuReadHalfParametersAsTheyAreStored) {
+  const auto casts = [](Case c, int layers) {
+    c.model.num_layers = layers;
+    const Operators operators;
+    trace(c, kMetaGpu);
+    return std::array<int64_t, 2>{operators.count("aten::_to_copy"), operators.count("aten::add")};
+  };
+  for (const bool fp32_residual : {false, true}) {
+    for (const double dropout : {0.0, 0.1}) {
+      if (fp32_residual && dropout == 0) continue;  // the gradient behind each residual is cast
+      for (const bool gemma : {false, true}) {
+        Case c{"bf16", gemma ? llama_model() : gpt_model(), at::kBFloat16};
+        c.model.apply_layernorm_1p = gemma;
+        c.model.hidden_dropout = dropout;
+        c.fp32_residual = fp32_residual;
+        EXPECT_EQ(casts(c, 4), casts(c, 2)) << "fp32 residual " << fp32_residual << " dropout " << dropout;
+      }
+    }
+  }
 }
 
 TEST(MetaDevice, EveryFormOfEveryModelRunsForAGpuAndFreesWhatItTook) {

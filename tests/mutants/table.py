@@ -393,4 +393,8 @@ MUTANTS = [
     ("halves_behind_the_last_pack", "cuda/kernels/accumulate.cu", "if (behind < n)", "if (behind + 1 < n)", "kernels_on_host AccumulateOnHost*"),
     ("copied_by_libtorch_on_a_gpu", "nn/matmul.cpp", "!(adds || target.gpu())", "!adds", "moe_test GroupedLibrary*"),
     ("bias_apart_from_its_product", "nn/matmul.cpp", "target.gpu() && bias.defined()", "target.meta && bias.defined()", "nn_test LinearBias*"),
+    ("one_plus_is_two_on_a_gpu", "cuda/kernels/norm_device.h", "value += 1;", "value += 2;", "kernels_on_host NormOnHost*"),
+    ("one_plus_of_halves_left_out", "cuda/kernels/wide_row.h", "one_plus ? load(row[i]) + 1 : load(row[i])", "load(row[i])", "nn_test *Norm.Forward*"),
+    ("weights_of_norms_are_cast", "nn/norm.cpp", "call.weight = weight_.data;", "call.weight = weight_.data.to(at::kFloat).to(weight_.data.scalar_type());", "models_test MetaDevice.LayersOnAGpu*"),
+    ("biases_of_packs_a_column_off", "cuda/kernels/dropout_block.h", "load_quad(o.bias, first, lanes)", "load_quad(o.bias, first > 4 ? first - 4 : first, lanes)", "kernels_on_host LayersOnHost.Dropout*"),
 ]

@@ -92,8 +92,10 @@ at::Tensor plain_norm(const at::Tensor& x, const at::Tensor& weight, const at::T
   return at::layer_norm(x, {x.size(-1)}, weight, bias, 1e-5);
 }
 
-void check_norm(int64_t width, bool rms, at::ScalarType stream, at::ScalarType dtype) {
-  nn::Norm norm({"n", width, rms, 1e-5}, layer_context({}, false, dtype));
+void check_norm(const nn::NormSpec& spec, at::ScalarType stream, at::ScalarType dtype) {
+  const int64_t width = spec.width;
+  const bool rms = spec.rms;
+  nn::Norm norm(spec, layer_context({}, false, dtype));
   std::vector<nn::Param*> params;
   norm.collect_params(params);
   give_main_grad(params);
@@ -101,7 +103,8 @@ void check_norm(int64_t width, bool rms, at::ScalarType stream, at::ScalarType d
   const at::Tensor x = leaf(sample({9, 5, width}, 1, stream)), same = exact(x), dy = sample({9, 5, width}, 2, dtype);
   std::vector<at::Tensor> wanted{same, exact(params[0]->data)};
   if (!rms) wanted.push_back(exact(params[1]->data));
-  const at::Tensor expected = plain_norm(same, wanted[1], rms ? at::Tensor() : wanted[2], rms);
+  const at::Tensor expected =
+      plain_norm(same, spec.one_plus ? wanted[1] + 1 : wanted[1], rms ? at::Tensor() : wanted[2], rms);
   const at::Tensor got = norm.forward(x);
   EXPECT_EQ(got.scalar_type(), dtype);
   expect_rounded(got, expected, kSlack, "norm");
@@ -117,8 +120,12 @@ TEST(HalfNorm, ForwardAndGradientsAreRoundedOnceAlsoFromAnFp32Stream) {
   for (const auto dtype : kHalfTypes) {
     for (const bool rms : {false, true}) {
       for (const int64_t width : {7, 16, 50}) {
-        check_norm(width, rms, dtype, dtype);
-        check_norm(width, rms, at::kFloat, dtype);
+        nn::NormSpec spec{"n", width, rms};
+        for (const bool one_plus : {false, true}) {
+          spec.one_plus = one_plus;
+          check_norm(spec, dtype, dtype);
+          check_norm(spec, at::kFloat, dtype);
+        }
       }
     }
   }

@@ -27,26 +27,30 @@ at::Tensor plain_norm(const at::Tensor& x, const at::Tensor& weight, const at::T
   return at::layer_norm(x, {x.size(-1)}, weight, bias, 1e-5);
 }
 
+void check_norm(int64_t width, bool rms, bool one_plus) {
+  nn::NormSpec spec{"n", width, rms};
+  spec.one_plus = one_plus;
+  nn::Norm norm(spec, layer_context());
+  std::vector<nn::Param*> params;
+  norm.collect_params(params);
+  give_main_grad(params);
+  for (size_t i = 0; i < params.size(); ++i) params[i]->data.copy_(sample({width}, i + 5) + 0.5);
+  const at::Tensor x = leaf(sample({9, 5, width}, 1)), same = leaf(x), dy = sample({9, 5, width}, 2);
+  const at::Tensor weight = leaf(params[0]->data), bias = rms ? at::Tensor() : leaf(params[1]->data);
+  const at::Tensor expected = plain_norm(same, one_plus ? weight + 1 : weight, bias, rms), got = norm.forward(x);
+  EXPECT_LT(relative_difference(got, expected), kDouble);
+  std::vector<at::Tensor> wanted{same, weight};
+  if (!rms) wanted.push_back(bias);
+  const auto right = torch::autograd::grad({expected}, wanted, {dy});
+  EXPECT_LT(relative_difference(gradient(got, x, dy), right[0]), kDouble);
+  for (size_t i = 0; i < params.size(); ++i)
+    EXPECT_LT(relative_difference(params[i]->main_grad, right[i + 1]), kDouble);
+}
+
 TEST(Norm, ForwardAndGradientsAreThoseOfTheFormula) {
-  for (const bool rms : {false, true}) {
-    for (const int64_t width : {7, 16, 50}) {
-      nn::Norm norm({"n", width, rms, 1e-5}, layer_context());
-      std::vector<nn::Param*> params;
-      norm.collect_params(params);
-      give_main_grad(params);
-      for (size_t i = 0; i < params.size(); ++i) params[i]->data.copy_(sample({width}, i + 5) + 0.5);
-      const at::Tensor x = leaf(sample({9, 5, width}, 1)), same = leaf(x), dy = sample({9, 5, width}, 2);
-      const at::Tensor weight = leaf(params[0]->data), bias = rms ? at::Tensor() : leaf(params[1]->data);
-      const at::Tensor expected = plain_norm(same, weight, bias, rms), got = norm.forward(x);
-      EXPECT_LT(relative_difference(got, expected), kDouble);
-      std::vector<at::Tensor> wanted{same, weight};
-      if (!rms) wanted.push_back(bias);
-      const auto right = torch::autograd::grad({expected}, wanted, {dy});
-      EXPECT_LT(relative_difference(gradient(got, x, dy), right[0]), kDouble);
-      for (size_t i = 0; i < params.size(); ++i)
-        EXPECT_LT(relative_difference(params[i]->main_grad, right[i + 1]), kDouble);
-    }
-  }
+  for (const bool rms : {false, true})
+    for (const bool one_plus : {false, true})
+      for (const int64_t width : {7, 16, 50}) check_norm(width, rms, one_plus);
 }
 
 at::Tensor plain_activation(const at::Tensor& x, const std::string& name) {

@@ -9,7 +9,7 @@ namespace {
 template <class T>
 struct Operands {
   T* x;
-  const Wide<T>* bias;
+  const T* bias;
   const T* dy;
   T* out;  // dx in backward
 };
@@ -104,20 +104,19 @@ void dispatch(const Operands<T>& o, const ActivationShape& s, CUstream_st* strea
 }  // namespace
 
 template <class T>
-void activation_forward_cuda(T* x, const Wide<T>* bias, T* out, const ActivationShape& shape, CUstream_st* stream) {
+void activation_forward_cuda(T* x, const T* bias, T* out, const ActivationShape& shape, CUstream_st* stream) {
   dispatch<T>({x, bias, nullptr, out}, shape, stream);
 }
 
 template <class T>
-void activation_backward_cuda(const T* dy, const T* x, const Wide<T>* bias, T* dx, const ActivationShape& shape,
+void activation_backward_cuda(const T* dy, const T* x, const T* bias, T* dx, const ActivationShape& shape,
                               CUstream_st* stream) {
   dispatch<T>({const_cast<T*>(x), bias, dy, dx}, shape, stream);
 }
 
-#define MPX_INSTANTIATE(T)                                                                                  \
-  template void activation_forward_cuda<T>(T*, const Wide<T>*, T*, const ActivationShape&, CUstream_st*);   \
-  template void activation_backward_cuda<T>(const T*, const T*, const Wide<T>*, T*, const ActivationShape&, \
-                                            CUstream_st*)
+#define MPX_INSTANTIATE(T)                                                                          \
+  template void activation_forward_cuda<T>(T*, const T*, T*, const ActivationShape&, CUstream_st*); \
+  template void activation_backward_cuda<T>(const T*, const T*, const T*, T*, const ActivationShape&, CUstream_st*)
 MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
 
 }  // namespace metroplex::cuda::kernels

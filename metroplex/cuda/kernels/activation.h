@@ -49,17 +49,17 @@ struct ActivationShape {
 // out = f(x + bias), or f(gate) * up within the limits; bias may be null. float and double leave x + bias in x, half
 // types leave x.
 template <class T>
-void activation_forward(T* x, const Wide<T>* bias, T* out, const ActivationShape& shape);
+void activation_forward(T* x, const T* bias, T* out, const ActivationShape& shape);
 // dx from dy and the x that forward left; bias: null for float and double.
 template <class T>
-void activation_backward(const T* dy, const T* x, const Wide<T>* bias, T* dx, const ActivationShape& shape);
+void activation_backward(const T* dy, const T* x, const T* bias, T* dx, const ActivationShape& shape);
 
 // The same on a GPU, enqueued on `stream`; all pointers are of the device. base::Error("cuda", ...) when nothing was
 // launched.
 template <class T>
-void activation_forward_cuda(T* x, const Wide<T>* bias, T* out, const ActivationShape& shape, CUstream_st* stream);
+void activation_forward_cuda(T* x, const T* bias, T* out, const ActivationShape& shape, CUstream_st* stream);
 template <class T>
-void activation_backward_cuda(const T* dy, const T* x, const Wide<T>* bias, T* dx, const ActivationShape& shape,
+void activation_backward_cuda(const T* dy, const T* x, const T* bias, T* dx, const ActivationShape& shape,
                               CUstream_st* stream);
 
 // The formulas of the activation functions and their derivatives, for CPU and GPU kernels alike. Math says where exp,

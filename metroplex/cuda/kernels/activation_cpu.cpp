@@ -1,6 +1,7 @@
 #include <ATen/Parallel.h>
 
 #include "cuda/kernels/activation_rows.h"
+#include "cuda/kernels/wide_row.h"
 
 #pragma GCC optimize("O3,no-math-errno,no-trapping-math")
 
@@ -19,6 +20,8 @@ struct Buffers {
   alignas(64) Wide<T> gate[kActivationChunk], shifted[kActivationChunk];  // within limits
 };
 
+int64_t width_of_x(const ActivationShape& shape) { return shape.gated ? 2 * shape.width : shape.width; }
+
 template <class T>
 MPX_INLINE const Wide<T>* at_or_null(const Wide<T>* bias, int64_t at) {
   return kIsHalf<T> && bias != nullptr ? bias + at : nullptr;
@@ -29,7 +32,7 @@ MPX_INLINE void forward_row(T* x, const Wide<T>* bias, T* __restrict out, const 
   const int64_t width = shape.width;
   if constexpr (!kIsHalf<T>) {
     if (bias != nullptr) {
-      for (int64_t i = 0; i < (shape.gated ? 2 * width : width); ++i) x[i] += bias[i];
+      for (int64_t i = 0; i < width_of_x(shape); ++i) x[i] += bias[i];
     }
   }
   Buffers<T> b;
@@ -77,11 +80,11 @@ MPX_INLINE void backward_row(const T* __restrict dy, const T* x, const Wide<T>* 
 // Not templates: the clones are made from these.
 #define MPX_ROWS(clones, T)                                                                                         \
   clones void forward_rows(const Operands<T>& o, const ActivationShape& s, int64_t begin, int64_t end) {            \
-    const int64_t wide = s.gated ? 2 * s.width : s.width;                                                           \
+    const int64_t wide = width_of_x(s);                                                                             \
     for (int64_t row = begin; row < end; ++row) forward_row<T>(o.x + row * wide, o.bias, o.out + row * s.width, s); \
   }                                                                                                                 \
   clones void backward_rows(const Operands<T>& o, const ActivationShape& s, int64_t begin, int64_t end) {           \
-    const int64_t wide = s.gated ? 2 * s.width : s.width;                                                           \
+    const int64_t wide = width_of_x(s);                                                                             \
     for (int64_t row = begin; row < end; ++row) {                                                                   \
       backward_row<T>(o.dy + row * s.width, o.saved + row * wide, o.bias, o.out + row * wide, s);                   \
     }                                                                                                               \
@@ -99,22 +102,24 @@ int64_t grain(const ActivationShape& shape) {
 }  // namespace
 
 template <class T>
-void activation_forward(T* x, const Wide<T>* bias, T* out, const ActivationShape& shape) {
-  const Operands<T> o{x, out, bias, nullptr, nullptr};
+void activation_forward(T* x, const T* bias, T* out, const ActivationShape& shape) {
+  const WideRow<T> wide(bias, width_of_x(shape));
+  const Operands<T> o{x, out, wide.data(), nullptr, nullptr};
   at::parallel_for(0, shape.rows, grain(shape),
                    [&](int64_t begin, int64_t end) { forward_rows(o, shape, begin, end); });
 }
 
 template <class T>
-void activation_backward(const T* dy, const T* x, const Wide<T>* bias, T* dx, const ActivationShape& shape) {
-  const Operands<T> o{nullptr, dx, bias, dy, x};
+void activation_backward(const T* dy, const T* x, const T* bias, T* dx, const ActivationShape& shape) {
+  const WideRow<T> wide(bias, width_of_x(shape));
+  const Operands<T> o{nullptr, dx, wide.data(), dy, x};
   at::parallel_for(0, shape.rows, grain(shape),
                    [&](int64_t begin, int64_t end) { backward_rows(o, shape, begin, end); });
 }
 
-#define MPX_INSTANTIATE(T)                                                             \
-  template void activation_forward<T>(T*, const Wide<T>*, T*, const ActivationShape&); \
-  template void activation_backward<T>(const T*, const T*, const Wide<T>*, T*, const ActivationShape&)
+#define MPX_INSTANTIATE(T)                                                       \
+  template void activation_forward<T>(T*, const T*, T*, const ActivationShape&); \
+  template void activation_backward<T>(const T*, const T*, const T*, T*, const ActivationShape&)
 MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
 
 }  // namespace metroplex::cuda::kernels

@@ -50,11 +50,11 @@ constexpr DropoutRow dropout_row(const DropoutShape& s, int64_t row) {
 
 // out = x * mask / (1 - p) [+ residual]; `bias` [width] is added to x first. bias and residual may be null, out may
 // be x. Element types as in half.h; In and Out are equal, or one is half and the other the fp32 of the residual
-// stream.
-template <class In, class Out = In>
+// stream. The CPU widens the bias once a call.
+template <class In, class Out = In, class Bias = In>
 struct DropoutOperands {
   const In* x = nullptr;
-  const Wide<In>* bias = nullptr;
+  const Bias* bias = nullptr;
   const Out* residual = nullptr;
   Out* out = nullptr;
 };

@@ -107,8 +107,8 @@ constexpr void dropout_block(const DropoutOperands<In, Out>& o, const DropoutSha
   Quad<T> value{};
   for (int64_t lane = 0; lane < kPhiloxWords; ++lane) value.values[lane] = load(x.values[lane]);
   if (o.bias != nullptr) {
-    const Quad<T> bias = load_quad(o.bias, first, lanes);
-    for (int64_t lane = 0; lane < kPhiloxWords; ++lane) value.values[lane] += bias.values[lane];
+    const Quad<In> bias = load_quad(o.bias, first, lanes);
+    for (int64_t lane = 0; lane < kPhiloxWords; ++lane) value.values[lane] += load(bias.values[lane]);
   }
   if (draws) {
     for (int64_t lane = 0; lane < kPhiloxWords; ++lane) value.values[lane] *= factor(bits, lane);

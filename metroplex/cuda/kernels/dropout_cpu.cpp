@@ -21,7 +21,7 @@ MPX_INLINE void add_residual(const Out* residual, Out* out, int64_t begin, int64
 }
 
 template <class In, class Out>
-MPX_INLINE void drop_row(const DropoutOperands<In, Out>& o, const DropoutShape& s, int64_t row) {
+MPX_INLINE void drop_row(const DropoutOperands<In, Out, Wide<In>>& o, const DropoutShape& s, int64_t row) {
   const In* x = o.x + row * s.width;
   const Wide<In>* bias = o.bias;
   const Out* residual = o.residual == nullptr ? nullptr : o.residual + row * s.width;
@@ -49,10 +49,10 @@ MPX_INLINE void drop_row(const DropoutOperands<In, Out>& o, const DropoutShape& 
 }  // namespace
 
 // Not templates: the clones are made from these.
-#define MPX_ROWS(In, Out)                                                                                 \
-  MPX_HALF_CLONES void drop_rows(const DropoutOperands<In, Out>& o, const DropoutShape& s, int64_t begin, \
-                                 int64_t end) {                                                           \
-    for (int64_t row = begin; row < end; ++row) drop_row(o, s, row);                                      \
+#define MPX_ROWS(In, Out)                                                                                           \
+  MPX_HALF_CLONES void drop_rows(const DropoutOperands<In, Out, Wide<In>>& o, const DropoutShape& s, int64_t begin, \
+                                 int64_t end) {                                                                     \
+    for (int64_t row = begin; row < end; ++row) drop_row(o, s, row);                                                \
   }
 MPX_FOR_ELEMENT_CASTS(MPX_ROWS)
 #undef MPX_ROWS
@@ -60,8 +60,9 @@ MPX_FOR_ELEMENT_CASTS(MPX_ROWS)
 template <class In, class Out>
 void bias_dropout_add(const DropoutOperands<In, Out>& operands, const DropoutShape& shape) {
   const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, shape.width));
-  at::parallel_for(0, shape.num_rows, grain,
-                   [&](int64_t begin, int64_t end) { drop_rows(operands, shape, begin, end); });
+  const WideRow<In> bias(operands.bias, shape.width);
+  const auto wide = widened(operands, bias);
+  at::parallel_for(0, shape.num_rows, grain, [&](int64_t begin, int64_t end) { drop_rows(wide, shape, begin, end); });
 }
 
 #define MPX_INSTANTIATE(In, Out) \

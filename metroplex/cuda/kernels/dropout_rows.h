@@ -4,6 +4,7 @@
 #include "cuda/kernels/dropout.h"
 #include "cuda/kernels/dropout_block.h"
 #include "cuda/kernels/vector_math.h"
+#include "cuda/kernels/wide_row.h"
 
 #pragma GCC push_options
 #pragma GCC optimize("O3,no-math-errno,no-trapping-math")
@@ -27,9 +28,14 @@ MPX_INLINE void draw(const DropoutShape& s, const DropoutRow& row, int64_t first
   for (int64_t i = 0; i < kDrawn; ++i) factor[i] = (bits[i] >> 8) < threshold ? T(0) : scale;
 }
 
+template <class In, class Out>
+DropoutOperands<In, Out, Wide<In>> widened(const DropoutOperands<In, Out>& o, const WideRow<In>& bias) {
+  return {o.x, bias.data(), o.residual, o.out};
+}
+
 // Rows [begin, end) of bias_dropout_add.
 #define MPX_ROWS(In, Out) \
-  void drop_rows(const DropoutOperands<In, Out>& o, const DropoutShape& s, int64_t begin, int64_t end)
+  void drop_rows(const DropoutOperands<In, Out, Wide<In>>& o, const DropoutShape& s, int64_t begin, int64_t end)
 MPX_FOR_ELEMENT_CASTS(MPX_ROWS);
 #undef MPX_ROWS
 

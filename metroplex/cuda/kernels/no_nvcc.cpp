@@ -65,9 +65,9 @@ MPX_NO_KERNEL(judge_step, const StepRules&, const JudgePlace&)
 template <class T>
 MPX_NO_KERNEL(add_elements, float*, const T*, int64_t, bool)
 template <class T>
-MPX_NO_KERNEL(activation_forward, T*, const Wide<T>*, T*, const ActivationShape&)
+MPX_NO_KERNEL(activation_forward, T*, const T*, T*, const ActivationShape&)
 template <class T>
-MPX_NO_KERNEL(activation_backward, const T*, const T*, const Wide<T>*, T*, const ActivationShape&)
+MPX_NO_KERNEL(activation_backward, const T*, const T*, const T*, T*, const ActivationShape&)
 template <class T>
 MPX_NO_KERNEL(attention_softmax, const AttentionSoftmax<T>&, const AttentionShape&, const ScoreBlock&)
 template <class T>

@@ -13,14 +13,16 @@ namespace metroplex::cuda::kernels {
 struct NormShape {
   int64_t rows = 0, width = 0;
   double epsilon = 1e-5;
-  bool rms = false;  // no mean, no bias
+  bool rms = false;       // no mean, no bias
+  bool one_plus = false;  // 1 + weight takes the weight's place
 };
 
-// out = (x - mean) * rstd * weight + bias.
-template <class In, class Out>
+// out = (x - mean) * rstd * weight + bias. Weight is what the parameters are stored in: the CPU widens them once a
+// call.
+template <class In, class Out, class Weight = Out>
 struct NormForward {
   const In* x = nullptr;
-  const Wide<In>*weight = nullptr, *bias = nullptr;  // [width]; bias may be null
+  const Weight *weight = nullptr, *bias = nullptr;  // [width]; bias may be null
   Out* out = nullptr;
   Wide<In>*mean = nullptr, *rstd = nullptr;  // [rows], kept for backward; mean is unused with rms
 };
@@ -28,11 +30,12 @@ template <class In, class Out>
 void norm_forward(const NormForward<In, Out>& operands, const NormShape& shape);
 
 // dx is rounded to In before `add` is added, as if another kernel added it.
-template <class In, class Out>
+template <class In, class Out, class Weight = Out>
 struct NormBackward {
   const Out* dy = nullptr;
   const In* x = nullptr;
-  const Wide<In>*weight = nullptr, *mean = nullptr, *rstd = nullptr;
+  const Weight* weight = nullptr;
+  const Wide<In>*mean = nullptr, *rstd = nullptr;
   const In* add = nullptr;  // [rows, width] or null: the gradient that comes to x past the norm
   In* dx = nullptr;
   Wide<In>*dweight = nullptr, *dbias = nullptr;  // [width], overwritten; dbias may be null

@@ -11,7 +11,7 @@ namespace metroplex::cuda::kernels {
 namespace {
 
 template <class In, class Out>
-MPX_INLINE void norm_forward_row(const NormForward<In, Out>& p, const NormShape& s, int64_t row) {
+MPX_INLINE void norm_forward_row(const NormForward<In, Out, Wide<In>>& p, const NormShape& s, int64_t row) {
   using T = Wide<In>;
   const In* __restrict x = p.x + row * s.width;
   Out* __restrict out = p.out + row * s.width;
@@ -33,7 +33,7 @@ MPX_INLINE void norm_forward_row(const NormForward<In, Out>& p, const NormShape&
 
 // Adds the row's weight gradients to dweight and dbias [width].
 template <class In, class Out>
-MPX_INLINE void norm_backward_row(const NormBackward<In, Out>& p, const NormShape& s, int64_t row,
+MPX_INLINE void norm_backward_row(const NormBackward<In, Out, Wide<In>>& p, const NormShape& s, int64_t row,
                                   Wide<In>* __restrict dweight, Wide<In>* __restrict dbias) {
   using T = Wide<In>;
   const T* __restrict weight = p.weight;
@@ -61,14 +61,14 @@ MPX_INLINE void norm_backward_row(const NormBackward<In, Out>& p, const NormShap
 }  // namespace
 
 // Not templates: the clones are made from these.
-#define MPX_ROWS(Out, In)                                                                                    \
-  MPX_HALF_CLONES void norm_forward_rows(const NormForward<In, Out>& p, const NormShape& s, int64_t begin,   \
-                                         int64_t end) {                                                      \
-    for (int64_t row = begin; row < end; ++row) norm_forward_row(p, s, row);                                 \
-  }                                                                                                          \
-  MPX_HALF_CLONES void norm_backward_rows(const NormBackward<In, Out>& p, const NormShape& s, int64_t begin, \
-                                          int64_t end, Wide<In>* dweight, Wide<In>* dbias) {                 \
-    for (int64_t row = begin; row < end; ++row) norm_backward_row(p, s, row, dweight, dbias);                \
+#define MPX_ROWS(Out, In)                                                                                            \
+  MPX_HALF_CLONES void norm_forward_rows(const NormForward<In, Out, Wide<In>>& p, const NormShape& s, int64_t begin, \
+                                         int64_t end) {                                                              \
+    for (int64_t row = begin; row < end; ++row) norm_forward_row(p, s, row);                                         \
+  }                                                                                                                  \
+  MPX_HALF_CLONES void norm_backward_rows(const NormBackward<In, Out, Wide<In>>& p, const NormShape& s,              \
+                                          int64_t begin, int64_t end, Wide<In>* dweight, Wide<In>* dbias) {          \
+    for (int64_t row = begin; row < end; ++row) norm_backward_row(p, s, row, dweight, dbias);                        \
   }
 MPX_FOR_ELEMENT_PAIRS(MPX_ROWS)
 #undef MPX_ROWS
@@ -76,16 +76,20 @@ MPX_FOR_ELEMENT_PAIRS(MPX_ROWS)
 template <class In, class Out>
 void norm_forward(const NormForward<In, Out>& operands, const NormShape& shape) {
   const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, shape.width));
+  const WideRow<Out> weight(operands.weight, shape.width, shape.one_plus), bias(operands.bias, shape.width);
+  const auto wide = widened(operands, weight, bias);
   at::parallel_for(0, shape.rows, grain,
-                   [&](int64_t begin, int64_t end) { norm_forward_rows(operands, shape, begin, end); });
+                   [&](int64_t begin, int64_t end) { norm_forward_rows(wide, shape, begin, end); });
 }
 
 template <class In, class Out>
 void norm_backward(const NormBackward<In, Out>& operands, const NormShape& shape) {
   NormBlocks<Wide<In>> blocks(shape, operands.dbias != nullptr);
+  const WideRow<Out> weight(operands.weight, shape.width, shape.one_plus);
+  const auto wide = widened(operands, weight);
   at::parallel_for(0, blocks.count(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
-      norm_backward_rows(operands, shape, blocks.begin(block), blocks.end(block), blocks.dweight(block),
+      norm_backward_rows(wide, shape, blocks.begin(block), blocks.end(block), blocks.dweight(block),
                          blocks.dbias(block));
     }
   });

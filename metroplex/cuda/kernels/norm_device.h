@@ -29,6 +29,17 @@ bool in_packs(const NormBackward<In, Out>& p, const Wide<In>* lines, const NormS
   return s.width % kNormPack<In, Out> == 0 && aligned_for_packs(p.dy, p.x, p.weight, p.add, p.dx, lines);
 }
 
+// The factors of neighbouring columns.
+template <int64_t count, class T>
+__device__ Elements<T, count> norm_weight(const T* from, const NormShape& s) {
+  Elements<T, count> weight;
+  weight.read(from);
+  if (s.one_plus) {
+    for (Wide<T>& value : weight.values) value += 1;
+  }
+  return weight;
+}
+
 // Calls each(i, column) for the columns at which this thread's elements begin, of all threads of the block together:
 // all of a row where `packs` of them are enough for it, and then i tells them apart; else `packs` is 0.
 template <int64_t count, int packs, class Each>
@@ -107,9 +118,8 @@ __device__ void norm_forward_row(const NormForward<In, Out>& p, const NormShape&
   const T rstd = T(1) / sqrt(variance + static_cast<T>(s.epsilon));
   for_columns<count, packs>(s, [&](int i, int64_t column) {
     const Elements<In, count> values = x.at(i, column);
-    Elements<T, count> weight;
+    const Elements<Out, count> weight = norm_weight<count>(p.weight + column, s);
     Elements<Out, count> to;
-    weight.read(p.weight + column);
     for (int64_t l = 0; l < count; ++l) to.values[l] = (values.values[l] - mean) * rstd * weight.values[l];
     to.add(p.bias != nullptr ? p.bias + column : nullptr);
     to.write(out + column);
@@ -160,8 +170,7 @@ __device__ void norm_backward_row(const NormBackward<In, Out>& p, const NormShap
   const auto for_elements = [&](const auto& each) {
     for_columns<count, packs>(s, [&](int i, int64_t column) {
       Elements<In, count> centred = x.at(i, column);
-      Elements<T, count> weight;
-      weight.read(p.weight + column);
+      const Elements<Out, count> weight = norm_weight<count>(p.weight + column, s);
       for (T& value : centred.values) value -= mean;
       each(i, column, gradients.at(i, column).values, centred.values, weight.values);
     });

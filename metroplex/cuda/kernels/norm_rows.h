@@ -5,13 +5,24 @@
 #include <vector>
 
 #include "cuda/kernels/norm.h"
+#include "cuda/kernels/wide_row.h"
 
 namespace metroplex::cuda::kernels {
 
+template <class In, class Out>
+NormForward<In, Out, Wide<In>> widened(const NormForward<In, Out>& p, const WideRow<Out>& weight,
+                                       const WideRow<Out>& bias) {
+  return {p.x, weight.data(), bias.data(), p.out, p.mean, p.rstd};
+}
+template <class In, class Out>
+NormBackward<In, Out, Wide<In>> widened(const NormBackward<In, Out>& p, const WideRow<Out>& weight) {
+  return {p.dy, p.x, weight.data(), p.mean, p.rstd, p.add, p.dx, p.dweight, p.dbias};
+}
+
 // Rows [begin, end) of norm_forward, and of norm_backward: adds their weight gradients to dweight and dbias [width].
-#define MPX_ROWS(Out, In)                                                                                 \
-  void norm_forward_rows(const NormForward<In, Out>& p, const NormShape& s, int64_t begin, int64_t end);  \
-  void norm_backward_rows(const NormBackward<In, Out>& p, const NormShape& s, int64_t begin, int64_t end, \
+#define MPX_ROWS(Out, In)                                                                                           \
+  void norm_forward_rows(const NormForward<In, Out, Wide<In>>& p, const NormShape& s, int64_t begin, int64_t end);  \
+  void norm_backward_rows(const NormBackward<In, Out, Wide<In>>& p, const NormShape& s, int64_t begin, int64_t end, \
                           Wide<In>* dweight, Wide<In>* dbias)
 MPX_FOR_ELEMENT_PAIRS(MPX_ROWS);
 #undef MPX_ROWS

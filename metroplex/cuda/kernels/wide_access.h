@@ -75,18 +75,12 @@ struct Elements {
       }
     }
   }
-  // Adds what lies there in the wide type; nothing for null.
-  __device__ void add(const Wide<T>* bias) {
-    if (bias == nullptr) return;
-    constexpr int64_t kOfPack = Pack<Wide<T>>::kCount;
-    if constexpr (count == 1) {
-      values[0] += *bias;
-    } else {
-      for (int64_t i = 0; i < count; i += kOfPack) {
-        const Pack<Wide<T>> pack = load_pack(bias + i);
-        for (int64_t l = 0; l < kOfPack; ++l) values[i + l] += pack.values[l];
-      }
-    }
+  // Adds what lies there; nothing for null.
+  __device__ void add(const T* from) {
+    if (from == nullptr) return;
+    Elements more;
+    more.read(from);
+    for (int64_t i = 0; i < count; ++i) values[i] += more.values[i];
   }
 };
 
