@@ -2,6 +2,8 @@
 // beside one large product of the same work, a loop of at::mm and at::_grouped_mm, taking turns in one process.
 // Prints Markdown: medians in GFLOP/s (forward, input gradient, weight gradient together), ratios, and how fast the
 // weights went by compared with a plain read of as many bytes.
+// grouped_product cuda [experts] [rows] [in] [out]: on a GPU, by own tiles in bf16 and fp16, and in bf16 by
+// at::_grouped_mm, in TFLOP/s; all experts have the same share of `rows`.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <time.h>
@@ -14,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/device.h"
 #include "moe/grouped_product.h"
 #include "nn/matmul.h"
 #include "timing.h"
@@ -54,16 +57,19 @@ std::vector<int64_t> row_counts(int64_t experts, int64_t mean, bool skewed) {
   return rows;
 }
 
+constexpr int kOwnTiles = 80;  // compute capability of GPUs that no product of the library is taken on
+
 class Case {
  public:
-  Case(const Sizes& sizes, const std::vector<int64_t>& rows, at::ScalarType type)
-      : rows_(rows), experts_(static_cast<int64_t>(rows.size())), product_({}, experts_) {
+  Case(const Sizes& sizes, const std::vector<int64_t>& rows, at::ScalarType type, const cuda::Target& target = {})
+      : rows_(rows), experts_(static_cast<int64_t>(rows.size())), product_(target, experts_, kOwnTiles) {
     for (const int64_t n : rows) total_ += n;
-    x_ = at::randn({total_, sizes.in}).to(type);
-    dy_ = at::randn({total_, sizes.out}).to(type);
-    weight_ = at::randn({experts_, sizes.out, sizes.in}).to(type);
-    gradient_ = at::zeros({experts_, sizes.out, sizes.in});
-    counts_ = at::tensor(rows, at::kLong);
+    const at::TensorOptions there = at::TensorOptions().device(target.device);
+    x_ = at::randn({total_, sizes.in}, there).to(type);
+    dy_ = at::randn({total_, sizes.out}, there).to(type);
+    weight_ = at::randn({experts_, sizes.out, sizes.in}, there).to(type);
+    gradient_ = at::zeros({experts_, sizes.out, sizes.in}, there);
+    counts_ = at::tensor(rows, at::kLong).to(target.device);
     offsets_ = counts_.cumsum(0).to(at::kInt);
     flops_ = 2.0 * static_cast<double>(total_ * sizes.in * sizes.out);
   }
@@ -159,10 +165,57 @@ void measure(const Sizes& sizes, int64_t experts, int64_t mean, bool skewed, at:
   }
 }
 
+// Median of 20 calls behind three that warm up.
+double gpu_seconds(const std::function<void()>& work) {
+  std::vector<double> times;
+  for (int i = -3; i < 20; ++i) {
+    cuda::synchronize();
+    const auto start = bench::Clock::now();
+    work();
+    cuda::synchronize();
+    if (i >= 0) times.push_back(bench::seconds_since(start));
+  }
+  return bench::median(times);
+}
+
+void print_rates(const char* type, const char* by, double flops, const std::vector<std::function<void()>>& works) {
+  std::printf("| %s | %s |", type, by);
+  for (const auto& work : works) std::printf(" %.1f |", flops / gpu_seconds(work) / 1e12);
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
+int on_gpu(int argc, char** argv) {
+  const int capability = cuda::compute_capability();
+  if (cuda::device_count() == 0 || !cuda::kernels::compiled_for(capability)) {
+    std::fprintf(
+        stderr, "grouped_product: %s; without the word cuda it measures the CPU\n",
+        cuda::device_count() == 0 ? "there is no GPU" : "this build has no kernels for the GPU that is there");
+    return 2;
+  }
+  Sizes sizes{20, 2048, 14336, 8, 8192};
+  int64_t* const slots[] = {&sizes.experts, &sizes.rows, &sizes.in, &sizes.out};
+  for (int i = 2; i < argc && i < 6; ++i) *slots[i - 2] = std::atoll(argv[i]);
+  const cuda::Target target{at::Device(at::kCUDA)};
+  const int64_t mean = sizes.rows / sizes.experts;
+  std::printf(
+      "sm_%d; %ld experts of %ld rows, weights [%ld, %ld]; TFLOP/s\n\n"
+      "| type | by | forward | input gradient | weight gradient |\n| --- | --- | --- | --- | --- |\n",
+      capability, sizes.experts, mean, sizes.out, sizes.in);
+  constexpr int kLibrary = 90;
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    const Case c(sizes, row_counts(sizes.experts, mean, false), type, target);
+    print_rates(type == at::kHalf ? "fp16" : "bf16", "own tiles", c.flops(), c.ours());
+    if (type == at::kBFloat16 && capability >= kLibrary) print_rates("bf16", "_grouped_mm", c.flops(), c.torchs());
+  }
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   bench::as_metroplex_runs(argv);
+  if (argc > 1 && std::string(argv[1]) == "cuda") return on_gpu(argc, argv);
   Sizes sizes;
   int64_t* const slots[] = {&sizes.repetitions, &sizes.in, &sizes.out, &sizes.experts, &sizes.rows};
   for (int i = 1; i < argc && i <= 5; ++i) *slots[i - 1] = std::atoll(argv[i]);
