@@ -1,9 +1,9 @@
-// grouped_product cuda [repetitions] [in] [out] [experts] [rows]: on a GPU, own tiles beside libtorch's
-// at::_grouped_mm, in TFLOP/s; rows of all experts together. grouped_product [repetitions] [in] [out] [experts]
-// [rows]: the products of the experts of a layer in one call, beside one large product of the same work, a loop of
-// at::mm and at::_grouped_mm, taking turns in one process. Prints Markdown: medians in GFLOP/s (forward, input
-// gradient, weight gradient together), ratios, and how fast the weights went by compared with a plain read of as many
-// bytes.
+// grouped_product [repetitions] [in] [out] [experts] [rows]: the products of the experts of a layer in one call,
+// beside one large product of the same work, a loop of at::mm and at::_grouped_mm, taking turns in one process.
+// Prints Markdown: medians in GFLOP/s (forward, input gradient, weight gradient together), ratios, and how fast the
+// weights went by compared with a plain read of as many bytes.
+// grouped_product cuda [experts] [rows] [in] [out]: on a GPU, by own tiles in bf16 and fp16, and in bf16 by
+// at::_grouped_mm, in TFLOP/s; all experts have the same share of `rows`.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <time.h>
@@ -57,16 +57,19 @@ std::vector<int64_t> row_counts(int64_t experts, int64_t mean, bool skewed) {
   return rows;
 }
 
+constexpr int kOwnTiles = 80;  // compute capability of GPUs that no product of the library is taken on
+
 class Case {
  public:
-  Case(const Sizes& sizes, const std::vector<int64_t>& rows, at::ScalarType type)
-      : rows_(rows), experts_(static_cast<int64_t>(rows.size())), product_({}, experts_) {
+  Case(const Sizes& sizes, const std::vector<int64_t>& rows, at::ScalarType type, const cuda::Target& target = {})
+      : rows_(rows), experts_(static_cast<int64_t>(rows.size())), product_(target, experts_, kOwnTiles) {
     for (const int64_t n : rows) total_ += n;
-    x_ = at::randn({total_, sizes.in}).to(type);
-    dy_ = at::randn({total_, sizes.out}).to(type);
-    weight_ = at::randn({experts_, sizes.out, sizes.in}).to(type);
-    gradient_ = at::zeros({experts_, sizes.out, sizes.in});
-    counts_ = at::tensor(rows, at::kLong);
+    const at::TensorOptions there = at::TensorOptions().device(target.device);
+    x_ = at::randn({total_, sizes.in}, there).to(type);
+    dy_ = at::randn({total_, sizes.out}, there).to(type);
+    weight_ = at::randn({experts_, sizes.out, sizes.in}, there).to(type);
+    gradient_ = at::zeros({experts_, sizes.out, sizes.in}, there);
+    counts_ = at::tensor(rows, at::kLong).to(target.device);
     offsets_ = counts_.cumsum(0).to(at::kInt);
     flops_ = 2.0 * static_cast<double>(total_ * sizes.in * sizes.out);
   }
@@ -162,10 +165,10 @@ void measure(const Sizes& sizes, int64_t experts, int64_t mean, bool skewed, at:
   }
 }
 
-// Median seconds of one call, enqueued alone.
-double gpu_seconds(int64_t repetitions, const std::function<void()>& work) {
+// Median of 20 calls behind three that warm up.
+double gpu_seconds(const std::function<void()>& work) {
   std::vector<double> times;
-  for (int64_t i = -2; i < repetitions; ++i) {
+  for (int i = -3; i < 20; ++i) {
     cuda::synchronize();
     const auto start = bench::Clock::now();
     work();
@@ -175,38 +178,36 @@ double gpu_seconds(int64_t repetitions, const std::function<void()>& work) {
   return bench::median(times);
 }
 
-void measure_on_gpu(const Sizes& s, at::ScalarType type) {
-  const cuda::Target target{at::Device(at::kCUDA, 0)};
-  const auto random = [&](at::IntArrayRef sizes, at::ScalarType of) {
-    return at::randn(sizes).to(of).to(target.device);
-  };
-  const at::Tensor x = random({s.rows, s.in}, type), dy = random({s.rows, s.out}, type),
-                   weight = random({s.experts, s.out, s.in}, type), gradient = random(weight.sizes(), at::kFloat),
-                   counts = at::full({s.experts}, s.rows / s.experts, at::kLong).to(target.device);
-  using Op = cuda::kernels::GroupedOp;
-  constexpr int kOwn = 80;  // for which libtorch has no product
-  const double flops = 2.0 * static_cast<double>(s.rows) * static_cast<double>(s.in) * static_cast<double>(s.out);
-  for (const bool own : {true, false}) {
-    const moe::GroupedProduct product(target, s.experts, own ? kOwn : cuda::compute_capability());
-    const double forward = gpu_seconds(s.repetitions, [&] { product.rows(Op::forward, x, weight, counts); }),
-                 input = gpu_seconds(s.repetitions, [&] { product.rows(Op::input_gradient, dy, weight, counts); }),
-                 of_weight = gpu_seconds(s.repetitions,
-                                         [&] { product.run(Op::weight_gradient, dy, x, gradient, counts, true); });
-    std::printf("| %s | %s | %.0f | %.0f | %.0f |\n", c10::toString(type), own ? "own tiles" : "the choice",
-                flops / forward / 1e12, flops / input / 1e12, flops / of_weight / 1e12);
-  }
+void print_rates(const char* type, const char* by, double flops, const std::vector<std::function<void()>>& works) {
+  std::printf("| %s | %s |", type, by);
+  for (const auto& work : works) std::printf(" %.1f |", flops / gpu_seconds(work) / 1e12);
+  std::printf("\n");
+  std::fflush(stdout);
 }
 
-int on_gpu(const Sizes& s) {
-  if (cuda::device_count() == 0) {
-    std::fprintf(stderr, "grouped_product: there is no GPU; leave cuda out\n");
+int on_gpu(int argc, char** argv) {
+  const int capability = cuda::compute_capability();
+  if (cuda::device_count() == 0 || !cuda::kernels::compiled_for(capability)) {
+    std::fprintf(
+        stderr, "grouped_product: %s; without the word cuda it measures the CPU\n",
+        cuda::device_count() == 0 ? "there is no GPU" : "this build has no kernels for the GPU that is there");
     return 2;
   }
+  Sizes sizes{20, 2048, 14336, 8, 8192};
+  int64_t* const slots[] = {&sizes.experts, &sizes.rows, &sizes.in, &sizes.out};
+  for (int i = 2; i < argc && i < 6; ++i) *slots[i - 2] = std::atoll(argv[i]);
+  const cuda::Target target{at::Device(at::kCUDA)};
+  const int64_t mean = sizes.rows / sizes.experts;
   std::printf(
-      "%ld experts, %ld rows in all, weights [%ld, %ld]\n\n| type | by | forward | input gradient | weight "
-      "gradient, added to fp32 |\n| --- | --- | --- | --- | --- |\n",
-      s.experts, s.rows, s.out, s.in);
-  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) measure_on_gpu(s, type);
+      "sm_%d; %ld experts of %ld rows, weights [%ld, %ld]; TFLOP/s\n\n"
+      "| type | by | forward | input gradient | weight gradient |\n| --- | --- | --- | --- | --- |\n",
+      capability, sizes.experts, mean, sizes.out, sizes.in);
+  constexpr int kLibrary = 90;
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    const Case c(sizes, row_counts(sizes.experts, mean, false), type, target);
+    print_rates(type == at::kHalf ? "fp16" : "bf16", "own tiles", c.flops(), c.ours());
+    if (type == at::kBFloat16 && capability >= kLibrary) print_rates("bf16", "_grouped_mm", c.flops(), c.torchs());
+  }
   return 0;
 }
 
@@ -214,16 +215,11 @@ int on_gpu(const Sizes& s) {
 
 int main(int argc, char** argv) {
   bench::as_metroplex_runs(argv);
-  const bool gpu = argc > 1 && std::string(argv[1]) == "cuda";
+  if (argc > 1 && std::string(argv[1]) == "cuda") return on_gpu(argc, argv);
   Sizes sizes;
-  if (gpu) {
-    sizes = {20, 2048, 14336, 8, 8192};
-    --argc, ++argv;
-  }
   int64_t* const slots[] = {&sizes.repetitions, &sizes.in, &sizes.out, &sizes.experts, &sizes.rows};
   for (int i = 1; i < argc && i <= 5; ++i) *slots[i - 1] = std::atoll(argv[i]);
   at::manual_seed(1);
-  if (gpu) return on_gpu(sizes);
   std::printf("fp32: %s; bf16: %s; %d threads; weights [%ld, %ld]\n\n", moe::product_name({}, at::kFloat).c_str(),
               moe::product_name({}, at::kBFloat16).c_str(), at::get_num_threads(), sizes.out, sizes.in);
   std::printf(

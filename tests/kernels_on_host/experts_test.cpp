@@ -187,7 +187,7 @@ TEST(ExpertsOnHost, RowsAreSortedAndSummedToTheBitsOfTheCpu) {
 // gradients are written; the others are added to where `adds`. A group has no rows.
 template <class T, class C>
 void check_product(const GroupedShape& s, size_t shift, int64_t slots = 0, bool adds = true,
-                   const std::vector<int64_t>& of_groups = kCounts) {
+                   const std::vector<int64_t>& row_counts = kCounts) {
   const bool weight = s.op == GroupedOp::weight_gradient;
   const int64_t home = (s.groups - slots) * s.out, apart = slots * s.out;
   const int64_t a_width = s.op == GroupedOp::forward ? s.in : s.out, b_rows = weight ? s.rows : home,
@@ -206,14 +206,14 @@ void check_product(const GroupedShape& s, size_t shift, int64_t slots = 0, bool 
   };
   std::vector<C> c = start, c_clones = start_clones;
   std::vector<int64_t> arguments(static_cast<size_t>(kGroupedFields * s.groups));
-  grouped_arguments(of_groups.data(), source(a.data(), b.data(), b_clones.data(), c.data(), c_clones.data()),
+  grouped_arguments(row_counts.data(), source(a.data(), b.data(), b_clones.data(), c.data(), c_clones.data()),
                     arguments.data());
   grouped_product<T>(arguments.data(), s);
   const auto got = in_all_orders([&] {
     const DeviceArray<T> ga(a, Use::in, "a", shift), gb(b, Use::in, "b", shift),
         gb_clones(b_clones, Use::in, "b of clones", shift);
     const DeviceArray<C> gc(start, Use::both, "c", shift), gc_clones(start_clones, Use::both, "c of clones", shift);
-    const DeviceArray<int64_t> counts(of_groups, Use::in, "counts"), table(arguments, Use::out, "arguments");
+    const DeviceArray<int64_t> counts(row_counts, Use::in, "counts"), table(arguments, Use::out, "arguments");
     grouped_arguments_cuda(counts.data(), source(ga.data(), gb.data(), gb_clones.data(), gc.data(), gc_clones.data()),
                            table.data(), nullptr);
     grouped_product_cuda<T>(table.data(), s, nullptr);
@@ -245,30 +245,44 @@ void check_products() {
   }
 }
 
-// Sizes around the tiles of 128 and the steps of 32 of the halves, in 16 bytes at a time and not; a group whose tiles
-// go round, and one of which the last rows are cut.
-template <class T>
-void check_tiles() {
-  const std::vector<int64_t> counts{129, 0, 1, 300};
-  for (const auto& [in, out] : std::vector<std::pair<int64_t, int64_t>>{{40, 136}, {130, 33}, {128, 8}}) {
-    const GroupedShape s{GroupedOp::forward, 4, 420, in, out};
-    check_product<T, T>(s, 0, 1, true, counts);
-    check_product<T, T>({GroupedOp::input_gradient, 4, 420, in, out}, 0, 1, true, counts);
-    check_product<T, Wide<T>>({GroupedOp::weight_gradient, 4, 420, in, out, true}, in == 128 ? 1 : 0, 1, true,
-                              counts);
-  }
-}
-
-TEST(ExpertsOnHost, ProductsOfWholeTilesAreAsTheCpuTwins) {
-  check_tiles<Bf16>();
-  check_tiles<F16>();
-}
-
 TEST(ExpertsOnHost, ProductsOfGroupsAreAsTheCpuTwins) {
   check_products<float>();
   check_products<double>();
   check_products<Bf16>();
   check_products<F16>();
+}
+
+// Rows and widths around a tile of halves, with which products end within packs, steps and tiles, and on their edges.
+template <class T>
+void check_tiles(int64_t in, int64_t out, size_t shift) {
+  const std::vector<int64_t> counts{127, 0, 130, 1, 129};
+  const auto groups = static_cast<int64_t>(counts.size());
+  for (const int64_t rows : {380, 400}) {  // the last rows are cut; there is more room than rows
+    SCOPED_TRACE(testing::Message() << in << " to " << out << ", room " << rows << ", shift " << shift);
+    const bool cut = rows == 380;
+    const int64_t slots = cut ? 2 : 0;
+    check_product<T, T>({GroupedOp::forward, groups, rows, in, out}, shift, slots, true, counts);
+    check_product<T, T>({GroupedOp::input_gradient, groups, rows, in, out}, shift, slots, true, counts);
+    check_product<T, float>({GroupedOp::weight_gradient, groups, rows, in, out, true}, shift, slots, cut, counts);
+    check_product<T, T>({GroupedOp::weight_gradient, groups, rows, in, out, false}, shift, slots, !cut, counts);
+  }
+}
+
+TEST(ExpertsOnHost, TilesOfHalvesAreAsTheCpuTwinsAtTheirEdges) {
+  check_tiles<F16>(128, 136, 0);
+  check_tiles<F16>(129, 127, 0);
+  check_tiles<Bf16>(136, 130, 0);
+  check_tiles<Bf16>(40, 128, 1);
+}
+
+// More groups than a warp has lanes, and more tiles of rows than a band.
+TEST(ExpertsOnHost, EveryTileOfManyGroupsAndRowsIsMadeOnce) {
+  std::vector<int64_t> many(70);
+  for (size_t i = 0; i < many.size(); ++i) many[i] = static_cast<int64_t>(i * 7 % 3);
+  const int64_t rows = std::accumulate(many.begin(), many.end(), int64_t{0});
+  check_product<F16, F16>({GroupedOp::forward, 70, rows, 8, 136}, 0, 0, true, many);
+  check_product<float, float>({GroupedOp::forward, 70, rows, 8, 72}, 0, 0, true, many);
+  check_product<F16, F16>({GroupedOp::forward, 2, 2400, 8, 264}, 0, 0, true, {2300, 100});
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "cuda/kernels/dropout_norm.h"
 #include "cuda/kernels/embedding.h"
 #include "cuda/kernels/expert_rows.h"
+#include "cuda/kernels/grouped_product.h"
 #include "cuda/kernels/optimizer_step.h"
 #include "cuda/kernels/permutation.h"
 #include "cuda/kernels/rope.h"
@@ -155,6 +156,28 @@ TEST(FarOnHost, RowsOfExpertsAreReached) {
   EXPECT_EQ(load(out.data()[last]), 36.0F);   // dy p 2 x
   EXPECT_EQ(dprobs.data()[rows - 1], 27.0F);  // dy x^2
   set_order({});
+}
+
+// Rows of all operands lie far apart: 8 elements a row, of which the last one of row 1 is not 0.
+TEST(FarOnHost, ProductsOfGroupsReachRowsThatLieFarApart) {
+  const int64_t apart = kFar / 8 * 8, last = apart + 7;
+  const FarArray<F16> a(2 * apart, "a"), b(2 * apart, "b"), c(2 * apart, "c");
+  const FarArray<float> sum(2 * apart, "sum");
+  a.data()[last] = store<F16>(3.0F), b.data()[last] = store<F16>(2.0F);
+  const DeviceArray<int64_t> counts({2}, Use::in, "counts"),
+      table(std::vector<int64_t>(kGroupedFields), Use::out, "table");
+  const auto run = [&](const GroupedSource& source, const GroupedShape& shape) {
+    grouped_arguments_cuda(counts.data(), source, table.data(), nullptr);
+    grouped_product_cuda<F16>(table.data(), shape, nullptr);
+  };
+  const GroupedOperand of_a{a.data(), apart, 0, 2}, of_b{b.data(), apart, 8, 2}, of_c{c.data(), apart, 0, 2};
+  run({of_a, of_b, of_c, 1, 2}, {GroupedOp::forward, 1, 2, 8, 2});
+  EXPECT_EQ(load(c.data()[apart + 1]), 6.0F);
+  a.data()[last] = {}, a.data()[apart + 1] = store<F16>(3.0F);
+  run({of_a, of_b, of_c, 1, 2}, {GroupedOp::input_gradient, 1, 2, 8, 2});
+  EXPECT_EQ(load(c.data()[last]), 6.0F);
+  run({of_a, {b.data(), apart, 0, 2}, {sum.data(), apart, 8, 4}, 1, 2}, {GroupedOp::weight_gradient, 1, 2, 8, 2});
+  EXPECT_EQ(sum.data()[last], 6.0F);
 }
 
 // The last of the lines of weight gradients is one row.

@@ -1,22 +1,20 @@
-// One launch for all groups. Of halves a block of threads makes tiles of 128 x 128 of one group's result by the
-// tensor cores, of the others tiles of 64 x 64 by plain multiply-adds. Neighbouring blocks have the same columns and
-// other rows, so that the weights which they share are read from memory once. How many rows a group has the host does
-// not know: there are blocks for twice the mean, and they go round.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <mma.h>
-
+// One launch for all groups. A block of threads makes one tile of one group's result: 128 x 128 of halves by the
+// tensor cores, 64 x 64 of others by plain multiply-adds. The grid has room for whatever the counts will be; blocks
+// beyond the last tile end at once.
 #include <algorithm>
 
 #include "cuda/kernels/grouped_product.h"
+#include "cuda/kernels/half_fragment.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/wide_access.h"
 
 namespace metroplex::cuda::kernels {
 namespace {
 
-constexpr int kTile = 64, kDepth = 16, kPadded = kTile + 16;
-constexpr int kHalfTile = 128, kHalfDepth = 32, kPack = 8;  // of halves: a tile, a step of the sum, a wide access
+template <class T>
+constexpr int64_t kTile = kIsHalf<T> ? 128 : 64;
+
+constexpr MPX_INLINE int64_t tiles(int64_t n, int64_t side) { return (n + side - 1) / side; }
 
 __global__ void arguments_kernel(const int64_t* counts, GroupedSource source, int64_t* arguments) {
   if (threadIdx.x != 0 || blockIdx.x != 0) return;
@@ -45,43 +43,92 @@ struct Problem {
   const T *a, *b;
   void* c;
   int64_t lda, ldb, ldc, m, n, k;
-  bool a_by_k, b_by_n, adds, wide_c;
+  bool adds, wide_c;
 };
+// How operands lie: a [k, m] or [m, k], b [n, k] or [k, n].
+template <GroupedOp op>
+constexpr bool kAByM = op != GroupedOp::weight_gradient;
+template <GroupedOp op>
+constexpr bool kBByN = op == GroupedOp::forward;
 
-template <class T>
+// Rows of a group's result.
+template <GroupedOp op>
+__device__ int64_t result_rows(const int64_t* arguments, const GroupedShape& s, int64_t e) {
+  const int64_t rows = arguments[kGroupRows * s.groups + e];
+  if (op != GroupedOp::weight_gradient) return rows;
+  return rows > 0 || arguments[kGroupAdds * s.groups + e] == 0 ? s.out : 0;
+}
+constexpr MPX_INLINE int64_t result_columns(GroupedOp op, const GroupedShape& s) {
+  return op == GroupedOp::forward ? s.out : s.in;
+}
+
+template <class T, GroupedOp op>
 __device__ Problem<T> problem_of(const int64_t* arguments, const GroupedShape& s, int64_t e) {
   const int64_t* const of = arguments + e;
-  const int64_t groups = s.groups, rows = of[kGroupRows * groups];
-  Problem<T> p{reinterpret_cast<const T*>(of[kPointerA * groups]),
-               reinterpret_cast<const T*>(of[kPointerB * groups]),
-               reinterpret_cast<void*>(of[kPointerC * groups]),
-               of[kLeadingA * groups],
-               of[kLeadingB * groups],
-               of[kLeadingC * groups],
-               rows,
-               s.out,
-               s.in,
-               false,
-               false,
-               false,
-               false};
-  if (s.op == GroupedOp::forward) {
-    p.b_by_n = true;
-  } else if (s.op == GroupedOp::input_gradient) {
-    p.n = s.in, p.k = s.out;
-  } else {
-    p.adds = of[kGroupAdds * groups] != 0;
-    p.m = rows > 0 || !p.adds ? s.out : 0, p.n = s.in, p.k = rows, p.a_by_k = true, p.wide_c = s.wide_sum;
-  }
-  return p;
+  const int64_t groups = s.groups;
+  constexpr bool kWeight = op == GroupedOp::weight_gradient;
+  return {reinterpret_cast<const T*>(of[kPointerA * groups]),
+          reinterpret_cast<const T*>(of[kPointerB * groups]),
+          reinterpret_cast<void*>(of[kPointerC * groups]),
+          of[kLeadingA * groups],
+          of[kLeadingB * groups],
+          of[kLeadingC * groups],
+          result_rows<op>(arguments, s, e),
+          result_columns(op, s),
+          op == GroupedOp::forward ? s.in
+          : kWeight                ? of[kGroupRows * groups]
+                                   : s.out,
+          kWeight && of[kGroupAdds * groups] != 0,
+          kWeight && s.wide_sum};
 }
+
+struct Place {
+  int group, m, n;  // m and n: tiles; group < 0: none
+};
+
+// The grid is all tiles of one group, then those of the next. In a group, bands of kBand tiles of rows go from left
+// to right, column by column: blocks that run together read few rows and few weights, and the L2 cache holds both.
+__device__ Place place_in(int64_t group, int64_t tile, int64_t high, int64_t wide) {
+  constexpr int64_t kBand = 16;
+  const Divided band = divided(tile, kBand * wide);
+  const int64_t first = band.quotient * kBand, rows = high - first < kBand ? high - first : kBand;
+  const Divided column = divided(band.remainder, rows);
+  return {static_cast<int>(group), static_cast<int>(first + column.remainder), static_cast<int>(column.quotient)};
+}
+
+// Of this block. A warp counts the tiles of 32 groups at once.
+template <GroupedOp op>
+__device__ Place find_place(const int64_t* arguments, const GroupedShape& s, int64_t side) {
+  const int64_t wide = tiles(result_columns(op, s), side);
+  const auto lane = static_cast<int>(threadIdx.x % kWarp);
+  int64_t left = blockIdx.x;
+  for (int64_t first = 0; first < s.groups; first += kWarp) {
+    const int64_t e = first + lane;
+    const int64_t high = e < s.groups ? tiles(result_rows<op>(arguments, s, e), side) : 0;
+    int64_t until = high * wide;  // of this lane's group and those before it
+    for (int apart = 1; apart < static_cast<int>(kWarp); apart *= 2) {
+      const int64_t before = __shfl_sync(kAll, until, lane >= apart ? lane - apart : lane);
+      if (lane >= apart) until += before;
+    }
+    const int which = __popc(__ballot_sync(kAll, until <= left));
+    if (which < static_cast<int>(kWarp)) {
+      const int64_t of_group = __shfl_sync(kAll, high, which);
+      return place_in(first + which, left - (__shfl_sync(kAll, until, which) - of_group * wide), of_group, wide);
+    }
+    left -= __shfl_sync(kAll, until, static_cast<int>(kWarp) - 1);
+  }
+  return {-1, 0, 0};
+}
+
+constexpr int kDepth = 16, kPadded = kTile<float> + 16;
 
 // A tile [kDepth][kTile] of an operand that lies [k][own], or [own][k] where `by_own`; outside it is 0.
 template <class T>
 __device__ void fetch(const T* source, int64_t ld, bool by_own, int64_t own, int64_t own_end, int64_t k,
                       int64_t k_end, T (*tile)[kPadded]) {
-  for (int i = static_cast<int>(threadIdx.x); i < kDepth * kTile; i += static_cast<int>(kThreads)) {
-    const int depth = by_own ? i % kDepth : i / kTile, column = by_own ? i / kDepth : i % kTile;
+  constexpr int kSide = kTile<T>;
+  for (int i = static_cast<int>(threadIdx.x); i < kDepth * kSide; i += static_cast<int>(kThreads)) {
+    const int depth = by_own ? i % kDepth : i / kSide, column = by_own ? i / kDepth : i % kSide;
     const int64_t at_k = k + depth, at_own = own + column;
     T value{};
     if (at_k < k_end && at_own < own_end) value = by_own ? source[at_own * ld + at_k] : source[at_k * ld + at_own];
@@ -90,31 +137,25 @@ __device__ void fetch(const T* source, int64_t ld, bool by_own, int64_t own, int
 }
 
 template <class T>
-__device__ void store_sum(const Problem<T>& p, int64_t row, int64_t column, Wide<T> sum) {
+__device__ void store_sum(const Problem<T>& p, int64_t row, int64_t column, T sum) {
   if (row >= p.m || column >= p.n) return;
-  const int64_t at = row * p.ldc + column;
-  if (p.wide_c) {
-    Wide<T>* const to = static_cast<Wide<T>*>(p.c) + at;
-    *to = p.adds ? *to + sum : sum;
-  } else {
-    T* const to = static_cast<T*>(p.c) + at;
-    *to = store<T>(p.adds ? load(*to) + sum : sum);
-  }
+  T* const to = static_cast<T*>(p.c) + row * p.ldc + column;
+  *to = p.adds ? *to + sum : sum;
 }
 
 // Each thread 4 x 4 sums, 16 apart.
-template <class T>
+template <class T, GroupedOp op>
 __device__ void plain_tile(const Problem<T>& p, int64_t m, int64_t n) {
   __shared__ T a[kDepth][kPadded], b[kDepth][kPadded];
-  Wide<T> sums[4][4] = {};
+  T sums[4][4] = {};
   const int row = static_cast<int>(threadIdx.x) / 16, column = static_cast<int>(threadIdx.x) % 16;
   for (int64_t k = 0; k < p.k; k += kDepth) {
-    fetch(p.a, p.lda, !p.a_by_k, m, p.m, k, p.k, a);
-    fetch(p.b, p.ldb, p.b_by_n, n, p.n, k, p.k, b);
+    fetch(p.a, p.lda, kAByM<op>, m, p.m, k, p.k, a);
+    fetch(p.b, p.ldb, kBByN<op>, n, p.n, k, p.k, b);
     __syncthreads();
     for (int depth = 0; depth < kDepth; ++depth) {
       for (int i = 0; i < 4; ++i) {
-        for (int j = 0; j < 4; ++j) sums[i][j] += load(a[depth][row + 16 * i]) * load(b[depth][column + 16 * j]);
+        for (int j = 0; j < 4; ++j) sums[i][j] += a[depth][row + 16 * i] * b[depth][column + 16 * j];
       }
     }
     __syncthreads();
@@ -124,165 +165,207 @@ __device__ void plain_tile(const Problem<T>& p, int64_t m, int64_t n) {
   }
 }
 
-// One operand of a tile, kHalfTile of its own rows or columns, a step of kHalfDepth of the sum at a time; zeros
-// outside. In shared memory it lies as in global memory: [own][k] where `by_own`, else [k][own], rows padded so that
-// eight of them are in different banks.
-template <class T, bool by_own>
-struct HalfSide {
-  static constexpr int kColumns = by_own ? kHalfDepth : kHalfTile, kLeading = kColumns + kPack;
-  static constexpr int kElements = (by_own ? kHalfTile : kHalfDepth) * kLeading;
-  static constexpr int kOfRow = kColumns / kPack, kApart = static_cast<int>(kThreads) / kOfRow;
-  static constexpr int kHeld = kHalfTile * kHalfDepth / kPack / static_cast<int>(kThreads);
-  const T* next;  // what the thread fetches first in the next step; the others are kApart rows apart
-  int64_t ld;
-  int own;    // rows or columns that are inside
-  bool wide;  // 16 bytes at once
-  uint4 held[kHeld];
+// Halves. A step multiplies kStep of k from one of two stages in shared memory, while what the next one needs is on
+// its way from global memory to registers. A warp makes 64 x 32 of the tile, in fragments of kSide x kSide.
+constexpr int kHalfTile = kTile<Bf16>, kStep = 32, kSide = 16, kPack = 8;
+constexpr int kHigh = 4, kAcross = 2, kWarpsAcross = kHalfTile / (kAcross * kSide);
+static_assert(kWarps * kHigh * kAcross * kSide * kSide == kHalfTile * kHalfTile);
 
-  // `left`: of them, from `first` on.
-  __device__ HalfSide(const T* source, int64_t leading, int64_t first, int64_t left)
-      : next(source + first * (by_own ? leading : 1) + row() * leading + column()),
-        ld(leading),
-        own(static_cast<int>(left < kHalfTile ? left : kHalfTile)),
-        wide(leading % kPack == 0 && reinterpret_cast<uintptr_t>(source) % kWideBytes == 0) {}
-  static __device__ int row() { return static_cast<int>(threadIdx.x) / kOfRow; }
-  static __device__ int column() { return static_cast<int>(threadIdx.x) % kOfRow * kPack; }
-  // `depth` of the step is inside.
-  __device__ void fetch(int depth) {
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      const int left = row() + i * kApart < (by_own ? own : depth) ? (by_own ? depth : own) - column() : 0;
-      const T* const from = next + i * kApart * ld;
-      held[i] = wide && left >= kPack ? *reinterpret_cast<const uint4*>(from) : single(from, left);
-    }
-    next += by_own ? kHalfDepth : kHalfDepth * ld;
-  }
-  static __device__ uint4 single(const T* from, int left) {
-    Pack<T> pack{};
-#pragma unroll
-    for (int e = 0; e < kPack; ++e) {
-      if (e < left) pack.values[e] = from[e];
-    }
-    return __builtin_bit_cast(uint4, pack);
-  }
-  __device__ void put(T* tile) const {
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i)
-      *reinterpret_cast<uint4*>(tile + (row() + i * kApart) * kLeading + column()) = held[i];
-  }
-  // Where the 16 x 16 at `first` of its own begin, `depth` into the step.
-  static __device__ const T* piece(const T* tile, int first, int depth) {
-    return by_own ? tile + first * kLeading + depth : tile + depth * kLeading + first;
-  }
+// An operand's part of a step, in lines as they lie in global memory: [own][k] where `by_own`, or [k][own]. The pitch
+// keeps fragments at multiples of 32 bytes, and eight lines of one in different banks.
+template <bool by_own>
+struct Slab {
+  static constexpr int kLines = by_own ? kHalfTile : kStep, kWidth = by_own ? kStep : kHalfTile;
+  static constexpr int kPitch = kWidth + kPack, kHalves = kLines * kPitch;
+  static constexpr int kOfLine = kWidth / kPack, kApart = static_cast<int>(kThreads) / kOfLine;
+  static constexpr int kOfThread = kLines / kApart;  // packs, kApart lines from each other
+  static __device__ constexpr int at(int own, int k) { return by_own ? own * kPitch + k : k * kPitch + own; }
 };
 
-// 16 x 16 sums of a warp: a lane has eight neighbours of a row.
-template <class T>
-__device__ void store_patch(const Problem<T>& p, int64_t m, int64_t n, const float* patch, bool wide) {
-  const int lane = static_cast<int>(threadIdx.x % kWarp), row = lane / 2, column = lane % 2 * kPack;
-  const float* const sums = patch + row * 16 + column;
-  if (!wide || n + column + kPack > p.n) {
-    for (int e = 0; e < kPack; ++e) store_sum(p, m + row, n + column + e, sums[e]);
-    return;
+// The packs of one thread of an operand, step by step.
+template <class T, bool by_own>
+class Reader {
+  using Of = Slab<by_own>;
+
+ public:
+  __device__ Reader(const T* source, int64_t ld, int64_t own, int64_t own_end) {
+    wide_ = reinterpret_cast<uintptr_t>(source) % kWideBytes == 0 && ld % kPack == 0;
+    if constexpr (by_own) {
+      // Lines behind the last are read as the last: their products are not stored.
+      for (int i = 0; i < Of::kOfThread; ++i) {
+        const int64_t own_line = own + line() + i * Of::kApart;
+        next_[i] = source + (own_line < own_end ? own_line : own_end - 1) * ld + column();
+      }
+      ahead_ = kStep, inside_ = kPack;
+    } else {
+      const int64_t inside = own_end - own - column();
+      inside_ = static_cast<int>(inside < 0 ? 0 : inside < kPack ? inside : kPack);
+      for (int i = 0; i < Of::kOfThread; ++i) next_[i] = source + (line() + i * Of::kApart) * ld + own + column();
+      ahead_ = kStep * ld;
+    }
   }
-  if (m + row >= p.m) return;
-  const int64_t at = (m + row) * p.ldc + n + column;
-  const auto put = [&](auto* to) {
-    using C = std::remove_reference_t<decltype(*to)>;
-    Elements<C, kPack> sum, before{};
-    if (p.adds) before.read(to);
-    for (int e = 0; e < kPack; ++e) sum.values[e] = before.values[e] + sums[e];
-    sum.write(to);
-  };
-  p.wide_c ? put(static_cast<float*>(p.c) + at) : put(static_cast<T*>(p.c) + at);
+
+  // `left`: what there is of k from this step on. Packs that lie whole in memory are on their way behind it, the
+  // others are read by put: few, and registers for their elements would be missed elsewhere.
+  __device__ void fetch(int64_t left) {
+#pragma unroll
+    for (int i = 0; i < Of::kOfThread; ++i) {
+      if (whole(i, left)) packs_[i] = __builtin_bit_cast(uint4, load_pack(next_[i]));
+    }
+  }
+  __device__ void put(T* slab, int64_t left) {
+#pragma unroll
+    for (int i = 0; i < Of::kOfThread; ++i) {
+      T* const to = slab + line() * Of::kPitch + column() + i * Of::kApart * Of::kPitch;
+      if (whole(i, left)) {
+        *reinterpret_cast<uint4*>(to) = packs_[i];
+      } else {
+        const int count = count_of(i, left);
+#pragma unroll 1
+        for (int e = 0; e < kPack; ++e) to[e] = e < count ? next_[i][e] : T{};
+      }
+      next_[i] += ahead_;
+    }
+  }
+
+ private:
+  static __device__ int line() { return static_cast<int>(threadIdx.x) / Of::kOfLine; }
+  static __device__ int column() { return static_cast<int>(threadIdx.x) % Of::kOfLine * kPack; }
+  // Elements of pack i that there are; behind them are zeros.
+  __device__ int count_of(int i, int64_t left) const {
+    const int most = left < kStep ? static_cast<int>(left) : kStep;
+    if (by_own) return most - column();
+    return line() + i * Of::kApart < most ? inside_ : 0;
+  }
+  __device__ bool whole(int i, int64_t left) const { return wide_ && count_of(i, left) >= kPack; }
+
+  const T* next_[Of::kOfThread];
+  uint4 packs_[Of::kOfThread];
+  int64_t ahead_;
+  int inside_;
+  bool wide_;
+};
+
+// Of a warp: one row of its fragments, before it goes to memory.
+constexpr int kPatchPitch = kAcross * kSide + 4;
+
+template <class C, int count>
+__device__ void store_sums(C* to, const float* sums, bool adds) {
+  Elements<C, count> all{};
+  if (adds) all.read(to);
+  all.add(sums);
+  all.write(to);
 }
 
-// Each warp 64 x 32 of the sums. While a step is multiplied the next one is on its way into registers.
-template <class T, bool a_by_own, bool b_by_own>
-__device__ void half_tile(const Problem<T>& p, int64_t m, int64_t n) {
+template <class C, class T>
+__device__ void store_patch(const Problem<T>& p, int64_t row, int64_t column, const float* patch) {
+  constexpr int kCount = Pack<C>::kCount, kOfRow = kAcross * kSide / kCount;
+  C* const c = static_cast<C*>(p.c);
+  const bool wide = reinterpret_cast<uintptr_t>(c) % kWideBytes == 0 && p.ldc % kCount == 0;
+  for (int i = static_cast<int>(threadIdx.x % kWarp); i < kSide * kOfRow; i += static_cast<int>(kWarp)) {
+    const int down = i / kOfRow, right = i % kOfRow * kCount;
+    if (row + down >= p.m) return;
+    C* const to = c + (row + down) * p.ldc + column + right;
+    const float* const sums = patch + down * kPatchPitch + right;
+    const int64_t inside = p.n - column - right;
+    if (wide && inside >= kCount) {
+      store_sums<C, kCount>(to, sums, p.adds);
+    } else {
+      for (int e = 0; e < kCount && e < inside; ++e) store_sums<C, 1>(to + e, sums + e, p.adds);
+    }
+  }
+}
+
+template <class T, GroupedOp op>
+__device__ void half_tile(const int64_t* arguments, const GroupedShape& shape, const Place& place) {
   namespace wmma = nvcuda::wmma;
   using Native = std::conditional_t<std::is_same_v<T, Bf16>, __nv_bfloat16, __half>;
-  using A = HalfSide<T, a_by_own>;
-  using B = HalfSide<T, b_by_own>;
-  using LayoutA = std::conditional_t<a_by_own, wmma::row_major, wmma::col_major>;
-  using LayoutB = std::conditional_t<b_by_own, wmma::col_major, wmma::row_major>;
-  constexpr int kSide = 16, kDown = 4, kAcross = 2;  // pieces of a warp
-  __shared__ __align__(32) T tiles[2][A::kElements + B::kElements];
-  const int warp = static_cast<int>(threadIdx.x / kWarp), down = warp / 4 * kDown * kSide,
-            across = warp % 4 * kAcross * kSide;
-  A a(p.a, p.lda, m, p.m - m);
-  B b(p.b, p.ldb, n, p.n - n);
-  wmma::fragment<wmma::accumulator, kSide, kSide, kSide, float> sums[kDown][kAcross];
+  using A = Slab<kAByM<op>>;
+  using B = Slab<kBByN<op>>;
+  using LayoutA = std::conditional_t<kAByM<op>, wmma::row_major, wmma::col_major>;
+  using LayoutB = std::conditional_t<kBByN<op>, wmma::col_major, wmma::row_major>;
+  constexpr int kStage = A::kHalves + B::kHalves, kPatch = kSide * kPatchPitch;
+  static_assert(kWarps * kPatch * sizeof(float) <= 2 * kStage * sizeof(T));
+  __shared__ __align__(32) T room[2 * kStage];
+  const int warp = static_cast<int>(threadIdx.x / kWarp);
+  const int row = warp / kWarpsAcross * kHigh * kSide, column = warp % kWarpsAcross * kAcross * kSide;
+  const int64_t m = int64_t{place.m} * kHalfTile, n = int64_t{place.n} * kHalfTile;
+  wmma::fragment<wmma::accumulator, kSide, kSide, kSide, float> sums[kHigh][kAcross];
 #pragma unroll
-  for (int i = 0; i < kDown * kAcross; ++i) wmma::fill_fragment(sums[i / kAcross][i % kAcross], 0.0F);
-  int stage = 0;
-  const auto fetch = [&](int64_t left) {
-    const int depth = static_cast<int>(left < kHalfDepth ? left : kHalfDepth);
-    a.fetch(depth);
-    b.fetch(depth);
-  };
-  const auto put = [&](int to) {
-    a.put(tiles[to]);
-    b.put(tiles[to] + A::kElements);
-  };
-  fetch(p.k);
-  put(stage);
-  __syncthreads();
-  for (int64_t left = p.k; left > 0; left -= kHalfDepth) {
-    const bool more = left > kHalfDepth;
-    if (more) fetch(left - kHalfDepth);
+  for (auto& of_row : sums) {
 #pragma unroll
-    for (int depth = 0; depth < kHalfDepth; depth += kSide) {
+    for (auto& sum : of_row) wmma::fill_fragment(sum, 0.0F);
+  }
+  const Problem<T> p = problem_of<T, op>(arguments, shape, place.group);
+  const bool outside = m + row >= p.m || n + column >= p.n;
+  Reader<T, kAByM<op>> a(p.a, p.lda, m, p.m);
+  Reader<T, kBByN<op>> b(p.b, p.ldb, n, p.n);
+  if (p.k > 0) a.fetch(p.k), b.fetch(p.k);
+  T* stage = room;
+  for (int64_t left = p.k; left > 0; left -= kStep) {
+    a.put(stage, left), b.put(stage + A::kHalves, left);
+    __syncthreads();  // the stage is full, and nobody reads the other one any more
+    if (left > kStep) a.fetch(left - kStep), b.fetch(left - kStep);
+    const auto* const slab_a = reinterpret_cast<const Native*>(stage);
+    const Native* const slab_b = slab_a + A::kHalves;
+#pragma unroll
+    for (int depth = 0; depth < kStep; depth += kSide) {
+      if (outside) break;
       wmma::fragment<wmma::matrix_b, kSide, kSide, kSide, Native, LayoutB> right[kAcross];
 #pragma unroll
-      for (int j = 0; j < kAcross; ++j) {
-        const T* const at = B::piece(tiles[stage] + A::kElements, across + j * kSide, depth);
-        wmma::load_matrix_sync(right[j], reinterpret_cast<const Native*>(at), B::kLeading);
-      }
+      for (int j = 0; j < kAcross; ++j) load_fragment(right[j], slab_b + B::at(column + j * kSide, depth), B::kPitch);
 #pragma unroll
-      for (int i = 0; i < kDown; ++i) {
-        wmma::fragment<wmma::matrix_a, kSide, kSide, kSide, Native, LayoutA> left;
-        const T* const at = A::piece(tiles[stage], down + i * kSide, depth);
-        wmma::load_matrix_sync(left, reinterpret_cast<const Native*>(at), A::kLeading);
-        for (int j = 0; j < kAcross; ++j) wmma::mma_sync(sums[i][j], left, right[j], sums[i][j]);
+      for (int i = 0; i < kHigh; ++i) {
+        wmma::fragment<wmma::matrix_a, kSide, kSide, kSide, Native, LayoutA> above;
+        load_fragment(above, slab_a + A::at(row + i * kSide, depth), A::kPitch);
+#pragma unroll
+        for (int j = 0; j < kAcross; ++j) wmma::mma_sync(sums[i][j], above, right[j], sums[i][j]);
       }
     }
-    stage = 1 - stage;
-    if (more) put(stage);
-    __syncthreads();
+    stage = stage == room ? room + kStage : room;
   }
-  // The patches lie where the tiles were.
-  float* const patch = reinterpret_cast<float*>(&tiles[0][0]) + warp * kSide * kSide;
-  const bool wide = p.ldc % kPack == 0 && reinterpret_cast<uintptr_t>(p.c) % kWideBytes == 0;
+  __syncthreads();  // before patches lie where the stages were
+  if (outside) return;
+  // Read again: during the steps registers are scarce.
+  const Problem<T> to = problem_of<T, op>(arguments, shape, place.group);
+  float* const patch = reinterpret_cast<float*>(room) + warp * kPatch;
 #pragma unroll
-  for (int i = 0; i < kDown * kAcross; ++i) {
-    wmma::store_matrix_sync(patch, sums[i / kAcross][i % kAcross], kSide, wmma::mem_row_major);
+  for (int i = 0; i < kHigh; ++i) {
+#pragma unroll
+    for (int j = 0; j < kAcross; ++j)
+      wmma::store_matrix_sync(patch + j * kSide, sums[i][j], kPatchPitch, wmma::mem_row_major);
     __syncwarp();
-    store_patch(p, m + down + i / kAcross * kSide, n + across + i % kAcross * kSide, patch, wide);
-    __syncwarp();  // before the next piece takes its place
-  }
-  __syncthreads();  // before the next tile does
-}
-
-template <class T>
-constexpr int kSideOf = kIsHalf<T> ? kHalfTile : kTile;
-
-// `slots` blocks share the tiles of some columns of a group.
-template <class T, GroupedOp op>
-__global__ void __launch_bounds__(kThreads, kIsHalf<T> ? 2 : 1)
-    product_kernel(const int64_t* arguments, GroupedShape shape, unsigned slots) {
-  const Problem<T> p = problem_of<T>(arguments, shape, blockIdx.z);
-  const int64_t n = int64_t{blockIdx.x / slots} * kSideOf<T>;
-  for (int64_t m = int64_t{blockIdx.x % slots} * kSideOf<T>; m < p.m; m += int64_t{slots} * kSideOf<T>) {
-    if constexpr (kIsHalf<T>) {
-      half_tile<T, op != GroupedOp::weight_gradient, op == GroupedOp::forward>(p, m, n);
+    if (to.wide_c) {
+      store_patch<float>(to, m + row + i * kSide, n + column, patch);
     } else {
-      plain_tile(p, m, n);
+      store_patch<T>(to, m + row + i * kSide, n + column, patch);
     }
+    __syncwarp();  // before the next row takes its place
   }
 }
 
-int64_t tiles_of(int64_t n, int64_t side) { return std::max<int64_t>(1, (n + side - 1) / side); }
+// At most 128 registers a thread: two blocks a processor.
+template <class T, GroupedOp op>
+__global__ void __launch_bounds__(kThreads, 2) product_kernel(const int64_t* arguments, GroupedShape shape) {
+  const Place place = find_place<op>(arguments, shape, kTile<T>);
+  if (place.group < 0) return;
+  if constexpr (kIsHalf<T>) {
+    half_tile<T, op>(arguments, shape, place);
+  } else {
+    plain_tile<T, op>(problem_of<T, op>(arguments, shape, place.group), place.m * kTile<T>, place.n * kTile<T>);
+  }
+}
+
+template <class T, GroupedOp op>
+void launch_product(const int64_t* arguments, const GroupedShape& s, CUstream_st* stream) {
+  constexpr int64_t kBeside = kTile<T> - 1;  // rows that a group's last tile may lack
+  const int64_t high = op == GroupedOp::weight_gradient ? s.groups * tiles(s.out, kTile<T>)
+                                                        : (s.rows + kBeside * std::min(s.groups, s.rows)) / kTile<T>;
+  const int64_t blocks = high * tiles(result_columns(op, s), kTile<T>);
+  if (blocks == 0) return;
+  launch_kernel("grouped_product", product_kernel<T, op>,
+                Grid{dim3(static_cast<unsigned>(blocks)), kThreads, 0, stream}, arguments, s);
+}
 
 }  // namespace
 
@@ -294,20 +377,14 @@ void grouped_arguments_cuda(const int64_t* counts, const GroupedSource& source, 
 
 template <class T>
 void grouped_product_cuda(const int64_t* arguments, const GroupedShape& s, CUstream_st* stream) {
-  const bool by_rows = s.op != GroupedOp::weight_gradient;
-  const int64_t n = s.op == GroupedOp::forward ? s.out : s.in;
-  if (s.groups == 0 || n == 0 || (by_rows && s.rows == 0)) return;
-  constexpr int64_t kSide = kSideOf<T>, kMost = 32;
-  const int64_t mean = tiles_of((s.rows + s.groups - 1) / s.groups, kSide),
-                slots = std::min(by_rows ? 2 * mean : tiles_of(s.out, kSide), kMost);
-  const auto with = [&](auto* kernel) {
-    const dim3 grid(static_cast<unsigned>(tiles_of(n, kSide) * slots), 1, static_cast<unsigned>(s.groups));
-    launch_kernel("grouped_product", kernel, Grid{grid, kThreads, 0, stream}, arguments, s,
-                  static_cast<unsigned>(slots));
-  };
-  if (s.op == GroupedOp::forward) with(product_kernel<T, GroupedOp::forward>);
-  if (s.op == GroupedOp::input_gradient) with(product_kernel<T, GroupedOp::input_gradient>);
-  if (s.op == GroupedOp::weight_gradient) with(product_kernel<T, GroupedOp::weight_gradient>);
+  switch (s.op) {
+    case GroupedOp::forward:
+      return launch_product<T, GroupedOp::forward>(arguments, s, stream);
+    case GroupedOp::input_gradient:
+      return launch_product<T, GroupedOp::input_gradient>(arguments, s, stream);
+    case GroupedOp::weight_gradient:
+      return launch_product<T, GroupedOp::weight_gradient>(arguments, s, stream);
+  }
 }
 
 #define MPX_INSTANTIATE(T) template void grouped_product_cuda<T>(const int64_t*, const GroupedShape&, CUstream_st*)
