@@ -59,14 +59,20 @@ std::vector<AttentionBlock> blocks_of_all(const PieceList& queries, const PieceL
   return blocks;
 }
 
-// Of queries and earlier keys: those that see any, and are seen by any.
-AttentionBlock block_in_window(const PositionPiece& query, const PositionPiece& key, int64_t window) {
+// Of queries and earlier keys, those that see any and are seen by any. Queries beyond the number of keys, which come
+// first, see all of these: a block of their own.
+void add_in_window(std::vector<AttentionBlock>& blocks, const PositionPiece& query, const PositionPiece& key,
+                   int64_t window) {
   const int64_t keys_end = key.first + key.count, count = std::min(query.count, keys_end + window - query.first),
                 unseen = std::max<int64_t>(0, query.first - window - key.first);
-  AttentionBlock block{{query.row, count}, {key.row + unseen, key.count - unseen}, false};
+  const RowRun keys{key.row + unseen, key.count - unseen};
   const bool all = query.first + count - 1 - window <= key.first + unseen;
-  if (!all) block.window = window - (query.first + count - keys_end);
-  return block;
+  const int64_t see_all = all ? count : std::max<int64_t>(0, count - keys.count);
+  if (see_all > 0) blocks.push_back({{query.row, see_all}, keys, false});
+  if (!all) {
+    const int64_t behind = query.first + count - keys_end;
+    blocks.push_back({{query.row + see_all, count - see_all}, keys, false, window - behind});
+  }
 }
 
 std::vector<AttentionBlock> blocks_in_window(const PieceList& queries, const PieceList& keys, int64_t window) {
@@ -77,9 +83,11 @@ std::vector<AttentionBlock> blocks_in_window(const PieceList& queries, const Pie
     while (key != keys.begin()) {
       --key;
       if (key->first + key->count - 1 + window < query.first) break;
-      const bool same = key->first == query.first;
-      blocks.push_back(same ? AttentionBlock{{query.row, query.count}, {key->row, key->count}, true, window}
-                            : block_in_window(query, *key, window));
+      if (key->first == query.first) {
+        blocks.push_back({{query.row, query.count}, {key->row, key->count}, true, window});
+      } else {
+        add_in_window(blocks, query, *key, window);
+      }
     }
   }
   return blocks;

@@ -11,7 +11,7 @@
 namespace metroplex::nn {
 
 // Rows of queries and of keys: each query sees each key; or, causal, both have the same positions, in order. With a
-// window query i does not see keys before i + keys - queries - window.
+// window query i does not see keys before i + keys - queries - window, and there are no more queries than keys.
 struct AttentionBlock {
   RowRun queries, keys;
   bool causal = false;
@@ -19,8 +19,8 @@ struct AttentionBlock {
 };
 
 // Positions in runs, both lists ascending. Each pair of a query and a key at or before its position, and no more than
-// `window` before it where that is not -1, is seen in one block. Blocks that share queries are neighbours in the list
-// and begin with the same one, and none has more queries than the one before it.
+// `window` before it where that is not -1, is seen in one block. Queries of a block have either all been in blocks
+// before it in the list, or none of them, nor any behind them.
 std::vector<AttentionBlock> attention_blocks(const std::vector<RowRun>& queries, const std::vector<RowRun>& keys,
                                              int64_t window = -1);
 

@@ -168,10 +168,11 @@ constexpr Operator kOperators[] = {
     {config::AttentionBy::memory_efficient, "attention_efficient", "attention_efficient_backward", efficient,
      efficient_backward}};
 
-const Operator& operator_of(const FusedSpec& spec) {
+const Operator& operator_of(const FusedInputs& in, const FusedSpec& spec) {
   MPX_ASSERT(spec.by == config::AttentionBy::flash || (spec.window < 0 && !has_documents(spec)),
              "windows or documents in an operator that has none");
-  MPX_ASSERT(spec.causal || spec.window < 0 || !has_documents(spec), "windows of documents, and not causal");
+  MPX_ASSERT(spec.causal || spec.window < 0 || (!has_documents(spec) && in.q.size(2) <= in.k.size(2)),
+             "a window that is not causal of documents or of fewer keys than queries");
   for (const Operator& one : kOperators) {
     if (one.by == spec.by) return one;
   }
@@ -204,7 +205,7 @@ double causal_pairs(double rows, int64_t window) {
 
 std::pair<at::Tensor, at::Tensor> fused_attention(const cuda::Target& target, const FusedInputs& in,
                                                   const FusedSpec& spec) {
-  const Operator& by = operator_of(spec);
+  const Operator& by = operator_of(in, spec);
   const Result result = by.run(target, in, spec);
   cuda::issued(target, {by.forward,
                         {&in.q, &in.k, &in.v, &spec.documents.queries, &spec.documents.keys},
@@ -216,7 +217,7 @@ std::pair<at::Tensor, at::Tensor> fused_attention(const cuda::Target& target, co
 
 FusedGradients fused_attention_backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r,
                                         const FusedSpec& spec) {
-  const Operator& by = operator_of(spec);
+  const Operator& by = operator_of(in, spec);
   const FusedGradients d = by.run_backward(target, in, r, spec);
   cuda::issued(target,
                {by.backward,

@@ -32,7 +32,9 @@ struct FusedSpec {
   bool causal = false;  // as many queries as keys: query i attends to keys 0 to i; else to every key
   double softmax_scale = 0;
   // Of flash attention alone:
-  int64_t window = -1;          // query i sees no keys before i + s_k - s_q - window; -1: all. With documents: causal
+  // Query i sees no keys before i + s_k - s_q - window; -1: all. Causal with documents, and else s_q <= s_k: without
+  // a causal mask the operator hides keys from i + s_k - s_q + s_k + 1 on.
+  int64_t window = -1;
   DocumentRows documents = {};  // it sees keys of its own document; undefined: there are none
 };
 // softmax(softmax_scale q k^T) v, and the logsumexp of the scaled scores for backward, [b, heads, s_q] of any strides

@@ -17,8 +17,8 @@ std::optional<CoreResult> library_attention(const CoreInputs& in, const CoreCall
 std::optional<CoreInputs> library_attention_backward(const at::Tensor& dout, const CoreInputs& in,
                                                      const CoreResult& result, const CoreCall& call);
 
-// One call of an operator: of rows of the queries and of the keys, both in the order of their positions. Calls that
-// share queries are neighbours and begin with the same one; none has more of them than the one before it.
+// One call of an operator: of rows of the queries and of the keys, both in the order of their positions. Queries of a
+// call have either all been in calls before it, or none of them, nor any behind them.
 struct LibraryCall {
   RowRun queries, keys;
   FusedSpec spec;

@@ -41,11 +41,12 @@ TEST(AttentionBlocks, HaveEachPairThatIsSeenOnce) {
     nn::RowRun last{-1, 0};
     size_t of_same = 0;
     for (const nn::AttentionBlock& block : nn::attention_blocks(queries, keys, window)) {
+      const int64_t end = block.queries.first + block.queries.count, given = last.first + last.count;
       of_same = block.queries.first == last.first ? of_same + 1 : 1;
       EXPECT_TRUE(of_same <= 2 || window >= 0);
-      EXPECT_TRUE(of_same == 1 ? block.queries.first >= last.first + last.count : block.queries.count <= last.count);
-      if (of_same == 1) last = block.queries;
-      last.count = std::max(last.count, block.queries.count);
+      EXPECT_TRUE(block.queries.first >= given || end <= given);
+      EXPECT_TRUE(block.window < 0 || block.queries.count <= block.keys.count);
+      if (end > given) last = block.queries;
       ASSERT_TRUE(!block.causal || block.queries.count == block.keys.count);
       ASSERT_TRUE(block.queries.count > 0 && block.keys.count > 0);
       for (int64_t i = 0; i < block.queries.count; ++i) {
@@ -98,6 +99,7 @@ TEST(AttentionBlocks, OfAWindowAreOneCallAChunkAndOneForTheKeysBeforeIt) {
   EXPECT_EQ(text_of(nn::attention_blocks(second, first, 2)), "0+2 see 2+2 (0)");
   EXPECT_EQ(text_of(nn::attention_blocks(second, first, 7)), "0+4 see 0+4; 4+3 see 1+3 (0)");
   EXPECT_EQ(text_of(nn::attention_blocks(second, first, 20)), "0+4 see 0+4; 4+4 see 0+4");
+  EXPECT_EQ(text_of(nn::attention_blocks({{2, 6}}, {{0, 8}}, 4)), "0+6 causal 2+6 (4); 0+2 see 0+2; 2+2 see 0+2 (0)");
 }
 
 TEST(RowOrder, IsThatOfPositionsAndGoesBack) {

@@ -24,12 +24,14 @@ struct Calls {
 };
 inline Calls calls;
 
-// Of rows [s, heads, d] of one document, with the mask that flash attention documents: row i of s_q sees keys up to
-// i + s_k - s_q where it is causal, and from i + s_k - s_q - window on; float64, as a graph. -> out [s, heads, dv],
-// logsumexp [heads, s], which is +inf where there are no keys.
+// Of rows [s, heads, d] of one document, with the mask that flash attention computes: row i of s_q sees keys up to
+// i + s_k - s_q where it is causal, and from i + s_k - s_q - window on; with a window that is not causal none behind
+// i + s_k - s_q + ahead, the longest s_k. float64, as a graph. -> out [s, heads, dv], logsumexp [heads, s], which is
+// +inf where there are no keys.
 struct PlainMask {
   bool causal = false;
   int64_t window = -1;
+  int64_t ahead = -1;  // -1: all
 };
 struct Rows {
   at::Tensor q, k, v;
@@ -44,6 +46,7 @@ inline at::Tensor scores_of(const Rows& in, double scale, const PlainMask& mask)
   const at::Tensor behind = at::arange(in.q.size(0)).unsqueeze(1) - at::arange(in.k.size(0)).unsqueeze(0) + shift;
   if (mask.causal) scores = scores.masked_fill(behind.lt(0), -1e300);
   if (mask.window >= 0) scores = scores.masked_fill(behind.gt(mask.window), -1e300);
+  if (mask.ahead >= 0) scores = scores.masked_fill(behind.lt(-mask.ahead), -1e300);
   return scores;
 }
 inline std::pair<at::Tensor, at::Tensor> plain_rows(const Rows& in, double scale, const PlainMask& mask) {
@@ -159,7 +162,7 @@ inline LibraryCall told(const FlashArguments& a) {
   if (a.left.has_value() && !a.causal) ++calls.windows;
   LibraryCall call{spans_of(a.q, a.of_q, a.max_q),
                    spans_of(a.k, a.of_k, a.max_k),
-                   {a.causal, a.left.value_or(-1)},
+                   {a.causal, a.left.value_or(-1), a.left.has_value() && !a.causal ? a.max_k : -1},
                    a.scale,
                    documents};
   EXPECT_EQ(call.queries.size(), call.keys.size());

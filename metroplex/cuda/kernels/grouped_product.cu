@@ -252,8 +252,10 @@ constexpr int kPatchPitch = kAcross * kSide + 4;
 template <class C, int count>
 __device__ void store_sums(C* to, const float* sums, bool adds) {
   Elements<C, count> all{};
+  Elements<float, count> more;
   if (adds) all.read(to);
-  all.add(sums);
+  more.read(sums);
+  for (int i = 0; i < count; ++i) all.values[i] += more.values[i];
   all.write(to);
 }
 
