@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "cuda/device.h"
+#include "moe/grouped_library.h"
 #include "moe/grouped_product.h"
 #include "nn/matmul.h"
 #include "timing.h"
@@ -220,8 +221,9 @@ int main(int argc, char** argv) {
   int64_t* const slots[] = {&sizes.repetitions, &sizes.in, &sizes.out, &sizes.experts, &sizes.rows};
   for (int i = 1; i < argc && i <= 5; ++i) *slots[i - 1] = std::atoll(argv[i]);
   at::manual_seed(1);
-  std::printf("fp32: %s; bf16: %s; %d threads; weights [%ld, %ld]\n\n", moe::product_name({}, at::kFloat).c_str(),
-              moe::product_name({}, at::kBFloat16).c_str(), at::get_num_threads(), sizes.out, sizes.in);
+  std::printf("fp32: %s; bf16: %s; %d threads; weights [%ld, %ld]\n\n",
+              moe::product_name({.type = at::kFloat}).c_str(), moe::product_name({.type = at::kBFloat16}).c_str(),
+              at::get_num_threads(), sizes.out, sizes.in);
   std::printf(
       "| type | experts | rows an expert | product | GFLOP/s | of one large | of a loop of mm | of _grouped_mm | "
       "weights GB/s | plain read GB/s |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");

@@ -14,7 +14,7 @@
 #include "comm/launch.h"
 #include "config/load.h"
 #include "config/validate.h"
-#include "moe/grouped_product.h"
+#include "moe/grouped_library.h"
 #include "train/step.h"
 #include "mixture.h"
 #include "timing.h"
@@ -63,7 +63,7 @@ int main(int argc, char** argv) {
     std::sort(times.begin(), times.end());
     const double median = times[times.size() / 2];
     std::printf("ours (%s) %s threads=%d loss=%.4f median %.1f ms  %.1f tok/s\n",
-                moe::product_name({}, dtype == "bf16" ? at::kBFloat16 : at::kFloat).c_str(), dtype.c_str(),
+                moe::product_name({.type = dtype == "bf16" ? at::kBFloat16 : at::kFloat}).c_str(), dtype.c_str(),
                 options.threads_per_rank, loss, median * 1e3, static_cast<double>(s.batch * s.seq) / median);
   });
   return 0;

@@ -37,6 +37,18 @@ bool library_multiplies(const GroupedCase& c) {
   return library && !c.clones && c.in > 0 && c.out > 0 && c.in % kAligned == 0 && c.out % kAligned == 0;
 }
 
+std::string product_name(const GroupedCase& c) {
+  const bool library = library_multiplies(c);
+  std::string name;
+  nn::dispatch_element(c.type, [&](auto zero) {
+    for (const auto* choice :
+         cuda::kernels::grouped_choices(c.gpu, cuda::kernels::kElementNumber<decltype(zero)>, c.capability)) {
+      if (name.empty() && choice->library == library) name = choice->name;
+    }
+  });
+  return name;
+}
+
 at::Tensor library_rows(const cuda::Target& target, GroupedOp op, const at::Tensor& rows, const at::Tensor& weights,
                         const at::Tensor& counts) {
   const bool forward = op == GroupedOp::forward;

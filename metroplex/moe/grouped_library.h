@@ -5,6 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
+
 #include "cuda/kernels/grouped_product.h"
 #include "cuda/launch_point.h"
 
@@ -20,6 +22,8 @@ struct GroupedCase {
 };
 // Rows of all operands begin at multiples of 16 bytes, as its kernels want them.
 bool library_multiplies(const GroupedCase& c);
+// Who does, for the log: "libtorch's _grouped_mm", "own tiles, AMX", "own panels, AVX-512", ...
+std::string product_name(const GroupedCase& c);
 
 // counts [groups] int64, weights [groups, out, in]. forward: x [R, in] to [R, out]; input_gradient the other way.
 at::Tensor library_rows(const cuda::Target& target, cuda::kernels::GroupedOp op, const at::Tensor& rows,

@@ -95,14 +95,4 @@ void GroupedProduct::run(kernels::GroupedOp op, const GroupedWeights& of_a, cons
   });
 }
 
-std::string product_name(const cuda::Target& target, at::ScalarType dtype) {
-  std::string name;
-  nn::dispatch_element(dtype, [&](auto zero) {
-    name = kernels::grouped_choice(target.gpu(), kernels::kElementNumber<decltype(zero)>,
-                                   target.gpu() ? cuda::compute_capability() : 0)
-               .name;
-  });
-  return name;
-}
-
 }  // namespace metroplex::moe

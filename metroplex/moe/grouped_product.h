@@ -7,7 +7,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <string>
 #include <utility>
 
 #include "cuda/kernels/grouped_product.h"
@@ -46,8 +45,5 @@ class GroupedProduct {
   at::Tensor
       arguments_;  // of the call under way: pointers, leading dimensions, rows (cuda/kernels/grouped_product.h)
 };
-
-// What multiplies on this device, for the log: "own tiles, AMX", "own panels, AVX-512", ...
-std::string product_name(const cuda::Target& target, at::ScalarType dtype);
 
 }  // namespace metroplex::moe

@@ -10,7 +10,7 @@
 #include "cuda/device.h"
 #include "files/expert_trace.h"
 #include "files/file_system.h"
-#include "moe/grouped_product.h"
+#include "moe/grouped_library.h"
 #include "optim/clip.h"
 #include "plan/microbatches.h"
 #include "plan/model_flops.h"
@@ -399,10 +399,17 @@ std::string words_of_experts(const Assembly& a) {
                                  ? std::string()
                                  : "; slots for clones: " + std::to_string(config::echo_slots(model, ep)) +
                                        " a rank, planned by " + model.moe_echo_planner.text();
+  const bool gpu = a.world->target().gpu();
+  const moe::GroupedCase product{gpu,
+                                 gpu ? cuda::compute_capability() : 0,
+                                 a.dtype,
+                                 model.hidden_size,
+                                 config::expert_ffn_width(model) / a.config.parallel.etp(),
+                                 model.moe_enable_echo};
   return " experts: " + std::to_string(model.moe_router_topk) + " of " + std::to_string(model.num_moe_experts) +
          " for a token, on " + std::to_string(ranks) + " ranks; sent by " +
          config::text_of(config::token_dispatcher(model, ranks)) + ", multiplied by " +
-         (model.moe_grouped_gemm ? moe::product_name(a.world->target(), a.dtype) : "a product for each") + clones;
+         (model.moe_grouped_gemm ? moe::product_name(product) : "a product for each") + clones;
 }
 
 void Job::begin_training() {

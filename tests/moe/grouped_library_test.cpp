@@ -24,6 +24,9 @@ TEST(GroupedLibrary, MultipliesBf16OnSm90AndSm100InRowsOf16Bytes) {
               const bool wanted = gpu && here && type == at::kBFloat16 && aligned && !clones;
               EXPECT_EQ(moe::library_multiplies({gpu, capability, type, in, out, clones}), wanted)
                   << capability << " " << type << " " << in << " " << out << " " << clones;
+              const std::string name = moe::product_name({gpu, capability, type, in, out, clones});
+              EXPECT_EQ(name == "libtorch's _grouped_mm", wanted) << name;
+              EXPECT_EQ(name.starts_with("own "), !wanted) << name;
               taken += wanted ? 1 : 0;
             }
           }

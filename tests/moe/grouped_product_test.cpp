@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cuda/kernels/grouped_choice.h"
+#include "moe/grouped_library.h"
 #include "nn/wide.h"
 
 namespace metroplex::grouped_product_test {
@@ -192,7 +193,7 @@ TEST(GroupedProduct, EveryWayThatThisMachineHasIsRight) {
       using T = decltype(zero);
       const auto choices = kernels::grouped_choices(false, kernels::kElementNumber<T>);
       ASSERT_FALSE(choices.empty());
-      EXPECT_EQ(choices.front()->name, moe::product_name({}, type));
+      EXPECT_EQ(choices.front()->name, moe::product_name({.type = type}));
       for (const kernels::GroupedChoice* choice : choices) {
         for (const Case& c : kCases) {
           const Data d = make_data(c, type, nn::acc_type(type));

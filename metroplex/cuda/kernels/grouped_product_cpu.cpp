@@ -47,10 +47,10 @@ constexpr GroupedChoice kChoices[] = {
      .library = true,
      .from = 90,
      .below = 110},
-    {true, Number::f32, CpuNeeds::nothing, "own blocks"},
-    {true, Number::f64, CpuNeeds::nothing, "own blocks"},
-    {true, Number::bf16, CpuNeeds::nothing, "own blocks, tensor cores"},
-    {true, Number::f16, CpuNeeds::nothing, "own blocks, tensor cores"}};
+    {true, Number::f32, CpuNeeds::nothing, "own tiles"},
+    {true, Number::f64, CpuNeeds::nothing, "own tiles"},
+    {true, Number::bf16, CpuNeeds::nothing, "own tiles, tensor cores"},
+    {true, Number::f16, CpuNeeds::nothing, "own tiles, tensor cores"}};
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
 // Whether ONEDNN_MAX_CPU_ISA, where somebody set it, names a set that has one of these.
