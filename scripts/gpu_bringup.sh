@@ -138,7 +138,7 @@ bin=$build/bin
 golden=tests/vectors/golden
 part "build for these GPUs" "" 0 env \
   CUDAARCHS="$(printf '%s\n' "$gpus" | cut -d, -f2 | tr -d ' .' | sort -u | awk '{print $1 ($1 >= 90 ? "a" : "") "-real"}' | paste -sd ';')" \
-  bash -c 'if [ "$1" = 1 ]; then scripts/build.sh --cuda --dir "$2" && ninja -C "$2" gpu_step kernel_bandwidth attention_operators; fi; test -x "$2/bin/metroplex"' \
+  bash -c 'if [ "$1" = 1 ]; then scripts/build.sh --cuda --dir "$2" && ninja -C "$2" gpu_step kernel_bandwidth attention_operators grouped_product; fi; test -x "$2/bin/metroplex"' \
   build "$make" "$build" || touch "$logs/build.failed"
 part "machine" "" 12 each "nvidia-smi -L" "nvidia-smi topo -m" "git log -1 --format=%h || true" "ldd $bin/metroplex-torch | sed -n /cuda/p"
 
@@ -198,6 +198,7 @@ part "compute-sanitizer over the kernels" "sanitizer" 3 together sanitizer "comp
 
 part "kernels' bandwidth against the copy's" "" 20 "$bin/kernel_bandwidth" cuda 65536 4096 "$repetitions"
 part "attention by flash, cuDNN and own kernels" "" 15 "$bin/attention_operators" cuda "$repetitions"
+part "products of experts by own tiles and libtorch" "" 8 "$bin/grouped_product" cuda
 for model in gpt2 llama mixtral; do
   part "training step of $model" "" 8 "$python" bench/compare_gpu.py --models "$model" --steps "$steps" --binary "$bin/gpu_step"
 done

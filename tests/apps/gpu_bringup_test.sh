@@ -52,6 +52,7 @@ tool build/bin/metroplex_parity 'echo + >> '"$work"'/running; sleep 0.1; echo - 
 echo "parity $* with $OMP_NUM_THREADS threads"; case "$*" in *llama_fp16_small.json*) echo "DIFFERS"; exit 1 ;; esac'
 tool build/bin/kernel_bandwidth 'echo "| copy | 1.0 |"'
 tool build/bin/attention_operators 'echo "| GPT-2 | flash (chosen) | $* |"'
+tool build/bin/grouped_product 'echo "| bf16 | own tiles | $* |"'
 bringup 1 --build "$work/build" --no-build --python "$work/tools/python" --jobs 3
 [ "$(count 'skipped')" = 0 ] || fail "a part was skipped"
 page_says '2 of '
