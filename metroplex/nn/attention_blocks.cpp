@@ -84,7 +84,8 @@ std::vector<AttentionBlock> blocks_in_window(const PieceList& queries, const Pie
       --key;
       if (key->first + key->count - 1 + window < query.first) break;
       if (key->first == query.first) {
-        blocks.push_back({{query.row, query.count}, {key->row, key->count}, true, window});
+        const bool all = window >= query.count - 1;
+        blocks.push_back({{query.row, query.count}, {key->row, key->count}, true, all ? -1 : window});
       } else {
         add_in_window(blocks, query, *key, window);
       }

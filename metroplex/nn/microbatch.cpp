@@ -75,10 +75,11 @@ at::Tensor document_offsets(const at::Tensor& document_ids, int64_t most) {
 
 at::Tensor offsets_among(const Microbatch& batch, const at::Tensor& positions) {
   const at::Tensor& offsets = batch.document_offsets;
-  if (offsets.is_meta()) return at::empty(offsets.sizes(), offsets.options().dtype(at::kInt));
   const int64_t samples = batch.document_ids.size(0), whole = batch.document_ids.size(1);
   const at::Tensor first = at::arange(0, samples * whole, whole, positions.options());
-  return at::searchsorted((first.unsqueeze(1) + positions).flatten(), offsets, /*out_int32=*/true);
+  const at::Tensor all = (first.unsqueeze(1) + positions).flatten();
+  if (offsets.is_meta()) return at::empty(offsets.sizes(), offsets.options().dtype(at::kInt));
+  return at::searchsorted(all, offsets, /*out_int32=*/true);
 }
 
 void place_counters(Microbatch& batch, const at::Tensor& both) {

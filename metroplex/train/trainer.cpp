@@ -400,16 +400,17 @@ std::string words_of_experts(const Assembly& a) {
                                  : "; slots for clones: " + std::to_string(config::echo_slots(model, ep)) +
                                        " a rank, planned by " + model.moe_echo_planner.text();
   const bool gpu = a.world->target().gpu();
-  const moe::GroupedCase product{gpu,
-                                 gpu ? cuda::compute_capability() : 0,
-                                 a.dtype,
-                                 model.hidden_size,
-                                 config::expert_ffn_width(model) / a.config.parallel.etp(),
-                                 model.moe_enable_echo};
+  const int capability = gpu ? cuda::compute_capability() : 0;
+  const int64_t width = config::expert_ffn_width(model) / a.config.parallel.etp();
+  const auto by = [&](int64_t in, int64_t out) {
+    return moe::product_name({gpu, capability, a.dtype, in, out, model.moe_enable_echo});
+  };
+  const std::string fc1 = by(model.hidden_size, model.gated_linear_unit ? 2 * width : width),
+                    fc2 = by(width, model.hidden_size), product = fc1 == fc2 ? fc1 : fc1 + " and " + fc2;
   return " experts: " + std::to_string(model.moe_router_topk) + " of " + std::to_string(model.num_moe_experts) +
          " for a token, on " + std::to_string(ranks) + " ranks; sent by " +
          config::text_of(config::token_dispatcher(model, ranks)) + ", multiplied by " +
-         (model.moe_grouped_gemm ? moe::product_name(product) : "a product for each") + clones;
+         (model.moe_grouped_gemm ? product : "a product for each") + clones;
 }
 
 void Job::begin_training() {

@@ -372,7 +372,7 @@ MUTANTS = [
     ("cudnn_gets_a_copy", "nn/fused_attention.cpp", "const bool alike = r.out.strides() == r.dout.strides();", "const bool alike = false;", "nn_test LibraryAttention*"),
     ("windows_of_documents_in_blocks", "nn/library_attention.cpp", "if (c.documents && (c.window || !", "if (c.documents && (!", "nn_test LibraryAttention*"),
     ("keys_of_documents_are_queries", "nn/library_attention.cpp", "return {queries, one.spec.causal ? queries : of(at.keys, one.keys)};", "return {queries, queries};", "nn_test ContextAttention.IsBy*"),
-    ("documents_lie_in_one_sample", "nn/microbatch.cpp", "at::searchsorted((first.unsqueeze(1) + positions).flatten()", "at::searchsorted((first.unsqueeze(1) * 0 + positions).flatten()", "nn_test ContextAttention.IsBy*:LibraryAttention*"),
+    ("documents_lie_in_one_sample", "nn/microbatch.cpp", "(first.unsqueeze(1) + positions).flatten()", "(first.unsqueeze(1) * 0 + positions).flatten()", "nn_test ContextAttention.IsBy*:LibraryAttention*"),
     ("block_in_window_one_wider", "nn/attention_blocks.cpp", "false, window - behind});", "false, window + 1 - behind});", "nn_test AttentionBlocks*:LibraryAttention*"),
     ("block_in_window_of_few_keys", "nn/attention_blocks.cpp", "all ? count : std::max<int64_t>(0, count - keys.count);", "all ? count : 0;", "nn_test AttentionBlocks*:LibraryAttention*"),
     ("query_at_the_end_of_a_window_forgotten", "nn/attention_blocks.cpp", "std::min(query.count, keys_end + window - query.first)", "std::min(query.count, keys_end + window - query.first - 1)", "nn_test AttentionBlocks*:LibraryAttention*"),

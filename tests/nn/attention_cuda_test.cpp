@@ -40,8 +40,10 @@ Operands operands(const Shape& s, at::ScalarType dtype) {
 }
 CoreInputs on_gpu(const CoreInputs& in) { return {in.q.to(at::kCUDA), in.k.to(at::kCUDA), in.v.to(at::kCUDA)}; }
 
-// Of the largest number of a result, which may be small. Half types: probabilities, their gradients, the result and
-// the gradients rounded once each, by the formula in float64, are off by up to 12 units of 2^-8 or 2^-11.
+// Of the largest number of a result, which may be small. Half types: with probabilities, their gradients, the result
+// and the gradients rounded once each, the formula in float64 is off by up to 12 units of 2^-8 or 2^-11 in these
+// cases; flash attention rounds probabilities before they are divided by their sum, and blocks are rounded before
+// they are joined: two and a half times that. float64: sums of some hundred terms that cancel to a hundredth.
 void expect_near_itself(const test::Attended& got, const test::Attended& wanted, at::ScalarType dtype) {
   const double tolerance = dtype == at::kDouble ? 1e-11 : 32 * (dtype == at::kHalf ? 0x1p-11 : 0x1p-8);
   const auto near = [&](const at::Tensor& a, const at::Tensor& b, const char* what) {
