@@ -46,8 +46,8 @@ at::Tensor Gating::forward(const nn::Input& in, const nn::Microbatch& batch) {
   at::Tensor logits;
   {
     const at::NoGradGuard no_grad;
-    logits = nn::linear_product(target_, input(x_sbh.detach(), jitter(rows)), weight_.data.to(type_).t());
-    if (bias_) logits.add_(bias_->data.to(type_));
+    logits = nn::linear_product(target_, input(x_sbh.detach(), jitter(rows)), weight_.data.to(type_).t(),
+                                bias_ ? bias_->data.to(type_) : at::Tensor());
   }
   if (!at::GradMode::is_enabled()) return logits;
   const nn::Saved saved = weight_.frozen ? nn::Saved() : saving_.keep(in);

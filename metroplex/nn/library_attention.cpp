@@ -125,7 +125,7 @@ Calls calls_of_blocks(const CoreInputs& in, const CoreCall& call, const std::vec
   LibraryCalls calls;
   for (const AttentionBlock& block : blocks) {
     c.queries = block.queries.count, c.keys = block.keys.count, c.window = block.window >= 0;
-    FusedSpec spec{config::gpu_attention(c).by, block.causal, call.spec.softmax_scale, block.window};
+    const FusedSpec spec{config::gpu_attention(c).by, block.causal, call.spec.softmax_scale, block.window};
     if (spec.by == AttentionBy::own) return std::nullopt;
     calls.push_back({block.queries, block.keys, spec});
   }
@@ -222,8 +222,9 @@ class JoinedCalls {
     given_ = std::max(given_, queries.first + queries.count);
     CoreResult here = cut(all_, queries);
     const at::Tensor sums = here.logsumexp;
-    first ? void(here.out.copy_(part.out)) : join(here, part);
-    sums.copy_(first ? part.logsumexp : here.logsumexp);
+    if (first) here = {here.out.copy_(part.out), part.logsumexp};
+    else join(here, part);
+    sums.copy_(here.logsumexp);
   }
   CoreResult take() {
     return all_.out.defined() ? CoreResult{all_.out.to(in_.q.scalar_type()), all_.logsumexp} : sees_nothing(in_);

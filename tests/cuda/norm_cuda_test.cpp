@@ -116,11 +116,14 @@ void check_sum(const NormShape& s, double probability) {
 
 template <class In, class Out>
 void check_pair() {
-  for (const bool rms : {false, true}) {
+  struct Kind {
+    bool rms, one_plus;
+  };
+  for (const auto& [rms, one_plus] : {Kind{false, false}, Kind{true, false}, Kind{true, true}}) {
     for (const auto& [rows, width] :
          std::vector<std::pair<int64_t, int64_t>>{{1, 5}, {7, 1}, {70, 300}, {3, 4096}, {5, 12289}, {2100, 33}}) {
-      const NormShape shape{rows, width, 1e-5, rms, rms && rows == 70};
-      SCOPED_TRACE(testing::Message() << rows << " x " << width << " rms " << rms);
+      const NormShape shape{.rows = rows, .width = width, .epsilon = 1e-5, .rms = rms, .one_plus = one_plus};
+      SCOPED_TRACE(testing::Message() << rows << " x " << width << " rms " << rms << " one plus " << one_plus);
       check_norm<In, Out>(shape, false);
       check_norm<In, Out>(shape, true);
       check_sum<In, Out>(shape, 0);

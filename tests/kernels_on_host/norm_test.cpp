@@ -191,7 +191,8 @@ void check_pair() {
   }
   constexpr int kArrays = 12;
   for (int shifted = kNone; shifted < kArrays; ++shifted) check<In, Out>({3, 64, 1e-5, false}, 0.5, shifted);
-  for (const int64_t width : {5, 64}) check<In, Out>({3, width, 1e-5, true, true}, 0.5, kNone);
+  for (const int64_t width : {5, 64})
+    check<In, Out>({.rows = 3, .width = width, .epsilon = 1e-5, .rms = true, .one_plus = true}, 0.5, kNone);
 }
 
 TEST(NormOnHost, AloneAndBehindDropoutEveryPairOfTypesIsAsItsCpuTwin) {

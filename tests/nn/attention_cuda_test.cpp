@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "support/gpu.h"
-#include "nn/plain_attention.h"
+#include "nn/chosen_rows.h"
 
 namespace metroplex::nn::attention_cuda_test {
 namespace {
@@ -39,37 +39,6 @@ Operands operands(const Shape& s, at::ScalarType dtype) {
           rounded({s.queries, s.batch, s.heads, s.v_dim}, 0.5)};
 }
 CoreInputs on_gpu(const CoreInputs& in) { return {in.q.to(at::kCUDA), in.k.to(at::kCUDA), in.v.to(at::kCUDA)}; }
-
-// Of the largest number of a result, which may be small. Half types: with probabilities, their gradients, the result
-// and the gradients rounded once each, the formula in float64 is off by up to 12 units of 2^-8 or 2^-11 in these
-// cases; flash attention rounds probabilities before they are divided by their sum, and blocks are rounded before
-// they are joined: two and a half times that. float64: sums of some hundred terms that cancel to a hundredth.
-void expect_near_itself(const test::Attended& got, const test::Attended& wanted, at::ScalarType dtype) {
-  const double tolerance = dtype == at::kDouble ? 1e-11 : 32 * (dtype == at::kHalf ? 0x1p-11 : 0x1p-8);
-  const auto near = [&](const at::Tensor& a, const at::Tensor& b, const char* what) {
-    EXPECT_LE(test::largest(a.to(at::kCPU, at::kDouble) - b), tolerance * test::largest(b)) << what;
-  };
-  near(got.out, wanted.out, "result");
-  near(got.dq, wanted.dq, "gradient of q");
-  near(got.dk, wanted.dk, "gradient of k");
-  near(got.dv, wanted.dv, "gradient of v");
-}
-
-void check_chosen(const Shape& s, at::ScalarType dtype, const CorePositions& positions, const Microbatch& batch) {
-  auto [in, dy] = operands(s, dtype);
-  in.q.mul_(8);  // scores so far apart that single keys count
-  CoreSpec spec = test::core_spec(in);
-  spec.window = s.window;
-  const test::Attended cpu = test::plain_attention(in, {spec, positions, batch}, dy);
-  spec.target.device = at::kCUDA;
-  CorePositions there = positions;
-  Microbatch batch_there = batch;
-  for (at::Tensor* x :
-       {&there.queries.rows, &there.keys.rows, &batch_there.document_ids, &batch_there.document_offsets}) {
-    if (x->defined()) *x = x->to(at::kCUDA);
-  }
-  expect_near_itself(test::attended(on_gpu(in), {spec, there, batch_there}, dy.to(at::kCUDA)), cpu, dtype);
-}
 
 void check(const Shape& s, at::ScalarType dtype, const Microbatch& batch, double dropout) {
   const auto [in, dy] = operands(s, dtype);
@@ -118,42 +87,30 @@ TEST(CoreAttentionOnGpu, IsTheFormula) {
   }
 }
 
-// As a rank of context parallelism has them: some queries, some keys, in runs in any order, with windows that reach
-// into the run before and beyond it, and with documents, of which some end within a run. Lengths that 128 divides, of
-// which cuDNN's is preferred where it takes the case, and others.
+void check_chosen(const test::ChosenRows& c, at::ScalarType dtype) {
+  const auto [in, dy] = test::operands_of(c, dtype);
+  CoreSpec spec = test::core_spec(in);
+  spec.window = c.window;
+  CoreSpec spec_there = spec;
+  spec_there.target.device = at::kCUDA;
+  test::ChosenRows there = c;
+  for (at::Tensor* x : {&there.positions.queries.rows, &there.positions.keys.rows, &there.batch.document_ids,
+                        &there.batch.document_offsets}) {
+    if (x->defined()) *x = x->to(at::kCUDA);
+  }
+  const test::Attended got = test::attended(on_gpu(in), {spec_there, there.positions, there.batch}, dy.to(at::kCUDA));
+  test::expect_rounded_attended(got, c, {spec, c.positions, c.batch}, dtype);
+}
+
+// Lengths that 128 divides, of which cuDNN's is preferred where it takes the case, and others.
 TEST(CoreAttentionOnGpu, OfChosenRowsIsTheFormula) {
   MPX_NEED_GPU();
-  const auto positions = [](int64_t whole, const std::vector<RowRun>& runs) {
-    std::vector<at::Tensor> rows;
-    for (const RowRun& run : runs) rows.push_back(at::arange(run.first, run.first + run.count, at::kLong));
-    return Positions{0, at::cat(rows), whole, runs};
-  };
   for (const at::ScalarType dtype : {at::kDouble, at::kBFloat16, at::kHalf}) {
     for (const int64_t part : {128, 50}) {
-      const Positions first = positions(4 * part, {{0, part}, {3 * part, part}}),
-                      second = positions(4 * part, {{2 * part, part}, {part, part}}),
-                      all = positions(4 * part, {{0, part}, {3 * part, part}, {part, part}, {2 * part, part}});
-      for (const auto& [queries, keys] : std::vector<std::pair<Positions, Positions>>{
-               {first, first}, {first, second}, {second, first}, {second, all}, {first, all}}) {
-        SCOPED_TRACE(testing::Message() << dtype << ", runs of " << part << ", queries from " << queries.runs[0].first
-                                        << ", keys " << keys.rows.numel());
-        const Shape shape{queries.rows.numel(), keys.rows.numel(), 2, 4, 2, 64};
-        for (const int64_t dv : {64, 32}) {
-          Shape of_values = shape;
-          of_values.v_dim = dv;
-          check_chosen(of_values, dtype, {queries, keys}, {});
-        }
-        for (const int64_t window : {int64_t{0}, int64_t{20}, part + 20, 3 * part}) {
-          Shape of_window = shape;
-          of_window.window = window;
-          check_chosen(of_window, dtype, {queries, keys}, {});
-        }
-        Microbatch documents;
-        const at::Tensor row = at::arange(4 * part);
-        documents.document_ids = at::stack({row.div(part + 7, "floor"), row.div(3 * part, "floor")}).to(at::kLong);
-        documents.document_offsets = document_offsets(documents.document_ids, 6);
-        check_chosen(shape, dtype, {queries, keys}, documents);
-      }
+      test::for_chosen_rows(part, {64, 32}, [&](const std::string& name, const test::ChosenRows& c) {
+        SCOPED_TRACE(testing::Message() << dtype << ", runs of " << part << ", " << name);
+        check_chosen(c, dtype);
+      });
     }
   }
 }

@@ -6,6 +6,7 @@
 
 #include "cuda/memory_meter.h"
 #include "nn/attention_blocks.h"
+#include "nn/chosen_rows.h"
 #include "nn/library_stand_ins.h"
 #include "support/allocations.h"
 
@@ -215,6 +216,24 @@ TEST(LibraryAttention, OfChosenRowsIsTheBlockedKernels) {
   EXPECT_GT(calls.cudnn, 100);
   EXPECT_GT(calls.documents, 100);
   EXPECT_GT(calls.windows, 100);
+}
+
+// The cases of nn_gpu_test, of microbatches as a run has them, within the roundings that a GPU is allowed.
+TEST(LibraryAttention, OfChosenRowsInHalvesIsTheFormulaToItsRoundings) {
+  const StandIns stand_ins;
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    for_chosen_rows(50, {64}, [&](const std::string& name, const ChosenRows& c) {
+      SCOPED_TRACE(testing::Message() << type << ", " << name);
+      const auto [in, dy] = operands_of(c, type);
+      nn::CoreSpec spec = core_spec(in);
+      spec.window = c.window;
+      nn::CoreSpec there = spec;
+      there.target = kGpu;
+      expect_rounded_attended(attended(in, {there, c.positions, c.batch}, dy), c, {spec, c.positions, c.batch}, type);
+    });
+  }
+  EXPECT_GT(calls.documents, 0);
+  EXPECT_GT(calls.windows, 0);
 }
 
 // What blocks cannot say is left to own kernels.
