@@ -106,6 +106,15 @@ class Case {
             [this] { at::_grouped_mm(dy_, weight_, offsets_); },
             [this] { gradient_.add_(at::_grouped_mm(dy_.t(), x_, offsets_)); }};
   }
+  // The same where half of the weights are clones, which lie in another tensor.
+  std::vector<std::function<void()>> joined() const {
+    const int64_t home = experts_ / 2;
+    const auto all = [this, clones = weight_.narrow(0, home, experts_ - home).clone(), home] {
+      return at::cat({weight_.narrow(0, 0, home), clones});
+    };
+    return {[this, all] { at::_grouped_mm(x_, all().transpose(1, 2), offsets_); },
+            [this, all] { at::_grouped_mm(dy_, all(), offsets_); }, torchs()[2]};
+  }
   // Every weight once, by all threads.
   void read() const {
     const auto* data = static_cast<const uint64_t*>(weight_.const_data_ptr());
@@ -206,8 +215,10 @@ int on_gpu(int argc, char** argv) {
   for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
     const Case c(sizes, row_counts(sizes.experts, mean, false), type, target);
     print_rates(type == at::kHalf ? "fp16" : "bf16", "own tiles", c.flops(), c.ours());
-    if (moe::library_multiplies({true, capability, type, sizes.in, sizes.out}))
+    if (moe::library_multiplies({true, capability, type, sizes.in, sizes.out})) {
       print_rates("bf16", "_grouped_mm", c.flops(), c.torchs());
+      print_rates("bf16", "the same, clones copied beside home experts", c.flops(), c.joined());
+    }
   }
   return 0;
 }

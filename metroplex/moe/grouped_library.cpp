@@ -25,6 +25,10 @@ double flops_of(int64_t rows, const at::Tensor& weights) {
          static_cast<double>(weights.size(2));
 }
 
+at::Tensor joined(const GroupedWeights& weights) {
+  return weights.clones.defined() ? at::cat({weights.home, weights.clones}) : weights.home;
+}
+
 }  // namespace
 
 bool library_multiplies(const GroupedCase& c) {
@@ -34,7 +38,8 @@ bool library_multiplies(const GroupedCase& c) {
     library =
         cuda::kernels::grouped_choice(c.gpu, cuda::kernels::kElementNumber<decltype(zero)>, c.capability).library;
   });
-  return library && !c.clones && c.in > 0 && c.out > 0 && c.in % kAligned == 0 && c.out % kAligned == 0;
+  const bool pays = !c.joins || c.rows_of_group >= kRowsForJoin;
+  return library && pays && c.in > 0 && c.out > 0 && c.in % kAligned == 0 && c.out % kAligned == 0;
 }
 
 std::string product_name(const GroupedCase& c) {
@@ -49,11 +54,12 @@ std::string product_name(const GroupedCase& c) {
   return name;
 }
 
-at::Tensor library_rows(const cuda::Target& target, GroupedOp op, const at::Tensor& rows, const at::Tensor& weights,
-                        const at::Tensor& counts) {
+at::Tensor library_rows(const cuda::Target& target, GroupedOp op, const at::Tensor& rows,
+                        const GroupedWeights& of_groups, const at::Tensor& counts) {
   const bool forward = op == GroupedOp::forward;
-  const int64_t n = rows.size(0), width = weights.size(forward ? 1 : 2);
+  const int64_t n = rows.size(0), width = of_groups.home.size(forward ? 1 : 2);
   if (n == 0) return at::empty({n, width}, rows.options());
+  const at::Tensor weights = joined(of_groups);
   const at::Tensor matrices = forward ? weights.transpose(1, 2) : weights;
   const at::Tensor out = multiplied(target, rows, matrices, ends_of(counts, n), {n, width});
   cuda::issued(target, {"grouped_mm", {&rows, &weights}, {&out}, {}, flops_of(n, weights)});
@@ -62,16 +68,19 @@ at::Tensor library_rows(const cuda::Target& target, GroupedOp op, const at::Tens
 
 void put_library_weight_gradient(const cuda::Target& target, const LibraryGradient& to, const at::Tensor& dy,
                                  const at::Tensor& x, const at::Tensor& counts) {
-  const at::Tensor& gradient = to.gradient;
-  const int64_t n = x.size(0);
+  const at::Tensor &gradient = to.gradient.home, &of_clones = to.gradient.clones;
+  const int64_t n = x.size(0), home = gradient.size(0);
   if (n == 0) {
     if (!to.adds) gradient.zero_();
+    if (of_clones.defined()) of_clones.zero_();
     return;
   }
-  const at::Tensor product = multiplied(target, dy.t(), x, ends_of(counts, n), gradient.sizes().vec());
+  const at::Tensor product =
+      multiplied(target, dy.t(), x, ends_of(counts, n), {counts.numel(), gradient.size(1), gradient.size(2)});
   cuda::issued(target, {"grouped_mm", {&dy, &x}, {&product}, {}, flops_of(n, gradient)});
   if (to.zeros_empty) product.masked_fill_((counts == 0).view({-1, 1, 1}), 0);
-  nn::put_product(target, gradient, product, to.adds);
+  nn::put_product(target, gradient, product.narrow(0, 0, home), to.adds);
+  if (of_clones.defined()) nn::put_product(target, of_clones, product.narrow(0, home, of_clones.size(0)), false);
 }
 
 }  // namespace metroplex::moe

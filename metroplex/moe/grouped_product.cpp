@@ -47,14 +47,14 @@ GroupedProduct::GroupedProduct(const cuda::Target& target, int64_t groups, int c
       arguments_(at::empty({kernels::kGroupedFields, groups},
                            at::TensorOptions().dtype(at::kLong).device(target.memory()))) {}
 
-bool GroupedProduct::by_library(const at::Tensor& rows, const GroupedWeights& stack) const {
+bool GroupedProduct::by_library(const at::Tensor& rows, const GroupedWeights& stack, bool reads) const {
   return library_multiplies({target_.gpu(), capability_, rows.scalar_type(), stack.home.size(2), stack.home.size(1),
-                             stack.clones.defined()});
+                             reads && stack.clones.defined(), rows.size(0) / arguments_.size(1)});
 }
 
 at::Tensor GroupedProduct::rows(kernels::GroupedOp op, const at::Tensor& rows, const GroupedWeights& weights,
                                 const at::Tensor& counts) const {
-  if (by_library(rows, weights)) return library_rows(target_, op, rows, weights.home, counts);
+  if (by_library(rows, weights, true)) return library_rows(target_, op, rows, weights, counts);
   const int64_t width = weights.home.size(op == kernels::GroupedOp::forward ? 1 : 2);
   const at::Tensor out = at::empty({rows.size(0), width}, rows.options());
   run(op, rows, weights, out, counts);
@@ -72,9 +72,9 @@ void GroupedProduct::run(kernels::GroupedOp op, const GroupedWeights& of_a, cons
   const bool gradient = op == kernels::GroupedOp::weight_gradient;
   const GroupedWeights& stack = gradient ? of_c : of_b;
   check_stack(stack, groups);
-  if (gradient && by_library(b, of_c)) {
+  if (gradient && by_library(b, of_c, false)) {
     constexpr int kWritesAll = 100;  // groups without rows too, from here on not
-    return put_library_weight_gradient(target_, {c, adds, capability_ >= kWritesAll}, a, b, counts);
+    return put_library_weight_gradient(target_, {of_c, adds, capability_ >= kWritesAll}, a, b, counts);
   }
   const int64_t out = stack.home.size(1), in = stack.home.size(2);
   kernels::GroupedSource source{operand(of_a), operand(of_b), operand(of_c), groups, rows, clones_of(stack)};

@@ -38,7 +38,8 @@ class GroupedProduct {
            const at::Tensor& counts, bool adds = true) const;
 
  private:
-  bool by_library(const at::Tensor& rows, const GroupedWeights& stack) const;
+  // `reads`: the stack's weights are read, else their gradients written.
+  bool by_library(const at::Tensor& rows, const GroupedWeights& stack, bool reads) const;
 
   cuda::Target target_;
   int capability_;

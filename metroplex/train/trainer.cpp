@@ -403,7 +403,11 @@ std::string words_of_experts(const Assembly& a) {
   const int capability = gpu ? cuda::compute_capability() : 0;
   const int64_t width = config::expert_ffn_width(model) / a.config.parallel.etp();
   const auto by = [&](int64_t in, int64_t out) {
-    return moe::product_name({gpu, capability, a.dtype, in, out, model.moe_enable_echo});
+    moe::GroupedCase of{gpu, capability, a.dtype, in, out, model.moe_enable_echo};
+    const std::string few = moe::product_name(of);
+    of.rows_of_group = moe::kRowsForJoin;
+    const std::string many = moe::product_name(of);
+    return few == many ? few : base::concat(many, " from ", moe::kRowsForJoin, " rows an expert on, else ", few);
   };
   const std::string fc1 = by(model.hidden_size, model.gated_linear_unit ? 2 * width : width),
                     fc2 = by(width, model.hidden_size), product = fc1 == fc2 ? fc1 : fc1 + " and " + fc2;

@@ -12,6 +12,9 @@ namespace {
 
 using cuda::kernels::GroupedOp;
 
+// Weights to be joined first, and rows of a group.
+constexpr std::pair<bool, int64_t> kJoins[] = {{false, 0}, {true, 511}, {true, 512}};
+
 TEST(GroupedLibrary, MultipliesBf16OnSm90AndSm100InRowsOf16Bytes) {
   int taken = 0;
   for (const bool gpu : {false, true}) {
@@ -19,12 +22,12 @@ TEST(GroupedLibrary, MultipliesBf16OnSm90AndSm100InRowsOf16Bytes) {
       for (const at::ScalarType type : {at::kBFloat16, at::kHalf, at::kFloat, at::kDouble}) {
         for (const int64_t in : {8, 12, 1024}) {
           for (const int64_t out : {8, 100, 14336}) {
-            for (const bool clones : {false, true}) {
+            for (const auto& [joins, rows] : kJoins) {
               const bool aligned = in != 12 && out != 100, here = capability >= 90 && capability < 110;
-              const bool wanted = gpu && here && type == at::kBFloat16 && aligned && !clones;
-              EXPECT_EQ(moe::library_multiplies({gpu, capability, type, in, out, clones}), wanted)
-                  << capability << " " << type << " " << in << " " << out << " " << clones;
-              const std::string name = moe::product_name({gpu, capability, type, in, out, clones});
+              const bool wanted = gpu && here && type == at::kBFloat16 && aligned && (!joins || rows >= 512);
+              EXPECT_EQ(moe::library_multiplies({gpu, capability, type, in, out, joins, rows}), wanted)
+                  << capability << " " << type << " " << in << " " << out << " " << joins << " " << rows;
+              const std::string name = moe::product_name({gpu, capability, type, in, out, joins, rows});
               EXPECT_EQ(name == "libtorch's _grouped_mm", wanted) << name;
               EXPECT_EQ(name.starts_with("own "), !wanted) << name;
               taken += wanted ? 1 : 0;
@@ -34,7 +37,7 @@ TEST(GroupedLibrary, MultipliesBf16OnSm90AndSm100InRowsOf16Bytes) {
       }
     }
   }
-  EXPECT_EQ(taken, 3 * 2 * 2);
+  EXPECT_EQ(taken, 2 * 3 * 2 * 2);
 }
 
 // Products of bf16 are exact in fp32; the sum of up to 64 of them, of numbers below 4, is rounded to 8 bits at the
@@ -81,6 +84,43 @@ TEST(GroupedLibrary, GivesTheProductsOfEachGroupAndAddsWeightGradients) {
   }
 }
 
+// The groups of one stack, of which the last are clones: all results have its bits, and gradients of clones are
+// written whatever becomes of those of home experts.
+TEST(GroupedLibrary, TakesClonesBesideHomeExperts) {
+  at::manual_seed(6);
+  const cuda::Target cpu;
+  const int64_t groups = 5, room = 32, in = 16, out = 24;
+  const auto bf16 = at::TensorOptions().dtype(at::kBFloat16);
+  const at::Tensor x = at::randn({room, in}, bf16), dy = at::randn({room, out}, bf16),
+                   weights = at::randn({groups, out, in}, bf16), before = at::randn({groups, out, in});
+  const at::Tensor counts = at::tensor(std::vector<int64_t>{9, 0, 12, 4, 0}, at::kLong);
+  for (const int64_t home : {1, 3, 4}) {
+    const auto cut = [&](const at::Tensor& stack) {
+      return moe::GroupedWeights(stack.narrow(0, 0, home).clone(), stack.narrow(0, home, groups - home).clone());
+    };
+    for (const GroupedOp op : {GroupedOp::forward, GroupedOp::input_gradient}) {
+      const at::Tensor& rows = op == GroupedOp::forward ? x : dy;
+      const auto of = [&](const moe::GroupedWeights& given) {
+        return moe::library_rows(cpu, op, rows, given, counts).narrow(0, 0, 25);
+      };
+      EXPECT_TRUE(at::equal(of(cut(weights)), of(weights))) << home;
+    }
+    for (const bool adds : {false, true}) {
+      const at::Tensor whole = before.clone();
+      moe::put_library_weight_gradient(cpu, {whole, adds, true}, dy, x, counts);
+      const at::Tensor written = before.clone();
+      moe::put_library_weight_gradient(cpu, {written, false, true}, dy, x, counts);
+      const moe::GroupedWeights parts = cut(before);
+      moe::put_library_weight_gradient(cpu, {parts, adds, true}, dy, x, counts);
+      EXPECT_TRUE(at::equal(parts.home, whole.narrow(0, 0, home))) << home << " " << adds;
+      EXPECT_TRUE(at::equal(parts.clones, written.narrow(0, home, groups - home))) << home << " " << adds;
+      moe::put_library_weight_gradient(cpu, {parts, adds, true}, dy.narrow(0, 0, 0), x.narrow(0, 0, 0), counts);
+      EXPECT_EQ(parts.clones.abs().max().item<float>(), 0) << "no row anywhere";
+      EXPECT_TRUE(adds ? at::equal(parts.home, whole.narrow(0, 0, home)) : parts.home.abs().max().item<float>() == 0);
+    }
+  }
+}
+
 struct Names final : cuda::Recorder {
   std::vector<std::string> names;
   void run(cuda::Operation operation) override {
@@ -116,6 +156,31 @@ TEST(GroupedLibrary, IsWhatAGpuIsAskedForByArchitecture) {
       if (library && i >= 2) wanted.emplace_back("add_elements");
     }
     EXPECT_EQ(seen.names, wanted) << capability;
+  }
+}
+
+// With a clone beside three home experts: weights are joined for many rows alone, gradients always lie together.
+TEST(GroupedLibrary, IsWhatAGpuIsAskedForWithClones) {
+  for (const int64_t rows : {4 * 512 - 1, 4 * 512}) {
+    Names seen;
+    cuda::Target target;
+    target.device = at::Device(at::kCUDA, 0);
+    target.recorder = &seen;
+    target.meta = true;
+    const moe::GroupedProduct product(target, 4, 90);
+    const auto meta = at::TensorOptions().dtype(at::kBFloat16).device(at::kMeta);
+    const auto stack = [&](const at::TensorOptions& options) {
+      return moe::GroupedWeights(at::empty({3, 24, 16}, options), at::empty({1, 24, 16}, options));
+    };
+    const at::Tensor x = at::empty({rows, 16}, meta), dy = at::empty({rows, 24}, meta),
+                     counts = at::empty({4}, meta.dtype(at::kLong));
+    EXPECT_EQ(product.rows(GroupedOp::forward, x, stack(meta), counts).sizes(), at::IntArrayRef({rows, 24}));
+    EXPECT_EQ(product.rows(GroupedOp::input_gradient, dy, stack(meta), counts).sizes(), at::IntArrayRef({rows, 16}));
+    product.run(GroupedOp::weight_gradient, dy, x, stack(meta.dtype(at::kFloat)), counts);
+    std::vector<std::string> wanted{"grouped_arguments", "grouped_product", "grouped_arguments", "grouped_product"};
+    if (rows == 4 * 512) wanted = {"grouped_mm", "grouped_mm"};
+    for (const char* name : {"grouped_mm", "add_elements", "add_elements"}) wanted.emplace_back(name);
+    EXPECT_EQ(seen.names, wanted) << rows;
   }
 }
 
