@@ -54,8 +54,6 @@ std::string to_peft(files::FileSystem& disk, const ConvertOptions& options) {
 }
 
 std::string to_checkpoint(files::FileSystem& disk, const ConvertOptions& options) {
-  MPX_CHECK(!disk.exists(options.directory), "files", "'", options.directory,
-            "' is there already; choose another directory");
   std::string from = options.from;
   checkpoint::RunState state;
   checkpoint::OpenSource open;
@@ -140,6 +138,7 @@ int run_convert(const std::vector<std::string>& arguments) {
   MPX_CHECK(!options.from.empty(), "config", "FROM is '': name a checkpoint, a folder of them, or (with --to ",
             "checkpoint) a Hugging Face directory; is a variable not set?");
   files::PosixFileSystem disk;
+  disk.check_new_directory(options.directory);
   const std::string from = options.to == "hf"     ? to_hf(disk, options)
                            : options.to == "peft" ? to_peft(disk, options)
                                                   : to_checkpoint(disk, options);

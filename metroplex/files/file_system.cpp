@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <utility>
@@ -169,6 +170,13 @@ std::string FileSystem::make_problem(const std::string& path) {
   return problem.empty() ? "" : "cannot write in " + there + " (" + problem + ")";
 }
 
+void FileSystem::check_new_directory(const std::string& path) {
+  MPX_CHECK(!path.empty(), "files", "the directory to write has no name; give one");
+  MPX_CHECK(!exists(path), "files", "'", path, "' is there already; choose another directory");
+  const std::string problem = make_problem(path);
+  MPX_CHECK(problem.empty(), "files", "'", path, "' cannot be made: ", problem, "; choose another directory");
+}
+
 void FileSystem::remove_quietly(const std::string& path) {
   try {
     if (exists(path)) remove_tree(path);
@@ -255,7 +263,11 @@ std::string PosixFileSystem::canonical(const std::string& path) {
 }
 
 std::string PosixFileSystem::write_problem(const std::string& directory) {
-  return ::access(directory.c_str(), W_OK | X_OK) == 0 ? "" : std::strerror(errno);
+  std::string trial = join_path(directory, ".trial-XXXXXX");
+  if (::access(directory.c_str(), W_OK | X_OK) != 0 || ::mkdtemp(trial.data()) == nullptr)
+    return std::strerror(errno);
+  ::rmdir(trial.c_str());
+  return "";
 }
 
 std::optional<size_t> PosixFileSystem::file_size(const std::string& path) {

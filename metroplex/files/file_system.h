@@ -58,7 +58,8 @@ class FileSystem {
   virtual bool is_directory(const std::string& path) = 0;
   // `path` from the root, without links, dots and a slash at the end; what does not exist of it is kept as it is.
   virtual std::string canonical(const std::string& path) = 0;
-  // Why no file can be made in a directory, in the system's words; "" where one can.
+  // Why nothing can be made in a directory, in the system's words; "" where it can. Rights do not tell (/proc, a full
+  // disk), so something is made there for a moment, under a hidden name.
   virtual std::string write_problem(const std::string& directory) = 0;
   // Bytes of a regular file, through links; nothing where there is none.
   virtual std::optional<size_t> file_size(const std::string& path) = 0;
@@ -80,6 +81,8 @@ class FileSystem {
   // Why nothing can be made at `path`, of which the end need not exist, with the folder that is in the way; "" where
   // it can.
   std::string make_problem(const std::string& path);
+  // Throws base::Error where `path` is there already or cannot be made.
+  void check_new_directory(const std::string& path);
   // All levels of `path`, each made durable in its parent.
   void make_directories(const std::string& path);
   // A file, or a directory with all that is in it. A symbolic link is removed, as `path` and anywhere in it, and

@@ -186,10 +186,7 @@ void write_files(files::FileSystem& disk, checkpoint::TensorSource& weights, che
 }  // namespace
 
 void check_writable(files::FileSystem& disk, const config::Model& model, const std::string& directory) {
-  MPX_CHECK(!directory.empty(), "files", "the directory to write has no name; give one");
-  MPX_CHECK(!disk.exists(directory), "files", "'", directory, "' is there already; choose another directory");
-  const std::string problem = disk.make_problem(directory);
-  MPX_CHECK(problem.empty(), "files", "'", directory, "' cannot be made: ", problem, "; choose another directory");
+  disk.check_new_directory(directory);
   family_for(model);
 }
 

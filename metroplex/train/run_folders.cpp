@@ -88,7 +88,11 @@ static void check_export_folder(const config::Config& config, files::FileSystem&
     MPX_CHECK(!same_folder(path, c.export_hf, disk), "config", "checkpoint.export_hf = ", c.export_hf, " is ", key,
               " too, and must be a directory of its own; choose another checkpoint.export_hf");
   }
-  hf::check_writable(disk, config.model, c.export_hf);
+  try {
+    hf::check_writable(disk, config.model, c.export_hf);
+  } catch (const base::Error& error) {
+    throw base::Error(error.room(), base::concat("checkpoint.export_hf: ", base::message_of(error)));
+  }
 }
 
 void check_save_folder(const config::Config& config, files::FileSystem& disk) {

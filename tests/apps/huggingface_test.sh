@@ -50,6 +50,13 @@ run 0 train --model.from brain $small --train.train_iters=2 --optim.lr=0.003 --c
 prints 'wrote ended for Hugging Face'
 run 3 train --model.from brain $small --train.train_iters=1 --checkpoint.save=other --checkpoint.export_hf=ended
 warns "'ended' is there already"
+run 3 train --model.from brain $small --train.train_iters=1 --checkpoint.save=other --checkpoint.export_hf=/proc/ended/hf
+warns "checkpoint.export_hf: '/proc/ended/hf' cannot be made: cannot write in /proc"
+[ ! -e other ] && held || fail "a run that cannot be exported began"
+for to in hf checkpoint; do
+  run 3 convert nothing --to $to /proc/ended
+  warns "'/proc/ended' cannot be made"
+done
 run 2 train $small --train.train_iters=1 --model.family=codegeex --model.num_layers=2 --model.hidden_size=16 \
   --model.num_attention_heads=2 --model.vocab_size=64 --checkpoint.save=other --checkpoint.export_hf=none
 [ ! -e other ] && held || fail "a run that cannot be exported began"

@@ -84,6 +84,24 @@ TEST(FileSystem, ThroughLinksAPathIsTheSameAndWhatIsNoDirectoryCannotBeWrittenIn
   EXPECT_EQ(disk.write_problem(folder + "/nothing"), "No such file or directory");
 }
 
+// Root has every right, and can make nothing there.
+TEST(FileSystem, WhereNothingCanBeMadeIsToldInAdvanceAndNothingIsLeftWhereItCan) {
+  TemporaryDirectory directory;
+  PosixFileSystem disk;
+  EXPECT_NE(disk.write_problem("/proc"), "");
+  const auto check = [&](const std::string& path) {
+    try {
+      disk.check_new_directory(path);
+    } catch (const base::Error& error) { return std::string(error.what()); }
+    return std::string();
+  };
+  EXPECT_EQ(check(directory.path + "/a/b"), "");
+  EXPECT_EQ(disk.list(directory.path), std::vector<std::string>{});
+  EXPECT_NE(check("/proc/a/b").find("'/proc/a/b' cannot be made: cannot write in /proc ("), std::string::npos);
+  EXPECT_NE(check(directory.path).find("is there already; choose another directory"), std::string::npos);
+  EXPECT_NE(check("").find("has no name"), std::string::npos);
+}
+
 TEST(FileSystem, TheRealDiskAndTheOneInMemoryBehaveAlike) {
   TemporaryDirectory directory;
   PosixFileSystem real;
