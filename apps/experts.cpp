@@ -182,7 +182,7 @@ int run_experts(const std::vector<std::string>& arguments) {
   options.picture.columns = options.columns > 0 ? options.columns : columns;
   if (terminal.there)
     options.picture.ink = terminal.colour && !options.no_color ? files::Ink::colour : files::Ink::blocks;
-  if (!options.svg.empty()) disk.replace_file(options.svg, files::draw_svg(trace, options.picture));
+  if (!options.svg.empty()) disk.write_output(options.svg, files::draw_svg(trace, options.picture));
   if (options.json) {
     std::cout << to_json(trace, options.picture, plans).dump(2) << "\n";
   } else {

@@ -8,10 +8,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <iostream>
 #include <new>
+#include <typeinfo>
 
+#include <cxxabi.h>
 #include <fcntl.h>
 #include <malloc.h>
 #include <unistd.h>
@@ -37,6 +40,18 @@ void print_usage(const Program& program, std::ostream& out) {
 void keep_freed_memory() {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, -1);
+}
+
+// Where nothing can catch it: in a destructor of a library, say, that takes memory itself. Takes none.
+std::terminate_handler usual_terminate = nullptr;
+[[noreturn]] void on_terminate() {
+  const std::type_info* const type = abi::__cxa_current_exception_type();
+  if (type != nullptr && *type == typeid(std::bad_alloc)) {
+    for (const char* text : {"metroplex: [memory] ", base::kOutOfMemory, "\n"}) std::fputs(text, stderr);
+    std::_Exit(kExitConfig);
+  }
+  usual_terminate();
+  std::abort();
 }
 
 // A file takes the lowest free number: where a standard stream is closed, the first file opened would be written to
@@ -103,6 +118,7 @@ int main(int argc, char** argv) {
   fill_closed_streams();
   keep_freed_memory();
   explain_bus_errors();
+  usual_terminate = std::set_terminate(on_terminate);
   // Here and in what is started from here a write over the limit of file sizes fails as on a full disk.
   std::signal(SIGXFSZ, SIG_IGN);
   try {

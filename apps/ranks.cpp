@@ -140,6 +140,9 @@ int run_ranks(const std::vector<std::string>& arguments) {
   add_questions(app, o);
   int exit_code = 0;
   if (!parse(app, arguments, exit_code)) return exit_code;
+  constexpr int kMostRanks = 1 << 24;
+  MPX_CHECK(o.nproc <= kMostRanks, "config", "--nproc ", o.nproc, ": layouts of at most ", kMostRanks,
+            " ranks are drawn; choose fewer");
   if (o.tp_pp_dp) o.parallel.order = "tp-cp-ep-pp-dp";
   check_context_levels(o);
 
@@ -154,7 +157,7 @@ int run_ranks(const std::vector<std::string>& arguments) {
     draw.marked_rank = *o.rank;
   }
   if (!o.group.empty() && !find_named(grid, o)) draw.colour_by = topology::parse_axes(o.group);
-  if (!o.svg.empty()) files::PosixFileSystem().replace_file(o.svg, topology::draw_svg(grid, draw));
+  if (!o.svg.empty()) files::PosixFileSystem().write_output(o.svg, topology::draw_svg(grid, draw));
   if (o.json) {
     std::cout << topology::to_json(grid, o.gpus_per_node, o.groups);
     return 0;

@@ -306,7 +306,7 @@ int run_schedule(const std::vector<std::string>& arguments) {
   const auto timeline = plan::replay(table, options.costs);
   const bool parts = options.graphs && options.impl != "full_iteration";
   const Graphs graphs = parts ? plan_all(table, options) : Graphs{};
-  if (!options.svg.empty()) files::PosixFileSystem().replace_file(options.svg, plan::draw_svg(table, timeline));
+  if (!options.svg.empty()) files::PosixFileSystem().write_output(options.svg, plan::draw_svg(table, timeline));
   if (options.json) {
     std::cout << to_json(table, timeline, parts ? &graphs : nullptr).dump(2) << "\n";
     return 0;

@@ -64,7 +64,7 @@ void run_train(const TokenizerOptions& options) {
   for (const data::DocumentFile& file : data::open_documents(disk, options.inputs, data::TextFormat::text))
     inputs.push_back(file.path);
   const std::string model = text::train_sentencepiece_on_files(options.training, inputs);
-  disk.replace_file(path, model);
+  disk.write_output(path, model);
   const auto tokenizer = text::load_tokenizer("sentencepiece", path);
   fmt::print("{}: {} with {} ids, end of document {}\n", path, options.training.model_type, tokenizer->vocab_size(),
              tokenizer->eod().value_or(-1));

@@ -1,4 +1,4 @@
-// What is said of std::bad_alloc and its kind.
+// What is said of std::bad_alloc and its kind, and where the system starts no more threads.
 #pragma once
 
 namespace metroplex::base {
@@ -6,5 +6,7 @@ namespace metroplex::base {
 inline constexpr const char* kOutOfMemory =
     "out of memory: the machine, or a limit of this process (ulimit -v, a container's), gives no more; metroplex "
     "train --dry-run says what a run takes, and what would take less";
+inline constexpr const char* kNoMoreThreads =
+    "a limit of this process (ulimit -u or -v) or of its container (pids.max) gives no more";
 
 }  // namespace metroplex::base

@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <future>
 #include <mutex>
-#include <system_error>
-#include <thread>
 
 #include "base/error.h"
+#include "base/thread_pool.h"
 #include "checkpoint/pieces.h"
 
 namespace metroplex::checkpoint {
@@ -53,25 +51,6 @@ class MeetingExchange final : public Exchange {
   Meeting& meeting_;
   int rank_, size_;
 };
-
-// Threads that wait for each other: none begins before all are there.
-void on_threads(int count, const std::function<void(int)>& work) {
-  std::promise<bool> gate;
-  const std::shared_future<bool> begins = gate.get_future().share();
-  std::vector<std::thread> threads;
-  std::string problem;
-  try {
-    for (int i = 0; i < count; ++i) {
-      threads.emplace_back([&work, begins, i] {
-        if (begins.get()) work(i);
-      });
-    }
-  } catch (const std::system_error& error) { problem = error.what(); }
-  gate.set_value(problem.empty());
-  for (std::thread& thread : threads) thread.join();
-  MPX_CHECK(problem.empty(), "checkpoint", "only ", threads.size(), " of ", count, " threads can be started (",
-            problem, "); ask for fewer ranks");
-}
 
 int64_t rows_of(const files::TensorForm& tensor) { return tensor.shape.empty() ? 1 : tensor.shape[0]; }
 int64_t row_bytes(const files::TensorForm& tensor) {
@@ -135,7 +114,7 @@ SaveResult rewrite(files::FileSystem& disk, const OpenSource& open, const std::s
   for (int rank = 0; rank < ranks; ++rank) sources.push_back(open());
   Meeting meeting(ranks);
   std::vector<SaveResult> results(sources.size());
-  on_threads(ranks, [&](int rank) {
+  base::run_together(ranks, [&](int rank) {
     MeetingExchange exchange(meeting, rank, ranks);
     TensorSource& source = *sources[static_cast<size_t>(rank)];
     results[static_cast<size_t>(rank)] = save(

@@ -81,7 +81,8 @@ std::string broadcast_string(const std::string& text, const Group& group);
 // of it what its table says. Forward and backward of a pipeline use channels of their own, so two ranks that are each
 // other's both neighbours never mix them up.
 
-// Tensors must be contiguous. An empty batch is nothing.
+// Tensors must be contiguous. An empty batch moves nothing, and still is a call of the group, whose first one is a
+// meeting of all its ranks over NCCL: who has nothing to say in a round that others speak in calls with an empty one.
 [[nodiscard]] Handle batch_p2p(std::vector<P2pOp> ops, const Group& group);
 
 inline constexpr int kForwardChannel = 0;

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <new>
+#include <system_error>
 
 #include "base/out_of_memory.h"
 
@@ -14,6 +15,10 @@ std::string describe_plainly(int rank) { return "rank " + std::to_string(rank); 
 static bool is_out_of_memory(const c10::Error& error) {
   return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
          std::string(error.what_without_backtrace()).find("can't allocate memory") != std::string::npos;
+}
+
+static bool is_no_more_threads(const std::system_error& error) {
+  return error.code() == std::errc::resource_unavailable_try_again;
 }
 
 bool is_peer_failure(const std::exception_ptr& exception) {
@@ -29,9 +34,12 @@ std::string cause_of(const std::exception_ptr& exception) {
     std::rethrow_exception(exception);
   } catch (const c10::Error& error) {
     return (is_out_of_memory(error) ? std::string(base::kOutOfMemory) + ": " : "") + error.what_without_backtrace();
-  } catch (const std::bad_alloc&) { return base::kOutOfMemory; } catch (const std::exception& error) {
-    return error.what();
-  } catch (...) { return "an exception of an unknown type"; }
+  } catch (const std::bad_alloc&) { return base::kOutOfMemory; } catch (const std::system_error& error) {
+    return base::concat(error.what(), is_no_more_threads(error) ? ": " : "",
+                        is_no_more_threads(error) ? base::kNoMoreThreads : "");
+  } catch (const std::exception& error) { return error.what(); } catch (...) {
+    return "an exception of an unknown type";
+  }
 }
 
 std::exception_ptr with_rank(const std::exception_ptr& exception, const std::string& rank_in_words) {
@@ -45,6 +53,9 @@ std::exception_ptr with_rank(const std::exception_ptr& exception, const std::str
     return std::make_exception_ptr(base::Error(error.room(), message + text));
   } catch (const std::bad_alloc&) {
     return std::make_exception_ptr(base::Error("memory", message + cause_of(exception)));
+  } catch (const std::system_error& error) {
+    const char* const room = is_no_more_threads(error) ? "memory" : "internal";
+    return std::make_exception_ptr(base::Error(room, message + cause_of(exception)));
   } catch (const c10::Error& error) {
     const char* const room = is_out_of_memory(error) ? "memory" : "internal";
     const std::string text = message + cause_of(exception);

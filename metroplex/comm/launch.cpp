@@ -11,10 +11,9 @@
 #include <unistd.h>
 
 #include <mutex>
-#include <thread>
-#include <vector>
 
 #include "base/error.h"
+#include "base/thread_pool.h"
 #include "comm/backends/virtual_clock.h"
 #include "comm/backends/gloo.h"
 #include "comm/backends/nccl.h"
@@ -125,9 +124,7 @@ void run_threads(int world_size, const topology::RankGrid& grid, const ThreadsOp
     }
   };
   call_mkl_once();
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world_size; ++rank) threads.emplace_back(run_rank, rank);
-  for (std::thread& thread : threads) thread.join();
+  base::run_together(world_size, run_rank);
   failure.rethrow();
 }
 

@@ -7,7 +7,7 @@
 namespace metroplex::comm {
 
 Handle batch_p2p(std::vector<P2pOp> ops, const Group& group) {
-  if (ops.empty()) return Handle();
+  if (ops.empty() && group.size() == 1) return Handle();
   for (P2pOp& op : ops) {
     MPX_ASSERT(op.tensor.defined() && op.tensor.is_contiguous(), "p2p wants contiguous tensors");
     op.tensor = op.tensor.detach();

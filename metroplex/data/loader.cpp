@@ -4,6 +4,7 @@
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "base/error.h"
@@ -76,8 +77,10 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, SamplerOptions options, i
   MPX_ASSERT(dataset != nullptr && prefetch >= 0 && threads >= 1, "prefetch ", prefetch, " by ", threads);
   options.total_samples = dataset->size();
   state_ = std::make_unique<State>(std::move(dataset), options, static_cast<size_t>(prefetch));
-  for (int i = 0; prefetch > 0 && i < threads; ++i)
-    state_->threads.emplace_back([state = state_.get()] { state->run(); });
+  try {
+    for (int i = 0; prefetch > 0 && i < threads; ++i)
+      state_->threads.emplace_back([state = state_.get()] { state->run(); });
+  } catch (const std::system_error&) {}  // those that have started read all; without any, next() does
 }
 
 Loader::~Loader() {

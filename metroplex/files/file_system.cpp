@@ -18,6 +18,8 @@
 namespace metroplex::files {
 namespace {
 
+constexpr const char* kUnfinished = ".unfinished";  // in what make_whole has not finished
+
 [[noreturn]] void fail(const char* what, const std::string& path, int code) {
   base::throw_error("files", base::concat("cannot ", what, " '", path, "': ", std::strerror(code)));
 }
@@ -185,11 +187,18 @@ void FileSystem::remove_quietly(const std::string& path) {
 }
 
 void FileSystem::make_whole(const std::string& path, const std::function<void(const std::string& part)>& write) {
-  const std::string part = part_path(path);
-  if (exists(part)) remove_tree(part);
+  const std::string part = part_path(path), mark = join_path(part, kUnfinished);
+  if (exists(part)) {
+    const bool ours = is_directory(part) && (exists(mark) || list(part).empty());
+    MPX_CHECK(ours, "files", "'", part, "' is in the way: '", path,
+              "' is made there first; move it, or choose another directory");
+    remove_tree(part);
+  }
   make_directories(part);
   try {
+    create(mark)->close();
     write(part);
+    remove(mark);
     rename(part, path);
   } catch (const base::Error&) {
     remove_quietly(part);
@@ -212,6 +221,14 @@ void FileSystem::replace_file(const std::string& path, std::string_view text) {
     throw;
   }
   sync_directory(parent_directory(path));
+}
+
+void FileSystem::write_output(const std::string& path, std::string_view text) {
+  if (!exists(path)) return replace_file(path, text);
+  if (file_size(path)) return replace_file(canonical(path), text);
+  const auto file = append(path);
+  file->write(text.data(), text.size());
+  file->close();
 }
 
 std::unique_ptr<WritableFile> PosixFileSystem::create(const std::string& path) {

@@ -91,12 +91,15 @@ class FileSystem {
   // The same where an error is already under way: another one is not told.
   void remove_quietly(const std::string& path);
   // A new directory, whole or not at all: `write` makes it as part_path(path), which is then renamed, and goes on an
-  // error. What a crash left there before is removed first.
+  // error. What a crash left there before is removed first, known by a mark in it; anything else is left alone:
+  // base::Error.
   void make_whole(const std::string& path, const std::function<void(const std::string& part)>& write);
   std::string read(const std::string& path);
   // `path` holds either its old content or all of `text`, at every moment and after any crash: written beside it as
   // part_path(path), which a crash may leave and an error does not, synced, renamed, parent synced.
   void replace_file(const std::string& path, std::string_view text);
+  // The same of a path that a user has named: through a symbolic link, which stays; a pipe or a device is written to.
+  void write_output(const std::string& path, std::string_view text);
 };
 
 class PosixFileSystem final : public FileSystem {

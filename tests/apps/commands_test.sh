@@ -216,7 +216,19 @@ for command in "ranks --nproc 4" "generate --load ck --prompt a --max-new-tokens
   "$metroplex" $command > /dev/full 2> err || code=$?
   [ $code = 3 ] && grep -q 'could not be written' err || fail "$command > /dev/full ended with $code: $(cat err)"
 done
-holds "a NUL in the text stays; output that cannot be written is exit code 3"
+for limit in 30000 40000 50000 60000; do # KiB; some end in a destructor of a library, where nothing can be caught
+  code=0
+  (ulimit -v $limit && exec "$metroplex" ranks --nproc 16384 --json > out 2> err) || code=$?
+  [ $code = 2 ] && grep -q '^metroplex: \[memory\] out of memory' err || fail "ranks in $limit KiB ended with $code: $(cat err)"
+done
+run 2 ranks --nproc 16777217
+warns 'layouts of at most 16777216 ranks are drawn'
+mkfifo picture
+timeout 10 cat picture > drawn &
+run 0 ranks --nproc 4 --svg picture
+wait $!
+[ -p picture ] && grep -q '^<svg' drawn && held || fail "a picture into a pipe: $(head -c 100 drawn)"
+holds "a NUL in the text stays; output that cannot be written is exit code 3; pictures go into pipes; little memory is said"
 
 echo "Closed standard streams"
 closed=("${tiny[@]}" "${mock[@]}" --train.train_iters=3 --optim.lr_warmup_iters=0)

@@ -158,7 +158,7 @@ little() { (ulimit -d $(($1 << 10)) && shift && run "$@"); } # MIB CODE ARGUMENT
 little 32 0 convert large --to hf large_hf
 little 24 0 convert large_hf --to checkpoint large_again
 little 24 0 convert large_again --to checkpoint large_weights --weights-only
-little 24 3 convert large_again --to checkpoint large_eight --ranks 64
+little 24 2 convert large_again --to checkpoint large_eight --ranks 64
 warns 'of 64 threads can be started .*ask for fewer ranks'
 [ ! -e large_eight ] && held || fail "a conversion that failed left its folder"
 run 0 inspect large --diff large_weights

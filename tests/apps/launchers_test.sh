@@ -162,6 +162,9 @@ holds "the soft limit of open files is raised"
 warns 'RLIMIT_NOFILE lets a process open 32 files, and with 2 ranks over gloo it may open 38.*ulimit -Hn'
 (ulimit -n 32 && run 0 train "${run_options[@]}" --nproc 2 --backend threads)
 holds "a hard limit below what ranks over gloo open is refused by name; threads need no connections"
+(ulimit -s 1000000 -v 6000000 && run 2 train "${run_options[@]}" --train.global_batch_size=64 --nproc 64) # stacks of 1 GB
+warns 'only [0-9]* of 64 threads can be started .*ulimit -u or -v.*ask for fewer ranks'
+holds "ranks that cannot be started are refused, and none begins"
 begun=$SECONDS code=0
 env "${around[@]}" RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=no-such-host.invalid MASTER_PORT=29501 \
   timeout -k 5 90 "$metroplex" train "${run_options[@]}" > out 2> err < /dev/null || code=$?

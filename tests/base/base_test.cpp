@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <barrier>
 #include <cmath>
 
 #include "base/error.h"
@@ -57,6 +58,17 @@ TEST(ThreadPool, RunsEveryPieceOnceAndHandsBackTheFirstFailure) {
   parallel_for(100, 3, [&](int64_t i) { ++seen[i]; });
   for (const auto& count : seen) EXPECT_EQ(count.load(), 1);
   EXPECT_THROW(parallel_for(10, 2, [](int64_t i) { MPX_CHECK(i != 4, "base", "four"); }), Error);
+}
+
+TEST(ThreadPool, RunsTogetherWhatWaitsForTheOthers) {
+  std::barrier all(5);
+  std::atomic<int> sum{0};
+  run_together(5, [&](int i) {
+    sum += i;
+    all.arrive_and_wait();
+    EXPECT_EQ(sum.load(), 10);
+  });
+  run_together(0, [](int) { FAIL(); });
 }
 
 }  // namespace

@@ -3,6 +3,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <latch>
+#include <thread>
+
+#include "support/forwarding_backend.h"
 #include "support/run_ranks.h"
 
 namespace metroplex::comm::p2p_ranks_test {
@@ -155,6 +159,40 @@ TEST(BatchP2p, NoOperationOfABatchWaitsForAnotherOne) {
                 EXPECT_EQ(received[static_cast<size_t>(peer)][0].item<int64_t>(), peer);
             },
             {.rendezvous = true});
+}
+
+// As over NCCL: the first call of a group is a meeting of all its ranks.
+class MeetsFirst final : public test::ForwardingBackend {
+ public:
+  MeetsFirst(GroupBackend& inner, std::latch& all) : ForwardingBackend(inner), all_(all) {}
+  PendingPtr batch_p2p(std::vector<P2pOp> ops) override {
+    if (!met_) all_.count_down();
+    met_ = true;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!all_.try_wait()) {
+      MPX_CHECK(std::chrono::steady_clock::now() < end, "comm", "not all ranks came to the first call");
+      std::this_thread::yield();
+    }
+    return inner_.batch_p2p(std::move(ops));
+  }
+
+ private:
+  std::latch& all_;
+  bool met_ = false;
+};
+
+TEST(BatchP2p, WhoHasNothingToSayComesToTheFirstCallToo) {
+  std::latch all(3);
+  run_ranks(3, [&](const World& world) {
+    const Group& ranks = world.groups().world;
+    const Group group({"pairs", Purpose::layers, ranks.ranks()}, ranks.index(),
+                      std::make_shared<MeetsFirst>(ranks.backend(), all));
+    const at::Tensor x = at::full({2}, ranks.index(), at::kLong);
+    std::vector<P2pOp> ops;
+    if (ranks.index() < 2) ops.push_back({ranks.index() == 0, x, 1 - ranks.index()});
+    batch_p2p(std::move(ops), group).wait();
+    EXPECT_EQ(x[1].item<int64_t>(), ranks.index() == 1 ? 0 : ranks.index());
+  });
 }
 
 TEST(BatchP2p, ABufferedSendMayBeOverwrittenAtOnce) {

@@ -6,7 +6,9 @@
 #include <csignal>
 #include <filesystem>
 
+#include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -100,6 +102,69 @@ TEST(FileSystem, WhereNothingCanBeMadeIsToldInAdvanceAndNothingIsLeftWhereItCan)
   EXPECT_NE(check("/proc/a/b").find("'/proc/a/b' cannot be made: cannot write in /proc ("), std::string::npos);
   EXPECT_NE(check(directory.path).find("is there already; choose another directory"), std::string::npos);
   EXPECT_NE(check("").find("has no name"), std::string::npos);
+}
+
+TEST(FileSystem, ADirectoryIsMadeWholeAndNothingOfOthersIsRemovedForIt) {
+  TemporaryDirectory directory;
+  PosixFileSystem disk;
+  const std::string path = directory.path + "/new", part = part_path(path);
+  const auto make = [&] { disk.make_whole(path, [&](const std::string& at) { put(disk, at + "/file", "x"); }); };
+  const auto stopped = [&](const std::string& at) {
+    put(disk, at + "/half", "x");
+    throw 1;  // as a crash: nobody clears up
+  };
+  EXPECT_THROW(disk.make_whole(path, stopped), int);
+  EXPECT_EQ(disk.read(part + "/half"), "x");
+  make();  // over what the crash left
+  EXPECT_EQ(disk.list(path), std::vector<std::string>{"file"});
+  EXPECT_EQ(disk.list(directory.path), std::vector<std::string>{"new"});
+  disk.remove_tree(path);
+  disk.make_directories(part);
+  make();  // over what a crash left before all else
+  disk.remove_tree(path);
+  const auto is_refused = [&] {
+    try {
+      make();
+    } catch (const base::Error& error) {
+      return std::string(error.what()).find("'" + part + "' is in the way") != std::string::npos;
+    }
+    return false;
+  };
+  disk.make_directories(part + "/precious");
+  put(disk, part + "/precious/gold", "1");
+  EXPECT_TRUE(is_refused());
+  EXPECT_EQ(disk.read(part + "/precious/gold"), "1");
+  disk.remove_tree(part);
+  put(disk, part, "1");
+  EXPECT_TRUE(is_refused());
+  EXPECT_EQ(disk.read(part), "1");
+}
+
+TEST(FileSystem, AnOutputGoesThroughLinksAndIntoPipes) {
+  namespace fs = std::filesystem;
+  TemporaryDirectory directory;
+  PosixFileSystem disk;
+  const std::string file = directory.path + "/file", link = directory.path + "/link", pipe = directory.path + "/pipe";
+  disk.write_output(file, "one");
+  EXPECT_EQ(disk.read(file), "one");
+  fs::create_symlink("file", link);
+  disk.write_output(link, "two");
+  EXPECT_TRUE(fs::is_symlink(link));
+  EXPECT_EQ(disk.read(file), "two");
+  fs::remove(file);
+  disk.write_output(link, "three");  // which leads nowhere yet
+  EXPECT_TRUE(fs::is_symlink(link));
+  EXPECT_EQ(disk.read(file), "three");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const int reader = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK);
+  disk.write_output(pipe, "four");
+  char got[8] = {};
+  EXPECT_EQ(::read(reader, got, sizeof got), 4);
+  ::close(reader);
+  EXPECT_EQ(std::string(got), "four");
+  EXPECT_TRUE(fs::is_fifo(pipe));
+  EXPECT_THROW(disk.write_output(directory.path, "five"), base::Error);
+  EXPECT_EQ(disk.list(directory.path), (std::vector<std::string>{"file", "link", "pipe"}));
 }
 
 TEST(FileSystem, TheRealDiskAndTheOneInMemoryBehaveAlike) {

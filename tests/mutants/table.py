@@ -333,6 +333,8 @@ MUTANTS = [
     ("sums_start_anew", "cuda/kernels/optimizer_sums.cu", "if (threadIdx.x == 0) add(*out, total);", "if (threadIdx.x == 0) *out = total;", "kernels_on_host OptimizerOnHost*"),
     ("other_major_versions", "cuda/architectures.cpp", "number / 10 == capability / 10 && number <= capability", "number <= capability", "cuda_test Architectures*"),
     ("special_code_runs_later", "cuda/architectures.cpp", "if (exact) return number == capability && (real || ptx);", "if (exact) return number <= capability && (real || ptx);", "cuda_test Architectures*"),
+    ("empty_batches_stay_away", "comm/p2p.cpp", "if (ops.empty() && group.size() == 1)", "if (ops.empty())", "comm_test BatchP2p*"),
+    ("ranks_begin_before_all_are_there", "base/thread_pool.cpp", "gate.set_value(problem.empty());", "gate.set_value(true);", "app launchers"),
     ("clones_by_the_library", "moe/grouped_library.cpp", "c.rows_of_group >= kRowsForJoin;", "c.rows_of_group >= 0;", "moe_test GroupedLibrary*"),
     ("clones_in_front_of_home", "moe/grouped_library.cpp", "at::cat({weights.home, weights.clones})", "at::cat({weights.clones, weights.home})", "moe_test GroupedLibrary*"),
     ("gradients_of_clones_are_added", "moe/grouped_library.cpp", "of_clones.size(0)), false);", "of_clones.size(0)), to.adds);", "moe_test GroupedLibrary*"),

@@ -1,5 +1,6 @@
 #include "comm/backends/nccl.h"
 
+#include <ATen/ops/from_blob.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <nccl.h>
@@ -126,14 +127,26 @@ class NcclBackend final : public GroupBackend {
   void barrier() override { host_->barrier(); }
 
  private:
+  // The same memory, not known as the caching allocator's: ProcessGroupNCCL::pointToPoint records its stream on all
+  // that it is given, and what is freed with a recorded stream stays reserved to the end of a capture. The tensors
+  // that a WorkPending holds keep the memory for as long as it takes.
+  static at::Tensor alias(const at::Tensor& x) {
+    return at::for_blob(x.data_ptr(), x.sizes()).options(x.options()).target_device(x.device()).make_tensor();
+  }
+
   static PendingPtr coalesced(c10d::ProcessGroupNCCL& nccl, std::vector<P2pOp> ops) {
     std::vector<at::Tensor> tensors;
     nccl.startCoalescing();
-    for (const P2pOp& op : ops) {
-      tensors.push_back(op.tensor);
-      std::vector<at::Tensor> list{op.tensor};
-      if (op.is_send) nccl.send(list, op.peer, 0);
-      else nccl.recv(list, op.peer, 0);
+    try {
+      for (const P2pOp& op : ops) {
+        tensors.push_back(op.tensor);
+        std::vector<at::Tensor> list{alias(op.tensor)};
+        if (op.is_send) nccl.send(list, op.peer, 0);
+        else nccl.recv(list, op.peer, 0);
+      }
+    } catch (...) {  // NCCL would keep whatever comes next for a batch that nobody ends
+      nccl.endCoalescing();
+      throw;
     }
     return pending(nccl.endCoalescing(), std::move(tensors));
   }
