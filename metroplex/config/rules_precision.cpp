@@ -1,4 +1,6 @@
 // Rules about number formats, the loss scale, and what the optimizer keeps.
+#include <limits>
+
 #include "base/error.h"
 #include "config/optimizers.h"
 #include "config/optim.h"
@@ -81,8 +83,39 @@ static void check_main_params(Rules& rules) {
   rules.require(!refused, kRemainders, "true", others, "turn it off");
 }
 
+// Why fp32 does not hold `value` (0 or more); "": it does, if rounded.
+static std::string fp32_problem(double value) {
+  using Fp32 = std::numeric_limits<float>;
+  if (value > Fp32::max()) return "is infinite in fp32, in which the optimizer computes";
+  return value > 0 && value <= Fp32::denorm_min() / 2.0 ? "is 0 in fp32, in which the optimizer computes" : "";
+}
+
+static const std::string kFp32Fix = "give a number from 1.5e-45 to 3.4e38, or precision.params_dtype = fp64";
+
+// Numbers that mean something else when they have become 0 or infinite. Betas do not.
+static void check_fp32_numbers(Rules& rules) {
+  const Optim& o = rules.config.optim;
+  if (rules.config.precision.params_dtype == ParamsDtype::fp64) return;
+  const std::pair<const char*, double> numbers[] = {{"optim.lr", o.lr},
+                                                    {"optim.min_lr", o.min_lr},
+                                                    {"optim.lr_warmup_init", o.lr_warmup_init},
+                                                    {"optim.decoupled_lr", o.decoupled_lr},
+                                                    {"optim.decoupled_min_lr", o.decoupled_min_lr},
+                                                    {"optim.weight_decay", o.weight_decay},
+                                                    {"optim.start_weight_decay", o.start_weight_decay},
+                                                    {"optim.end_weight_decay", o.end_weight_decay},
+                                                    {"optim.adam_eps", o.adam_eps},
+                                                    {"optim.muon_extra_scale_factor", o.muon_extra_scale_factor},
+                                                    {"optim.clip_grad", o.clip_grad}};
+  for (const auto& [key, value] : numbers) {
+    const std::string problem = fp32_problem(value);
+    rules.require(problem.empty(), key, value, problem, kFp32Fix);
+  }
+}
+
 void check_optimizer_state(Rules& rules) {
   const Optim& o = rules.config.optim;
+  check_fp32_numbers(rules);
   check_moments(rules);
   check_main_params(rules);
   const OptimizerTraits* const optimizer = find_optimizer(o.optimizer);

@@ -55,6 +55,7 @@ MUTANTS = [
     ("capture_unasked", "config/rules.h", "const bool whole = use == Use::capture && asked == CudaGraphImpl::none;", "const bool whole = false;", "config_test"),
     ("merge_of_two_tokenizers", "data/preprocess.cpp", "MPX_CHECK(tokenizer == of_first,", "MPX_CHECK(true || tokenizer == of_first,", "data_test"),
     ("min_scale_above_first", "config/rules_precision.cpp", "p.min_loss_scale <= p.initial_loss_scale", "p.min_loss_scale >= 0", "config_test"),
+    ("fp32_has_every_number", "config/rules_precision.cpp", "value > 0 && value <= Fp32::denorm_min() / 2.0", "value < 0", "config_test"),
     ("remainders_need_bf16", "config/rules_precision.cpp", "rules.require(p.params_dtype == ParamsDtype::bf16, kRemainders,", "rules.require(p.half(), kRemainders,", "config_test"),
     ("sp_length", "config/rules_model.cpp", "tp == 1 || seq % tp == 0,", "tp == 1 || seq >= tp,", "config_test"),
     ("limits_of_degrees", "topology/rank_grid.cpp", "std::numeric_limits<int>::max() / 2", "std::numeric_limits<int64_t>::max() / 2", "topology_test"),
