@@ -146,6 +146,8 @@ TEST(HfConfig, RefusesWhatOurModelsDoNotHave) {
       {"gemma2", R"({"use_bidirectional_attention": true})", "use_bidirectional_attention is true"},
       {"gemma2", R"({"query_pre_attn_scalar": 0})", "query_pre_attn_scalar is 0"},
       {"gemma3", R"({"rope_parameters": {"sliding_attention": {"rope_type": "linear"}}})", "rope_type is \"linear\""},
+      {"gemma3", R"({"_sliding_window_pattern": 0})", "_sliding_window_pattern is 0"},
+      {"gemma3", R"({"sliding_window_pattern": -1})", "sliding_window_pattern is -1"},
       {"qwen2", R"({"hidden_act": "gelu"})", "hidden_act is \"gelu\""},
       {"qwen2", R"({"hidden_size": "large"})", "hidden_size is no whole number: \"large\""},
       {"qwen2", R"({"num_hidden_layers": null})", "num_hidden_layers is missing"},

@@ -354,6 +354,7 @@ MUTANTS = [
     ("ahead_reads_the_model", "models/multi_token.cpp", "model_norm_ ? model : in.tensor(kPredicted)", "model", "models_test MultiToken*"),
     ("tied_head_differs", "hf/source.cpp", "  if (model.tied()) check_tied();\n", "", "hf_test *"),
     ("frozen_experts_keep_pages", "moe/experts.cpp", "  else if (stash_ && !saving_", "  else if (!stash_ && !saving_", "train_test PagedStash.Has*"),
+    ("pattern_by_one_of_its_names", "hf/families/gemma.cpp", "config.require(every > 0, pattern,", "config.require(every > 0, \"sliding_window_pattern\",", "hf_test *"),
     ("ahead_words_are_not_shared", "models/decoder.cpp", "  if (ends_read_words(context.model)) words->placement", "  if (context.model.tied()) words->placement", "train_test AnyLayoutEqualsOneRank.MultiToken*"),
     # What tests of this change hold.
     ("ahead_in_evaluation", "models/multi_token.cpp", "if (!batch.training || !batch.labels.defined()) return out;", "if (!batch.labels.defined()) return out;", "models_test MultiToken*"),

@@ -57,8 +57,10 @@ static Settings settings_v3(const Json& given) {
                 {"tie_word_embeddings", true}, {"sliding_window", 4096}, {"rope_theta", 1e6}};
   const Json json = with_defaults(given, defaults);
   const ConfigReader config(json);
-  const int64_t every = config.integer("sliding_window_pattern", config.integer("_sliding_window_pattern", 6));
-  config.require(every > 0, "sliding_window_pattern", "a number above 0");
+  const char* const pattern =
+      config.has("sliding_window_pattern") ? "sliding_window_pattern" : "_sliding_window_pattern";
+  const int64_t every = config.integer(pattern, 6);
+  config.require(every > 0, pattern, "a number above 0");
   Settings s = shared_settings(config, every);
   set(s, "qk_layernorm", true);
   double local = config.number("rope_local_base_freq", 10000.0);
