@@ -7,6 +7,7 @@
 #include "apps/commands.h"
 #include "apps/tensor_sources.h"
 #include "base/error.h"
+#include "checkpoint/directory.h"
 #include "checkpoint/exchange.h"
 #include "checkpoint/load.h"
 #include "checkpoint/rewrite.h"
@@ -28,6 +29,16 @@ struct ConvertOptions {
   int ranks = 1;
   bool weights_only = false;
 };
+
+// Before anything is read. Beside checkpoints, or in one, a run would take the target for its own.
+void check_target(files::FileSystem& disk, const ConvertOptions& options) {
+  disk.check_new_directory(options.directory);
+  const std::string target = disk.canonical(options.directory), from = disk.canonical(options.from);
+  MPX_CHECK(!checkpoint::parse_name(files::base_name(target)), "files", "'", options.directory,
+            "' has the name of a checkpoint, and would be taken for one, whatever is in it; choose another name");
+  MPX_CHECK(!target.starts_with(from + "/"), "files", "'", options.directory, "' lies in '", options.from,
+            "', of which it is made; choose a directory outside of it");
+}
 
 std::unique_ptr<checkpoint::Reader> open_checkpoint(files::FileSystem& disk, const ConvertOptions& options) {
   checkpoint::Alone alone;
@@ -138,7 +149,7 @@ int run_convert(const std::vector<std::string>& arguments) {
   MPX_CHECK(!options.from.empty(), "config", "FROM is '': name a checkpoint, a folder of them, or (with --to ",
             "checkpoint) a Hugging Face directory; is a variable not set?");
   files::PosixFileSystem disk;
-  disk.check_new_directory(options.directory);
+  check_target(disk, options);
   const std::string from = options.to == "hf"     ? to_hf(disk, options)
                            : options.to == "peft" ? to_peft(disk, options)
                                                   : to_checkpoint(disk, options);

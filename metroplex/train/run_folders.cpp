@@ -88,6 +88,8 @@ static void check_export_folder(const config::Config& config, files::FileSystem&
     MPX_CHECK(!same_folder(path, c.export_hf, disk), "config", "checkpoint.export_hf = ", c.export_hf, " is ", key,
               " too, and must be a directory of its own; choose another checkpoint.export_hf");
   }
+  MPX_CHECK(!checkpoint::parse_name(files::base_name(disk.canonical(c.export_hf))), "config",
+            "checkpoint.export_hf = ", c.export_hf, " has the name of a checkpoint; choose another name");
   try {
     hf::check_writable(disk, config.model, c.export_hf);
   } catch (const base::Error& error) {

@@ -133,6 +133,13 @@ run 0 convert loose --to checkpoint whole_again --weights-only
 run 0 convert whole_again --to hf mixture_again
 for file in mixture_hf/*; do cmp "$file" "mixture_again/$(basename "$file")" && held || fail "$file came back otherwise"; done
 run 0 convert mixture --to checkpoint other_files --ranks 5
+run 3 convert mixture --to checkpoint mixture/iter_0000009/
+warns "'mixture/iter_0000009/' has the name of a checkpoint.*choose another name"
+for from in mixture mixture/iter_0000002; do
+  run 3 convert $from --to checkpoint mixture/iter_0000002/again
+  warns "'mixture/iter_0000002/again' lies in '$from'.*outside of it"
+done
+[ ! -e mixture/iter_0000009 ] && [ ! -e mixture/iter_0000002/again ] && held || fail "a conversion that was refused wrote"
 run 0 inspect mixture --diff other_files
 prints 'all [0-9]+ tensors are equal'
 run 0 train mixture/run.yaml --checkpoint.load=other_files --train.train_iters=3 --checkpoint.save=on_from_other --nproc 4 \

@@ -85,6 +85,8 @@ TEST(RunFolders, AnExportIsADirectoryOfItsOwnThatCanBeMade) {
   EXPECT_EQ(check("/runs/a/hf"), "");
   EXPECT_NE(check("/runs/a").find("checkpoint.export_hf = /runs/a is checkpoint.save too"), std::string::npos);
   EXPECT_NE(check("/runs/tb").find("is train.tensorboard_dir too"), std::string::npos);
+  EXPECT_NE(check("/runs/a/iter_0000002/").find("export_hf = /runs/a/iter_0000002/ has the name of a checkpoint"),
+            std::string::npos);
   const std::string below_a_file = check("/runs/file/hf");
   for (const char* part : {"checkpoint.export_hf", "/runs/file is no folder", "choose another"})
     EXPECT_NE(below_a_file.find(part), std::string::npos) << below_a_file;
