@@ -6,8 +6,11 @@ third step, those of the steps from the fourth on and of the last checkpoint. Ex
 import hashlib
 import json
 import pathlib
-import struct
 import sys
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "support"))
+import read_safetensors  # noqa: E402
 
 NUMBERS = ("consumed_samples", "lm loss", "learning-rate", "grad-norm", "batch-size", "loss-scale")
 
@@ -26,12 +29,7 @@ def tensors(folder, iteration):
     """{file and key: (dtype, shape, bytes)} of all shards."""
     found = {}
     for path in sorted(pathlib.Path(folder, f"iter_{iteration:07}").glob("*.safetensors")):
-        data = path.read_bytes()
-        (size,) = struct.unpack("<Q", data[:8])
-        for key, entry in json.loads(data[8 : 8 + size]).items():
-            if key != "__metadata__":
-                begin, end = (8 + size + at for at in entry["data_offsets"])
-                found[f"{path.name} {key}"] = (entry["dtype"], entry["shape"], data[begin:end])
+        found.update((f"{path.name} {key}", tensor) for key, tensor in read_safetensors.tensors(path).items())
     return found
 
 

@@ -92,20 +92,13 @@ run 0 convert lora --to peft adapters --base "$base"
 run 2 convert whole --to peft none
 warns 'has no adapters'
 python3 - "$base" << 'PYTHON'
-import glob, json, math, struct, sys
-def tensors(paths):
-    found = {}
-    for path in paths:
-        data = open(path, "rb").read()
-        size = struct.unpack("<Q", data[:8])[0]
-        for name, it in json.loads(data[8:8 + size]).items():
-            if name != "__metadata__":
-                assert it["dtype"] == "F32", (name, it["dtype"])
-                begin, end = it["data_offsets"]
-                found[name] = (it["shape"], struct.unpack(f"<{(end - begin) // 4}f", data[8 + size + begin:8 + size + end]))
-    return found
-base, merged = tensors(glob.glob(sys.argv[1] + "/*.safetensors")), tensors(["merged/model.safetensors"])
-adapters = tensors(["adapters/adapter_model.safetensors"])
+import json, math, struct, sys
+from read_safetensors import tensors
+def floats(folder):
+    found = tensors(folder)
+    assert {dtype for dtype, _, _ in found.values()} == {"F32"}, folder
+    return {name: (shape, struct.unpack(f"<{len(data) // 4}f", data)) for name, (_, shape, data) in found.items()}
+base, merged, adapters = floats(sys.argv[1]), floats("merged"), floats("adapters")
 config = json.load(open("adapters/adapter_config.json"))
 assert (config["r"], config["lora_alpha"], config["peft_type"], config["base_model_name_or_path"]) == (4, 8, "LORA", sys.argv[1])
 assert len(config["target_modules"]) == 7, config["target_modules"]

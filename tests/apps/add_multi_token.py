@@ -7,6 +7,10 @@ import shutil
 import struct
 import sys
 
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+import read_safetensors  # noqa: E402
+
 source, target, number = sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3])
 shutil.copytree(source, target)
 for path in target.iterdir():
@@ -16,10 +20,7 @@ layers, hidden = config["num_hidden_layers"], config["hidden_size"]
 config["num_nextn_predict_layers"] = number
 (target / "config.json").write_text(json.dumps(config))
 
-data = (target / "model.safetensors").read_bytes()
-size = struct.unpack("<Q", data[:8])[0]
-tensors = {name: (it["dtype"], it["shape"], data[8 + size + it["data_offsets"][0]:8 + size + it["data_offsets"][1]])
-           for name, it in json.loads(data[8:8 + size]).items() if name != "__metadata__"}
+tensors = read_safetensors.tensors(target)
 
 
 def fresh(seed, shape):

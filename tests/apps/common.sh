@@ -7,6 +7,7 @@ trap 'echo "FAILED: $0 line $LINENO: $BASH_COMMAND" >&2' ERR
 metroplex=$(realpath "${1:?usage: $0 path/to/metroplex}")
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 apps=$repository/tests/apps
+export PYTHONPATH=$repository/tests/support${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 # read_safetensors
 work=$(mktemp -d "${TMPDIR:-/tmp}/metroplex_apps.XXXXXX")
 asserted=$work/.asserted # a byte each: subshells assert too
 : > "$asserted"

@@ -13,17 +13,8 @@ prints 'wrote again from run/iter_0000001'
 run 0 convert run --to hf shards --max-shard-size 30KB
 [ "$(ls shards/*.safetensors | wc -l)" -ge 3 ] && held || fail "one file in spite of --max-shard-size"
 python3 - "$cases/llama_sharded" again shards << 'PYTHON'
-import glob, json, struct, sys
-def tensors(folder):
-    found = {}
-    for path in glob.glob(folder + "/*.safetensors"):
-        data = open(path, "rb").read()
-        size = struct.unpack("<Q", data[:8])[0]
-        for name, it in json.loads(data[8:8 + size]).items():
-            if name != "__metadata__":
-                begin, end = it["data_offsets"]
-                found[name] = (it["dtype"], it["shape"], data[8 + size + begin:8 + size + end])
-    return found
+import json, sys
+from read_safetensors import tensors
 first, *others = map(tensors, sys.argv[1:])
 assert len(first) == 30
 for other in others:
@@ -64,21 +55,17 @@ run 0 convert half --to hf whole --dtype fp32
 run 0 convert half --to hf rounded
 diff -r ended rounded && held || fail "checkpoint.export_hf writes something else than convert"
 python3 - << 'PYTHON'
-import json, struct
-def tensors(path):
-    data = open(path, "rb").read()
-    size = struct.unpack("<Q", data[:8])[0]
-    return {name: (it["dtype"], data[8 + size + it["data_offsets"][0]:8 + size + it["data_offsets"][1]])
-            for name, it in json.loads(data[8:8 + size]).items() if name != "__metadata__"}
+import struct
+from read_safetensors import tensors
 def brain(bits):
     return bits + 0x7fff + (bits >> 16 & 1) >> 16
 whole, rounded = tensors("whole/model.safetensors"), tensors("rounded/model.safetensors")
 assert whole.keys() == rounded.keys() and len(whole) == 30
 finer = 0
-for name, (dtype, data) in whole.items():
+for name, (dtype, _, data) in whole.items():
     bits = struct.unpack(f"<{len(data) // 4}I", data)
     assert (dtype, rounded[name][0]) == ("F32", "BF16")
-    assert tuple(map(brain, bits)) == struct.unpack(f"<{len(bits)}H", rounded[name][1]), name
+    assert tuple(map(brain, bits)) == struct.unpack(f"<{len(bits)}H", rounded[name][2]), name
     finer += sum(b & 0xffff != 0 for b in bits)
 assert finer > 1000  # what a bf16 weight could not hold
 PYTHON
@@ -133,13 +120,6 @@ run 0 convert loose --to checkpoint whole_again --weights-only
 run 0 convert whole_again --to hf mixture_again
 for file in mixture_hf/*; do cmp "$file" "mixture_again/$(basename "$file")" && held || fail "$file came back otherwise"; done
 run 0 convert mixture --to checkpoint other_files --ranks 5
-run 3 convert mixture --to checkpoint mixture/iter_0000009/
-warns "'mixture/iter_0000009/' has the name of a checkpoint.*choose another name"
-for from in mixture mixture/iter_0000002; do
-  run 3 convert $from --to checkpoint mixture/iter_0000002/again
-  warns "'mixture/iter_0000002/again' lies in '$from'.*outside of it"
-done
-[ ! -e mixture/iter_0000009 ] && [ ! -e mixture/iter_0000002/again ] && held || fail "a conversion that was refused wrote"
 run 0 inspect mixture --diff other_files
 prints 'all [0-9]+ tensors are equal'
 run 0 train mixture/run.yaml --checkpoint.load=other_files --train.train_iters=3 --checkpoint.save=on_from_other --nproc 4 \
@@ -153,6 +133,13 @@ run 2 convert mixture --to checkpoint no --dtype bf16
 warns '--dtype is for --to hf, not for --to checkpoint'
 run 2 convert mixture --to hf no --base base
 warns '--base is for --to peft, not for --to hf'
+run 3 convert mixture --to checkpoint mixture/iter_0000009/
+warns "'mixture/iter_0000009/' has the name of a checkpoint.*choose another name"
+for from in mixture mixture/iter_0000002; do
+  run 3 convert $from --to checkpoint mixture/iter_0000002/again
+  warns "'mixture/iter_0000002/again' lies in '$from'.*outside of it"
+done
+[ ! -e mixture/iter_0000009 ] && [ ! -e mixture/iter_0000002/again ] && held || fail "a conversion that was refused wrote"
 run 3 convert mixture --to checkpoint loose
 warns 'is there already'
 holds "a directory becomes a checkpoint of three files and a directory again, byte for byte; a checkpoint other files, to go on from"
@@ -178,12 +165,8 @@ python3 "$apps/add_multi_token.py" "$cases/deepseek_v3" ahead 2
 run 0 convert ahead --to checkpoint ahead_ours
 run 0 convert ahead_ours --to hf ahead_again
 python3 - << 'PYTHON'
-import json, struct
-def tensors(path):
-    data = open(path, "rb").read()
-    size = struct.unpack("<Q", data[:8])[0]
-    return {name: (it["shape"], data[8 + size + it["data_offsets"][0]:8 + size + it["data_offsets"][1]])
-            for name, it in json.loads(data[8:8 + size]).items() if name != "__metadata__"}
+import json
+from read_safetensors import tensors
 first, again = tensors("ahead/model.safetensors"), tensors("ahead_again/model.safetensors")
 assert first == again and sum(name.endswith("eh_proj.weight") for name in first) == 2
 assert json.load(open("ahead_again/config.json"))["num_nextn_predict_layers"] == 2
