@@ -177,6 +177,7 @@ MUTANTS = [
     ("lock_of_another_ignored", "checkpoint/folder_lock.cpp", "if (!lock_) return false;", "", "checkpoint_test FolderLock*"),
     ("holder_not_looked_for", "checkpoint/folder_lock.cpp", "return !holder || own || !lives(*holder, me.host);", "return true;", "checkpoint_test FolderLock*"),
     ("link_is_followed", "files/remove_tree.cpp", "::fstatat(parent, name, &info, AT_SYMLINK_NOFOLLOW)", "::fstatat(parent, name, &info, 0)", "files_test FileSystem*"),
+    ("rights_tell_what_can_be_made", "files/file_system.cpp", " || ::mkdtemp(trial.data()) == nullptr", "", "files_test FileSystem*"),
     ("run_yaml_is_foreign", "train/run_folders.cpp", "!checkpoint::is_run_config(name) && ", "", "train_test RunFolders*"),
     # A step that is taken again, stages that turn, weight gradients that wait.
     ("overflow_updates", "cuda/kernels/step_state_math.h", "const bool held = overflows || (rules", "const bool held = (rules", "cuda_test StepState*"),
@@ -353,8 +354,8 @@ MUTANTS = [
     ("ahead_divides_by_all_tokens", "models/multi_token.cpp", "mask_of(batch).sum(at::kDouble) / (left + none)", "(left + none) / (left + none)", "models_test MultiToken*"),
     ("ahead_reads_the_model", "models/multi_token.cpp", "model_norm_ ? model : in.tensor(kPredicted)", "model", "models_test MultiToken*"),
     ("tied_head_differs", "hf/source.cpp", "  if (model.tied()) check_tied();\n", "", "hf_test *"),
-    ("frozen_experts_keep_pages", "moe/experts.cpp", "  else if (stash_ && !saving_", "  else if (!stash_ && !saving_", "train_test PagedStash.Has*"),
     ("pattern_by_one_of_its_names", "hf/families/gemma.cpp", "config.require(every > 0, pattern,", "config.require(every > 0, \"sliding_window_pattern\",", "hf_test *"),
+    ("frozen_experts_keep_pages", "moe/experts.cpp", "  else if (stash_ && !saving_", "  else if (!stash_ && !saving_", "train_test PagedStash.Has*"),
     ("ahead_words_are_not_shared", "models/decoder.cpp", "  if (ends_read_words(context.model)) words->placement", "  if (context.model.tied()) words->placement", "train_test AnyLayoutEqualsOneRank.MultiToken*"),
     # What tests of this change hold.
     ("ahead_in_evaluation", "models/multi_token.cpp", "if (!batch.training || !batch.labels.defined()) return out;", "if (!batch.labels.defined()) return out;", "models_test MultiToken*"),
