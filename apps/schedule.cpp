@@ -183,10 +183,30 @@ std::map<int, plan::GraphTensors> tensors_of(const ScheduleOptions& options,
   return tensors;
 }
 
+// Bytes are counted in 63 bits. `most`: captured layers of a rank, if no two microbatches shared a set.
+void check_bytes(const ScheduleOptions& options, double most) {
+  const plan::CapturedLayer& layer = options.layer;
+  const auto real = [](int64_t count) { return static_cast<double>(count); };
+  const double tokens = real(options.seq_length) * real(options.micro_batch_size);
+  const double of_token = std::max({real(layer.hidden_size * layer.element), real(layer.topk * layer.etp * 8),
+                                    real(layer.num_experts * (layer.probability + 1))});
+  const double splits = real(layer.etp * layer.ep) * real((layer.num_experts + layer.slots) * 8);
+  constexpr double kTensors = 16;  // inputs, results, integers, gradients and Megatron's store of a layer are fewer
+  MPX_CHECK(
+      kTensors * most * std::max(tokens * of_token, splits) < 0x1p63, "plan", "--seq-length ", options.seq_length,
+      " x --micro-batch-size ", options.micro_batch_size, " tokens of --hidden-size ", layer.hidden_size,
+      " (--bytes-per-element ", layer.element, ", --num-experts ", layer.num_experts, ", --moe-router-topk ",
+      layer.topk, ", --ep ", layer.ep, ", --etp ", layer.etp, ") in ", most,
+      " passes of layers on a rank may be more than the 2^63 - 1 bytes that can be counted; choose smaller sizes");
+}
+
 Graphs plan_all(const plan::PipelineTable& table, const ScheduleOptions& options) {
   const config::CudaGraphModules modules = modules_of(options.modules);
-  const std::map<int, plan::GraphTensors> tensors = tensors_of(options, modules);
   const std::vector<int> of_stage = layers_of_stages(table, options);
+  const int layers_of_chunk = *std::max_element(of_stage.begin(), of_stage.end());
+  check_bytes(options,
+              std::max(1.0, static_cast<double>(layers_of_chunk) * table.num_chunks * table.num_microbatches));
+  const std::map<int, plan::GraphTensors> tensors = tensors_of(options, modules);
   config::Model model;
   model.num_layers = std::accumulate(of_stage.begin(), of_stage.end(), 0);
   model.num_moe_experts = options.layer.num_experts;
