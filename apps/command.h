@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <cstdlib>
 #include <iostream>
 #include <string>
@@ -23,10 +24,15 @@ struct Command {
 
 // Checks of numbers for CLI11, whose own name the largest double.
 
+inline std::string no_number(const std::string& text) {
+  return std::isnan(std::atof(text.c_str())) ? "'" + text + "' is not a number" : "";
+}
 inline std::string not_above_0(const std::string& text) {
+  if (const std::string wrong = no_number(text); !wrong.empty()) return wrong;
   return std::atof(text.c_str()) > 0 ? "" : "'" + text + "' is not above 0";
 }
 inline std::string below_0(const std::string& text) {
+  if (const std::string wrong = no_number(text); !wrong.empty()) return wrong;
   return std::atof(text.c_str()) >= 0 ? "" : "'" + text + "' is below 0";
 }
 

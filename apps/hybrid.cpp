@@ -22,7 +22,8 @@ struct HybridOptions {
 };
 
 void declare(CLI::App& app, HybridOptions& options) {
-  app.add_flag("--hybrid", options.hybrid, "draw a plan of hybrid context parallelism (this page)");
+  app.add_flag("--hybrid", options.hybrid,
+               "draw a plan of hybrid context parallelism (this page)");
   app.add_option("--ranks", options.request.ranks, "ranks of dp x cp")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
@@ -35,10 +36,12 @@ void declare(CLI::App& app, HybridOptions& options) {
   declare_lengths(app, " of the global batch", options.documents);
   app.add_option("--pair-cost", options.request.pair_cost,
                  "of a query and a key that it sees, where a token costs 1; training computes it from the model")
+      ->check(no_number)
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
   app.add_option("--microbatch-cost", options.request.microbatch_cost,
                  "of a microbatch beside its tokens and pairs; training takes a 16th of the tokens that fit")
+      ->check(no_number)
       ->check(CLI::Range(0.0, 1e12))
       ->capture_default_str();
   app.add_option("--multiple", options.request.multiple, "a rank's tokens are a multiple of this")

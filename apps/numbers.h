@@ -1,6 +1,7 @@
 // Values of a command's own options: checked, and named when they are wrong.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 
@@ -14,7 +15,9 @@ inline double real_number(const char* option, const std::string& text) {
   try {
     value = std::stod(text, &used);
   } catch (const std::exception&) { used = 0; }
-  MPX_CHECK(used == text.size() && !text.empty(), "config", option, " '", text, "' is not a number");
+  MPX_CHECK(used == text.size() && !text.empty() && !std::isnan(value), "config", option, " '", text,
+            "' is not a number");
+  MPX_CHECK(std::isfinite(value), "config", option, " '", text, "' is infinite; give a finite number");
   return value;
 }
 

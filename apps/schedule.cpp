@@ -52,10 +52,14 @@ void declare(CLI::App& app, ScheduleOptions& options) {
   app.add_flag("--forward-only", request.forward_only, "evaluation: no backward");
   app.add_flag("--overlap-p2p", request.overlap_p2p, "interleaved: sends and receives of forward and backward apart");
   app.add_option("--forward", options.costs.forward, "time of one microbatch's forward on a rank")
+      ->check(below_0)
       ->capture_default_str();
   app.add_option("--backward", options.costs.backward, "time of one microbatch's backward on a rank")
+      ->check(below_0)
       ->capture_default_str();
-  app.add_option("--p2p", options.costs.p2p, "time of one tensor between two ranks")->capture_default_str();
+  app.add_option("--p2p", options.costs.p2p, "time of one tensor between two ranks")
+      ->check(below_0)
+      ->capture_default_str();
   app.add_flag("--blocking", options.costs.blocking_p2p, "ranks wait in their sends and receives");
   app.add_option("--svg", options.svg, "also write the picture to this file");
   app.add_flag("--json", options.json, "print every action with its times instead of the picture");

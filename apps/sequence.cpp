@@ -31,9 +31,11 @@ void declare(CLI::App& app, SequenceOptions& options) {
   declare_lengths(app, ", in order", options.documents);
   app.add_option("--token-slack", options.request.token_slack,
                  "balanced: a rank's tokens may differ from the mean by this share of it")
+      ->check(no_number)
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   app.add_option("--area-slack", options.request.area_slack, "balanced: the same for its part of the attention")
+      ->check(no_number)
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   app.add_option("--multiple", options.request.multiple, "a rank's tokens are a multiple of this")
