@@ -23,7 +23,7 @@ struct HybridOptions {
 
 void declare(CLI::App& app, HybridOptions& options) {
   app.add_flag("--hybrid", options.hybrid,
-               "draw a plan of hybrid context parallelism (this page)");
+               "draw a plan of hybrid context parallelism (this page), which captures no graphs");
   app.add_option("--ranks", options.request.ranks, "ranks of dp x cp")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();

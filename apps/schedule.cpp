@@ -70,8 +70,10 @@ void declare(CLI::App& app, ScheduleOptions& options) {
       ->check(CLI::Range(20, 100000));
   const std::string group = "Captured graphs";
   CLI::Option* graphs =
-      app.add_flag("--graphs", options.graphs,
-                   "draw the live sets of captured layers too, and how many graphs and bytes they take on every rank")
+      app.add_flag(
+             "--graphs", options.graphs,
+             "draw the live sets of captured layers too, and how many graphs and bytes they take on every rank;\n"
+             "not with --hybrid, where nothing is captured")
           ->group(group);
   const auto size = [&](const char* name, int64_t& value, int64_t most, const char* help) {
     app.add_option(name, value, help)
@@ -312,8 +314,15 @@ void print_table(const plan::PipelineTable& table) {
 }  // namespace
 
 int run_schedule(const std::vector<std::string>& arguments) {
-  if (std::find(arguments.begin(), arguments.end(), "--sequence") != arguments.end()) return run_sequence(arguments);
-  if (std::find(arguments.begin(), arguments.end(), "--hybrid") != arguments.end()) return run_hybrid(arguments);
+  const auto given = [&](const char* option) {
+    return std::find(arguments.begin(), arguments.end(), option) != arguments.end();
+  };
+  MPX_CHECK(
+      !given("--hybrid") || !given("--graphs"), "plan",
+      "--graphs excludes --hybrid: with parallel.hybrid_context_parallel documents decide from step to step which "
+      "microbatches a rank has, so nothing is captured (train.cuda_graph_impl = none); leave one of the two out");
+  if (given("--sequence")) return run_sequence(arguments);
+  if (given("--hybrid")) return run_hybrid(arguments);
   CLI::App app(
       "Draws a pipeline schedule: who runs which microbatch when, how long each rank idles (beside the\n"
       "textbook's formula), and how many activations it holds. The table drawn is the one training runs.",
