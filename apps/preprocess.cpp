@@ -152,10 +152,8 @@ data::Encoder encoder_of(files::FileSystem& disk, const text::Tokenizer& tokeniz
   encoder.encode = [&tokenizer](std::string_view text) { return tokenizer.encode(text); };
   encoder.vocab_size = tokenizer.vocab_size();
   encoder.eod = tokenizer.eod() ? *tokenizer.eod() : -1;
-  const std::string sum =
-      text::read_tokenizer_files(a.tokenizer_type, a.tokenizer_model, a.vocab_file, a.merge_file).checksum;
-  encoder.tokenizer = fmt::format("{} of {} ids{}", tokenizer.name(), tokenizer.vocab_size(),
-                                  sum.empty() ? "" : " with the checksum " + sum);
+  encoder.tokenizer = text::words_of(
+      tokenizer, text::read_tokenizer_files(a.tokenizer_type, a.tokenizer_model, a.vocab_file, a.merge_file));
   encoder.description = tokenizer.name() + " " + a.tokenizer_type;
   for (const std::string& path : {a.tokenizer_model, a.vocab_file, a.merge_file})
     encoder.description += fmt::format(" '{}' {}", path, content_of(disk, path));

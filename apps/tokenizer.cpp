@@ -29,7 +29,7 @@ struct TokenizerOptions {
   std::string output;
   std::string text;
   std::vector<int32_t> ids;
-  bool with_special = false, skip_special = false, by_line = false, json = false;
+  bool overwrite = false, with_special = false, skip_special = false, by_line = false, json = false;
 };
 
 void add_source(CLI::App& command, Source& source) {
@@ -59,6 +59,9 @@ void run_train(const TokenizerOptions& options) {
   MPX_CHECK(!options.output.empty() && !options.output.ends_with('/'), "config", "--output '", options.output,
             "' names no file; OUTPUT.model is written: give a path like data/tokenizer");
   const std::string path = options.output + ".model";
+  MPX_CHECK(options.overwrite || !disk.exists(path), "files", "'", path,
+            "' is there already, and what it made of text can be read by it alone; choose another --output, or give "
+            "--overwrite to replace it");
   disk.make_directories(files::parent_directory(path));
   std::vector<std::string> inputs;
   for (const data::DocumentFile& file : data::open_documents(disk, options.inputs, data::TextFormat::text))
@@ -125,6 +128,7 @@ void run_info(const TokenizerOptions& options) {
 CLI::App* add_train(CLI::App& app, TokenizerOptions& options) {
   CLI::App* train = app.add_subcommand("train", "train a sentencepiece model on text files, one sentence a line");
   train->add_option("--input", options.inputs, "files of UTF-8 text")->required();
+  train->add_flag("--overwrite", options.overwrite, "replace OUTPUT.model where it is there");
   train->add_option("--output", options.output, "writes OUTPUT.model; its folder is made where there is none")
       ->required();
   train->add_option("--vocab-size", options.training.vocab_size, "ids, with 256 bytes and 3 control pieces")

@@ -155,6 +155,9 @@ void check_lengths(const GenerateFlags& flags, const GenerateCommand& command) {
       });
     } else if (!in_a_table && tokens >= context) {
       std::cerr << "warning: a prompt has " << tokens << " tokens, the model was made for " << context << "\n";
+    } else if (!in_a_table && tokens + command.options.max_new_tokens > context && !flags.max_new.empty()) {
+      std::cerr << "warning: a prompt of " << tokens << " tokens and --max-new-tokens " << flags.max_new
+                << " go beyond the " << context << " that the model was made for\n";
     }
   }
 }

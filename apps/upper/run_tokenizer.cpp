@@ -26,6 +26,7 @@ train::TokenizerFacts tokenizer_facts(config::Config& config) {
               "model.vocab_size = ", config.model.vocab_size, " is smaller than the tokenizer's ", size,
               "; leave it 0 to take the tokenizer's");
     if (tokenizer->eod()) facts.eod = *tokenizer->eod();
+    facts.words = text::words_of(*tokenizer, *facts.files);
   }
   facts.vocab_size = config.model.vocab_size;
   // Without a tokenizer the last id ends a document, as Megatron's NullTokenizer has it.

@@ -48,7 +48,8 @@ int run_verify(const std::vector<std::string>& arguments) {
   config.run.backend = config::Backend::threads;
   if (config.run.device == config::Device::automatic)
     config.run.device = config::Device::cpu;  // both runs on the same one
-  if (config.model.vocab_size == 0) config.model.vocab_size = whole_number("--vocab-size", vocab_text);
+  const int64_t vocab_size = whole_number("--vocab-size", vocab_text);
+  if (config.model.vocab_size == 0) config.model.vocab_size = vocab_size;
   if (config.model.vocab_size == 0) tokenizer_facts(config);
   if (graphs) {
     config.run.device = config::Device::cpu;

@@ -8,6 +8,7 @@
 #include "data/blend.h"
 #include "data/chat_dataset.h"
 #include "data/gpt_dataset.h"
+#include "data/preprocess.h"
 #include "files/checksum.h"
 
 namespace metroplex::data {
@@ -278,6 +279,18 @@ TrainOrder train_order(const config::Data& config, const BuildOptions& options, 
     if (part.bounds[0]) return builder.train_order(part.blend, part.bounds, part.sizes);
   }
   return {"none", "0"};
+}
+
+std::string other_tokenizers(const config::Data& config, const std::string& tokenizer, files::FileSystem& disk) {
+  std::string others;
+  for (const Part& part : config.mock_data ? std::vector<Part>{} : parts_of(config, {})) {
+    for (const std::string& prefix : part.blend.prefixes) {
+      const std::string made_with = recorded_tokenizer(disk, prefix);
+      if (!made_with.empty() && made_with != tokenizer)
+        others += base::concat(others.empty() ? "" : ", ", "'", prefix, "' (", made_with, ")");
+    }
+  }
+  return others;
 }
 
 void check_splits(const config::Data& config, const BuildOptions& options, files::FileSystem& disk) {

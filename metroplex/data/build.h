@@ -49,6 +49,10 @@ TrainOrder train_order(const config::Data& config, const BuildOptions& options, 
 // nothing.
 void check_splits(const config::Data& config, const BuildOptions& options, files::FileSystem& disk);
 
+// Of the datasets of a run those that, as preprocess recorded, were made with another tokenizer than `tokenizer`
+// (text::words_of), in words; "" where none is known to be.
+std::string other_tokenizers(const config::Data& config, const std::string& tokenizer, files::FileSystem& disk);
+
 // If `prefix` is not a dataset but a file or folder of text: the commands to run instead, ready to paste, with the
 // tokenizer of `config`. Else empty.
 std::string way_from_text(files::FileSystem& disk, const std::string& prefix, const config::Data& config);

@@ -21,13 +21,6 @@ constexpr int64_t kMiB = int64_t{1} << 20, kChunkBytes = 256 << 10, kSampledByte
 
 std::string record_of(const std::string& prefix) { return prefix + ".preprocess.json"; }
 
-// Of a finished dataset; nothing where it is not recorded.
-std::string tokenizer_of(files::FileSystem& disk, const std::string& prefix) {
-  if (!disk.exists(record_of(prefix))) return "";
-  const auto job = nlohmann::json::parse(disk.read(record_of(prefix)), nullptr, /*allow_exceptions=*/false);
-  return job.is_object() && job.contains("tokenizer") && job["tokenizer"].is_string() ? job["tokenizer"] : "";
-}
-
 class Job {
  public:
   Job(files::FileSystem& disk, const PreprocessOptions& options, const Encoder& encoder)
@@ -315,6 +308,12 @@ class Job {
 
 }  // namespace
 
+std::string recorded_tokenizer(files::FileSystem& disk, const std::string& prefix) {
+  if (!disk.exists(record_of(prefix))) return "";
+  const auto job = nlohmann::json::parse(disk.read(record_of(prefix)), nullptr, /*allow_exceptions=*/false);
+  return job.is_object() && job.contains("tokenizer") && job["tokenizer"].is_string() ? job["tokenizer"] : "";
+}
+
 PreprocessProgress preprocess(files::FileSystem& disk, const PreprocessOptions& options, const Encoder& encoder) {
   MPX_CHECK(!options.inputs.empty(), "data", "no input files; give --input FILES");
   MPX_CHECK(!options.output_prefix.empty() && options.output_prefix.back() != '/', "data", "output prefix '",
@@ -336,7 +335,7 @@ PreprocessProgress preprocess(files::FileSystem& disk, const PreprocessOptions& 
 static void check_one_tokenizer(files::FileSystem& disk, const std::vector<std::string>& prefixes) {
   std::string first, of_first;
   for (const std::string& prefix : prefixes) {
-    const std::string tokenizer = tokenizer_of(disk, prefix);
+    const std::string tokenizer = recorded_tokenizer(disk, prefix);
     if (tokenizer.empty()) continue;
     if (of_first.empty()) first = prefix, of_first = tokenizer;
     MPX_CHECK(tokenizer == of_first, "data", "'", first, "' was made with the tokenizer ", of_first, " and '", prefix,
@@ -349,7 +348,6 @@ static void concatenate(files::FileSystem& disk, const std::vector<std::string>&
                         const std::string& output_prefix) {
   std::optional<files::IndexedDatasetWriter> writer;
   for (const std::string& prefix : prefixes) {
-    MPX_CHECK(prefix != output_prefix, "data", "'", prefix, "' would be merged into itself");
     const files::IndexedDataset part(disk, prefix + suffix);
     if (!writer) writer.emplace(disk, output_prefix + suffix, part.type(), part.has_modes());
     writer->append(part);
@@ -360,6 +358,9 @@ static void concatenate(files::FileSystem& disk, const std::vector<std::string>&
 void merge_datasets(files::FileSystem& disk, const std::vector<std::string>& prefixes,
                     const std::string& output_prefix) {
   MPX_CHECK(!prefixes.empty(), "data", "nothing to merge");
+  for (const std::string& prefix : prefixes)
+    MPX_CHECK(disk.canonical(prefix + ".idx") != disk.canonical(output_prefix + ".idx"), "data", "'", prefix,
+              "' would be merged into itself; choose another --output-prefix");
   check_one_tokenizer(disk, prefixes);
   const bool chats = holds_chats(disk, prefixes[0]);
   for (const std::string& prefix : prefixes)

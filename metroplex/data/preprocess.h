@@ -62,9 +62,12 @@ struct PreprocessOptions {
 // exists.
 PreprocessProgress preprocess(files::FileSystem& disk, const PreprocessOptions& options, const Encoder& encoder);
 
+// The tokenizer (Encoder::tokenizer) of a finished dataset by PREFIX.preprocess.json; "" where it is not recorded.
+std::string recorded_tokenizer(files::FileSystem& disk, const std::string& prefix);
+
 // Concatenates datasets, all of one token dtype, into a new one; with their loss masks, where they hold chats, which
-// all of them do or none. Throws base::Error where PREFIX.preprocess.json of two of them names different tokenizers;
-// the result has no such file.
+// all of them do or none. Throws base::Error where PREFIX.preprocess.json of two of them names different tokenizers,
+// and where the result would take the place of one of them, however it is spelled; the result has no such file.
 void merge_datasets(files::FileSystem& disk, const std::vector<std::string>& prefixes,
                     const std::string& output_prefix);
 

@@ -44,6 +44,11 @@ TokenizerFiles read_tokenizer_files(const std::string& type, const std::string& 
   return out;
 }
 
+std::string words_of(const Tokenizer& tokenizer, const TokenizerFiles& files) {
+  return base::concat(tokenizer.name(), " of ", tokenizer.vocab_size(), " ids",
+                      files.checksum.empty() ? "" : " with the checksum " + files.checksum);
+}
+
 TokenizerPaths tokenizer_paths(const std::string& folder, const std::vector<std::string>& names) {
   const auto path = [&](const char* name) {
     const bool there = std::find(names.begin(), names.end(), name) != names.end();

@@ -11,6 +11,8 @@
 
 namespace metroplex::text {
 
+class Tokenizer;  // tokenizer.h
+
 struct TokenizerFiles {
   std::string type;                                        // none | bytes | sentencepiece | bpe
   std::vector<std::pair<std::string, std::string>> files;  // name, bytes; empty for none and bytes
@@ -22,6 +24,9 @@ struct TokenizerFiles {
 // What load_tokenizer reads for these arguments. `type` may be empty: it follows from the file. Throws base::Error.
 TokenizerFiles read_tokenizer_files(const std::string& type, const std::string& model, const std::string& vocab_file,
                                     const std::string& merge_file);
+
+// Which tokenizer it is, in words: equal words of equal ids.
+std::string words_of(const Tokenizer& tokenizer, const TokenizerFiles& files);
 
 // The arguments of load_tokenizer for a folder that holds these files.
 struct TokenizerPaths {

@@ -101,7 +101,9 @@ std::string iteration_line(const IterationMetrics& m) {
   line += format(" throughput per GPU (TFLOP/s/GPU): %.3f |", m.tflops_per_rank);
   line += format(" learning rate: %.6E |", m.learning_rate);
   line += format(" global batch size: %5ld |", m.global_batch_size);
-  if (m.lm_loss != 0) line += format(" lm loss: %.6E |", m.lm_loss);  // 0: every step of the interval was skipped
+  if (std::isnan(m.lm_loss)) line += " lm loss: nan |";  // its sign would be shown
+  else if (m.lm_loss != 0)
+    line += format(" lm loss: %.6E |", m.lm_loss);  // 0: all steps of the interval were skipped
   for (const auto& [name, value] : m.terms) line += " " + name + format(": %.6E |", value);
   line += format(" loss scale: %.1f |", m.loss_scale);
   if (std::isfinite(m.grad_norm)) line += format(" grad norm: %.3f |", m.grad_norm);
@@ -145,6 +147,15 @@ std::vector<std::string> expert_lines(const std::vector<ExpertMetrics>& layers) 
 std::string evaluation_line(const EvaluationMetrics& m) {
   return format(" %s loss at iteration %ld on %s set | lm loss value: %.6E | lm loss PPL: %.6E | ", m.split.c_str(),
                 m.iteration, m.split.c_str(), m.lm_loss, std::exp(std::min(20.0, m.lm_loss)));
+}
+
+// A line of the file begins with it.
+constexpr std::string_view kIterationKey = "{\"iteration\": ";
+
+void check_place_of_metrics(files::FileSystem& disk, const std::string& path) {
+  if (path.empty() || disk.file_size(path).value_or(0) == 0) return;
+  MPX_CHECK(disk.map(path).text().starts_with(kIterationKey), "files", "train.metrics_file = ", path,
+            " is a file that no run wrote its metrics into; choose another path, or move that file away");
 }
 
 struct Metrics::Sinks {
@@ -204,7 +215,8 @@ void Metrics::step(const StepMetrics& m) {
   for (const auto& [name, value] : m.terms) values.emplace_back(name, value);
   if (m.num_zeros >= 0) values.emplace_back("num-zeros", static_cast<double>(m.num_zeros));
   if (m.params_norm >= 0) values.emplace_back("params-norm", m.params_norm);
-  std::string line = format("{\"iteration\": %ld, \"consumed_samples\": %ld", m.iteration, m.consumed_samples);
+  std::string line(kIterationKey);
+  line += format("%ld, \"consumed_samples\": %ld", m.iteration, m.consumed_samples);
   for (const auto& [tag, value] : values) line += ", \"" + tag + "\": " + json_number(value);
   if (!m.experts.empty()) line += ", \"experts\": " + json_text(m.experts);
   sinks_->line(line + (m.updated ? "}" : ", \"skipped\": true}"));
@@ -224,7 +236,8 @@ void Metrics::evaluation(const EvaluationMetrics& m) {
   sinks_->log.info(rule);
   sinks_->scalars(m.iteration, {{"lm loss " + m.split, m.lm_loss},
                                 {"lm loss " + m.split + " ppl", std::exp(std::min(20.0, m.lm_loss))}});
-  sinks_->line(format("{\"iteration\": %ld, \"consumed_samples\": %ld, \"split\": \"%s\", \"lm loss\": ", m.iteration,
+  sinks_->line(std::string(kIterationKey) +
+               format("%ld, \"consumed_samples\": %ld, \"split\": \"%s\", \"lm loss\": ", m.iteration,
                       m.consumed_samples, m.split.c_str()) +
                json_number(m.lm_loss) + "}");
 }

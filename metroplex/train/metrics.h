@@ -90,6 +90,10 @@ std::vector<std::string> expert_lines(const std::vector<ExpertMetrics>& layers);
 // "1:02:03" or "0:59"
 std::string format_duration(double seconds);
 
+// Throws base::Error where `path` (train.metrics_file) holds something else than metrics, which nobody may lose by
+// it.
+void check_place_of_metrics(files::FileSystem& disk, const std::string& path);
+
 // The sinks of one process, made on the rank that reports. A sink that cannot be written (full disk) is reported once
 // through the log and then left alone: metrics never end a run.
 class Metrics {

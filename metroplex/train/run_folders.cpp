@@ -138,6 +138,9 @@ void check_fresh_start(const config::Config& config, const std::vector<std::stri
 
 std::string set_aside(const std::string& path, files::FileSystem& disk) {
   if (path.empty() || disk.file_size(path).value_or(0) == 0) return "";
+  const std::string target = disk.canonical(path),
+                    own = files::join_path(disk.canonical(files::parent_directory(path)), files::base_name(path));
+  if (target != own) return set_aside(target, disk);  // a link stays
   int number = 1;
   while (disk.exists(base::concat(path, ".", number))) ++number;
   const std::string other = base::concat(path, ".", number);

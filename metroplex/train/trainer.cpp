@@ -8,6 +8,7 @@
 #include "checkpoint/folder_lock.h"
 #include "config/experts.h"
 #include "cuda/device.h"
+#include "data/build.h"
 #include "files/expert_trace.h"
 #include "files/file_system.h"
 #include "moe/grouped_library.h"
@@ -69,6 +70,7 @@ class Job {
   void report_graphs(size_t num_microbatches);
   void load();
   void begin_from_weights();
+  void warn_of_other_tokenizers() const;
   void open_outputs();
   // The last one of the run, or one that others follow.
   void save(bool last);
@@ -96,6 +98,7 @@ class Job {
   Timers timers_;
   plan::MicrobatchSchedule microbatches_;
   Position position_;
+  std::string tokenizer_;                            // TokenizerFacts::words
   std::string past_metrics_file_, past_trace_file_;  // of the run that this one goes on from
   RunSummary summary_;
   RunLength length_;
@@ -136,6 +139,7 @@ Job::Job(const config::Config& config, const comm::World& world, const Tokenizer
       length_(run_length(config, microbatches_)),
       data_(*a_, length_, tokenizer, forward_only, environment.disk) {
   a_->tokenizer = tokenizer.files;
+  tokenizer_ = tokenizer.words;
   position_.train_order = data_.train_order();
   if (a_->optimizer) time_actions(*a_, timers_);
 }
@@ -205,6 +209,7 @@ void Job::open_outputs() {
   };
   if (a_->world->rank() == 0) {
     if (!t.expert_trace_file.empty()) files::check_place_of_trace(*environment_.disk, t.expert_trace_file);
+    check_place_of_metrics(*environment_.disk, t.metrics_file);
     make_way("train.metrics_file", t.metrics_file, past_metrics_file_);
     make_way("train.expert_trace_file", t.expert_trace_file, past_trace_file_);
     metrics_.emplace(t, *environment_.disk, *environment_.log);
@@ -417,6 +422,16 @@ std::string words_of_experts(const Assembly& a) {
          (model.moe_grouped_gemm ? product : "a product for each") + clones;
 }
 
+void Job::warn_of_other_tokenizers() const {
+  if (tokenizer_.empty() || a_->world->rank() != 0) return;
+  const std::string others = data::other_tokenizers(a_->config.data, tokenizer_, *environment_.disk);
+  if (others.empty()) return;
+  warn(base::concat(
+      "of this run's data ", others, " was made with another tokenizer than this run has (", tokenizer_,
+      "): unless both give equal ids, the model learns another text than is meant; give data.tokenizer_model "
+      "that of the data, or run metroplex preprocess again"));
+}
+
 void Job::begin_training() {
   saves_.emplace(*a_, environment_, position_, summary_);
   say(" run " + a_->config.run.name);
@@ -426,6 +441,7 @@ void Job::begin_training() {
   if (a_->config.model.has_experts()) say(words_of_experts(*a_));
   if (const std::string warning = unbalanced_experts(a_->config.model); !warning.empty()) warn(warning);
   for (const std::string& line : scope_lines(*a_)) say(line);
+  warn_of_other_tokenizers();
   load();
   open_outputs();
   if (!a_->config.checkpoint.save.empty() && a_->world->rank() == 0)
@@ -437,6 +453,9 @@ void Job::begin_training() {
         "share in data.split");
   }
   first_iteration_ = position_.iteration;
+  if (!more())
+    say(base::concat(" nothing is left to do: ", position_.iteration, " of ", length_.iterations,
+                     " iterations are done"));
   run_start_ = Clock::now();
   interval_.begin();
   if (more()) batches_.emplace(data_.stream(kTrain, position_.consumed_train_samples));

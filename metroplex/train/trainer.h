@@ -45,6 +45,7 @@ struct TokenizerFacts {
   int64_t vocab_size = 0;
   int64_t eod = -1;
   std::shared_ptr<const text::TokenizerFiles> files;  // null: not known
+  std::string words = {};                             // text::words_of; "" without one
 };
 RunSummary run_training(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer,
                         const TrainerEnvironment& environment);

@@ -13,6 +13,8 @@ run 0 train "${whole[@]}" --checkpoint.save=halves --train.exit_interval=4 --tra
 [ "$(losses halves.jsonl | wc -l)" = 4 ] || fail "exit_interval 4 did not end after 4 iterations"
 run 0 train "${whole[@]}" --checkpoint.save=halves --checkpoint.load=halves --train.metrics_file=halves.jsonl
 prints 'loaded checkpoint halves/iter_0000004 at iteration 4'
+run 0 train "${whole[@]}" --checkpoint.save=halves --checkpoint.load=halves
+prints 'nothing is left to do: 8 of 8 iterations are done'
 [ "$(losses whole.jsonl)" = "$(losses halves.jsonl)" ] || fail "losses differ: $(losses whole.jsonl) / $(losses halves.jsonl)"
 for file in whole/iter_0000008/rank_*.safetensors; do
   cmp "$file" "halves/iter_0000008/${file##*/}" || fail "$file differs"

@@ -430,11 +430,30 @@ holds "encode and decode are inverse; 1 and 2 workers give the same files; parti
 run 3 preprocess --merge part0 part1 --output-prefix merged
 warns "merged.bin' is there already.*--overwrite"
 run 0 preprocess --merge part0 part1 --output-prefix merged --overwrite
+cp merged.bin before.bin
+run 3 preprocess --merge merged part1 --output-prefix new/../merged --overwrite
+warns "'merged' would be merged into itself"
+cmp merged.bin before.bin || fail "a refused merge changed the dataset"
+other=("${tiny[@]}" --data.data_path=words --train.train_iters=1 --optim.lr_warmup_iters=0 --model.vocab_size=512)
+run 0 train "${other[@]}" --data.tokenizer_type=bytes
+warns "of this run's data 'words' .sentencepiece of 300 ids with the checksum [0-9a-f]*. was made with another tokenizer than this run has .bytes of"
+run 0 train "${other[@]}" --data.tokenizer_type=sentencepiece --data.tokenizer_model=words.model --train.metrics_file=learned.jsonl
+! grep -q 'another tokenizer' err || fail "the data's own tokenizer is another: $(cat err)"
+run 3 train "${other[@]}" --data.tokenizer_type=sentencepiece --data.tokenizer_model=words.model --train.metrics_file=merged.bin
+warns 'train.metrics_file = merged.bin is a file that no run wrote its metrics into'
+cmp merged.bin before.bin && [ ! -e merged.bin.1 ] || fail "a dataset gave way to metrics"
+ln -s learned.jsonl linked.jsonl
+run 0 train "${other[@]}" --data.tokenizer_type=sentencepiece --data.tokenizer_model=words.model --train.metrics_file=linked.jsonl
+[ -L linked.jsonl ] && [ -e learned.jsonl ] && [ -e learned.jsonl.1 ] || fail "metrics did not go through a link"
+holds "data of another tokenizer is told; no dataset gives way to a merge, a tokenizer or metrics"
 mkdir -p hf && cp words.model hf/tokenizer.model
 by_folder=(preprocess --input text --tokenizer-model hf --append-eod --output-prefix by_folder)
 run 0 "${by_folder[@]}"
 run 0 "${by_folder[@]}"
-run 0 tokenizer train --input text/00*.txt --output hf/tokenizer --vocab-size 300 --model-type bpe
+run 3 tokenizer train --input text/00*.txt --output hf/tokenizer --vocab-size 300 --model-type bpe
+warns "hf/tokenizer.model' is there already.*--overwrite"
+cmp hf/tokenizer.model words.model || fail "a refused training changed the tokenizer"
+run 0 tokenizer train --input text/00*.txt --output hf/tokenizer --vocab-size 300 --model-type bpe --overwrite
 run 3 "${by_folder[@]}"
 warns "by_folder.bin' is there already.*--overwrite"
 cmp by_folder.bin words.bin || fail "the refused job changed the dataset"

@@ -81,6 +81,10 @@ TEST(IterationLine, HasMegatronsFieldsInMegatronsForm) {
   m.params_norm = 3.5;
   const std::string more = train::iteration_line(m);
   EXPECT_TRUE(std::regex_match(more, std::regex(line_pattern(true)))) << more;
+  for (const double sign : {1.0, -1.0}) {
+    m.lm_loss = std::copysign(std::numeric_limits<double>::quiet_NaN(), sign);
+    EXPECT_NE(train::iteration_line(m).find("| lm loss: nan |"), std::string::npos) << train::iteration_line(m);
+  }
 }
 
 TEST(IterationLine, GivesItsValuesToTheUsualExpressions) {
