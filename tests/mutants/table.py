@@ -336,7 +336,6 @@ MUTANTS = [
     ("other_major_versions", "cuda/architectures.cpp", "number / 10 == capability / 10 && number <= capability", "number <= capability", "cuda_test Architectures*"),
     ("special_code_runs_later", "cuda/architectures.cpp", "if (exact) return number == capability && (real || ptx);", "if (exact) return number <= capability && (real || ptx);", "cuda_test Architectures*"),
     ("empty_batches_stay_away", "comm/p2p.cpp", "if (ops.empty() && group.size() == 1)", "if (ops.empty())", "comm_test BatchP2p*"),
-    ("ranks_begin_before_all_are_there", "base/thread_pool.cpp", "gate.set_value(problem.empty());", "gate.set_value(true);", "app launchers"),
     ("clones_by_the_library", "moe/grouped_library.cpp", "c.rows_of_group >= kRowsForJoin;", "c.rows_of_group >= 0;", "moe_test GroupedLibrary*"),
     ("clones_in_front_of_home", "moe/grouped_library.cpp", "at::cat({weights.home, weights.clones})", "at::cat({weights.clones, weights.home})", "moe_test GroupedLibrary*"),
     ("gradients_of_clones_are_added", "moe/grouped_library.cpp", "of_clones.size(0)), false);", "of_clones.size(0)), to.adds);", "moe_test GroupedLibrary*"),
@@ -408,7 +407,7 @@ MUTANTS = [
     ("weights_of_norms_are_cast", "nn/norm.cpp", "call.weight = weight_.data;", "call.weight = weight_.data.to(at::kFloat).to(weight_.data.scalar_type());", "models_test MetaDevice.LayersOnAGpu*"),
     ("unfinished_is_whose_it_is", "files/file_system.cpp", "is_directory(part) && (exists(mark) || list(part).empty())", "is_directory(part)", "files_test FileSystem*"),
     ("outputs_replace_links", "files/file_system.cpp", "replace_file(canonical(path), text)", "replace_file(path, text)", "files_test FileSystem*"),
-    ("metrics_over_anything", "train/metrics.cpp", "text().starts_with(kIterationKey)", "text().size() > 0", "app commands"),
-    ("merged_by_spelling", "data/preprocess.cpp", "disk.canonical(prefix + \".idx\") != disk.canonical(output_prefix + \".idx\")", "prefix != output_prefix", "app commands"),
+    ("metrics_over_anything", "train/metrics.cpp", "text().starts_with(kIterationKey)", "text().size() > 0", "metroplex"),
+    ("merged_by_spelling", "data/preprocess.cpp", "disk.canonical(prefix + \".idx\") != disk.canonical(output_prefix + \".idx\")", "prefix != output_prefix", "metroplex"),
     ("biases_of_packs_a_column_off", "cuda/kernels/dropout_block.h", "load_quad(o.bias, first, lanes)", "load_quad(o.bias, first > 4 ? first - 4 : first, lanes)", "kernels_on_host LayersOnHost.Dropout*"),
 ]
