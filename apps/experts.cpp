@@ -158,7 +158,7 @@ int run_experts(const std::vector<std::string>& arguments) {
   app.add_option("run", options.run, "the file, or a folder that holds it")->required();
   app.add_option("--layer", options.picture.layer, "this layer's iterations instead of all layers");
   app.add_option("--iteration", options.picture.iteration, "this iteration alone");
-  app.add_option("--svg", options.svg, "also write the picture to this file");
+  app.add_option("--svg", options.svg, "also write the picture to this file")->check(no_file);
   app.add_flag("--json", options.json, "print the numbers instead of the picture");
   app.add_flag("--no-color", options.no_color, "no colours even on a terminal");
   app.add_option("--columns", options.columns, "columns of a line; left out, those of the terminal, else 100")

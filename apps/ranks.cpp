@@ -77,7 +77,7 @@ void add_questions(CLI::App& app, RanksOptions& o) {
       ->check(not_above_0);
   app.add_flag("--megatron", o.megatron, "list every group that Megatron-LM would make, in its order");
   app.add_flag("--json", o.json, "everything as JSON, nothing else on stdout");
-  app.add_option("--svg", o.svg, "also write the picture to this file");
+  app.add_option("--svg", o.svg, "also write the picture to this file")->check(no_file);
   app.add_flag("--no-color,--no-colour", o.no_color,
                "no colours (also where NO_COLOR is set or stdout is no terminal)");
   app.add_option("--max-rows", o.max_rows, "lines drawn at most")->capture_default_str();

@@ -61,7 +61,7 @@ void declare(CLI::App& app, ScheduleOptions& options) {
       ->check(below_0)
       ->capture_default_str();
   app.add_flag("--blocking", options.costs.blocking_p2p, "ranks wait in their sends and receives");
-  app.add_option("--svg", options.svg, "also write the picture to this file");
+  app.add_option("--svg", options.svg, "also write the picture to this file")->check(no_file);
   app.add_flag("--json", options.json, "print every action with its times instead of the picture");
   app.add_flag("--table", options.table, "print every action of every rank instead of the picture");
   app.add_flag("--no-color", options.no_color, "plain text even on a terminal");

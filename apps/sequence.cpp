@@ -41,7 +41,7 @@ void declare(CLI::App& app, SequenceOptions& options) {
   app.add_option("--multiple", options.request.multiple, "a rank's tokens are a multiple of this")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();
-  app.add_option("--svg", options.svg, "also write the picture to this file");
+  app.add_option("--svg", options.svg, "also write the picture to this file")->check(no_file);
   app.add_flag("--json", options.json, "print the runs of every rank and what it gets, instead of the picture");
   app.add_option("--columns", options.columns,
                  "columns of the bar; left out, as many as the terminal has room for, else 80")
