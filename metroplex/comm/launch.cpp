@@ -10,6 +10,7 @@
 #include <c10/util/Logging.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <mutex>
 
 #include "base/error.h"
@@ -185,6 +186,8 @@ void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid
     check_world(launch.world_size, grid);
     sum_halves_in_fp32();
     prepare_rank_thread(options.threads_per_rank, device_of(options.gpu));
+    if (options.backend == ProcessBackend::nccl && !options.interface.empty())
+      ::setenv("NCCL_SOCKET_IFNAME", ("=" + options.interface).c_str(), /*overwrite=*/0);  // =: no prefix of a name
     c10::initLogging();  // TORCH_CPP_LOG_LEVEL counts only from here on
     GlooContext control(control_options(launch, options, describe));
     std::shared_ptr<NcclContext> nccl;  // outlives the telling below: to destroy its communicators may block

@@ -55,7 +55,7 @@ std::string starting_lines(const std::string& text) {
 Trial run_bash(const std::string& script, const std::string& source, const std::vector<std::string>& arguments,
                const std::string& text, const std::string& copy) {
   std::vector<std::string> words{
-      "bash", "-c",
+      "bash", "--norc", "-c",  // behind ssh, and where the filter hides what stdin is, it would read ~/.bashrc
       base::concat(
           kLaunchTools, kLaunchFilters, kLaunchTrial,
           "shopt -s extdebug; trap '[[ ${FUNCNAME-} == metroplex_* ]] || metroplex_step \"$@\" && true' DEBUG; "

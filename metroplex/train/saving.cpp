@@ -85,8 +85,8 @@ int64_t copy_bytes(Assembly& a) {
 BackgroundSaves::BackgroundSaves(Assembly& assembly, files::FileSystem& disk)
     : a_(assembly),
       disk_(disk),
-      memory_(at::empty({copy_bytes(assembly)},
-                        at::TensorOptions(at::kByte).pinned_memory(assembly.world->target().gpu()))) {}
+      memory_(at::empty({copy_bytes(assembly)}, at::TensorOptions(at::kByte))) {
+}  // pinned it would be up to twice that
 
 std::vector<checkpoint::LocalPiece> BackgroundSaves::copies_of(std::vector<checkpoint::LocalPiece> pieces) {
   char* to = static_cast<char*>(memory_.mutable_data_ptr());

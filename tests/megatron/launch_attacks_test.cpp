@@ -30,7 +30,9 @@ std::string text_of(const std::string& name) {
 int processes_with(const std::string& word) {
   int found = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-    if (text_of(entry.path() / "cmdline").find(word) != std::string::npos) ++found;
+    try {
+      if (text_of(entry.path() / "cmdline").find(word) != std::string::npos) ++found;
+    } catch (const std::ios_base::failure&) {}  // it ended while it was read
   }
   return found;
 }
@@ -158,13 +160,29 @@ TEST_F(LaunchScripts, InheritNoDescriptorOfOurs) {
   close(ours);
 }
 
+// As a shell that sshd, or a program of another kind, has started.
+TEST_F(LaunchScripts, ReadNoStartupFiles) {
+  write("torchrun other.py --b 2; exit\n", ".bashrc");
+  EXPECT_EXIT(
+      {
+        setenv("HOME", folder_.c_str(), 1);
+        setenv("SSH_CLIENT", "192.0.2.1 22 22", 1);
+        unsetenv("SHLVL");
+        const LaunchScript script = read("torchrun p.py --a 1\n");
+        std::fprintf(stderr, "%s %s\n", script.program.c_str(), script.flags.at(0).c_str());
+        std::_Exit(script.program == "p.py" && script.flags == Words{"--a", "1"} ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "p.py --a");
+}
+
 TEST_F(LaunchScripts, EndOnlyThemselves) {
   const pid_t other = fork();
   if (other == 0) {
     pause();
     _exit(0);
   }
-  read("builtin kill -9 " + std::to_string(other) + "\nbuiltin kill -9 $PPID\ntorchrun p.py --a 1\n");
+  EXPECT_NO_THROW(
+      read("builtin kill -9 " + std::to_string(other) + "\nbuiltin kill -9 $PPID\ntorchrun p.py --a 1\n"));
   int status = 0;
   EXPECT_EQ(waitpid(other, &status, WNOHANG), 0);
   kill(other, SIGKILL);

@@ -145,7 +145,9 @@ class NcclBackend final : public GroupBackend {
         else nccl.recv(list, op.peer, 0);
       }
     } catch (...) {  // NCCL would keep whatever comes next for a batch that nobody ends
-      nccl.endCoalescing();
+      try {
+        nccl.endCoalescing();
+      } catch (const std::exception&) {}  // the first error says more
       throw;
     }
     return pending(nccl.endCoalescing(), std::move(tensors));
