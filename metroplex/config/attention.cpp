@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "config/derived.h"
 
 namespace metroplex::config {
 namespace {
@@ -63,12 +62,6 @@ static std::string not_plain(const Model& m) {
   return m.softmax_type == SoftmaxType::vanilla ? "" : base::concat("model.softmax_type = ", m.softmax_type.text());
 }
 
-// Whether each layer has whole sequences while it attends, if for a share of its heads.
-static bool has_whole_sequences(const Parallel& p) {
-  const std::vector<CpCommType> types = cp_comm_types(p);
-  return std::all_of(types.begin(), types.end(), [](CpCommType t) { return t == CpCommType::a2a; });
-}
-
 static AttentionCase attention_case(const Config& config, int capability) {
   const Model& m = config.model;
   AttentionCase c{config.precision.params_dtype};
@@ -82,19 +75,9 @@ static AttentionCase attention_case(const Config& config, int capability) {
   c.capability = capability;
   c.queries = c.keys = config.train.seq_length;
   c.deterministic = config.run.deterministic_mode;
-  // Of context parallelism the operators take halves; windows of documents where no rank has a part of them.
-  const bool whole = has_whole_sequences(config.parallel);
-  c.plain_mask = config.parallel.cp() == 1 || (is_half(c.dtype) && (whole || !(c.window && c.documents)));
+  c.plain_mask = config.parallel.cp() == 1 || is_half(c.dtype);  // of context parallelism the operators take halves
   if (config.parallel.hybrid_context_parallel) c.plain_mask = false;
   return c;
-}
-
-// What beside context parallelism keeps its attention from libtorch's operators, and the way out.
-static std::string ranks_and(const AttentionCase& c, const Parallel& p) {
-  const char* const exchange = "; parallel.cp_comm_type = a2a does without";
-  const std::string ranks = base::concat("parallel.context_parallel_size = ", p.cp());
-  if (!is_half(c.dtype)) return ranks + " in fp32; precision.params_dtype = bf16 does without";
-  return ranks + " with data.reset_attention_mask = true and model.window_size" + exchange;
 }
 
 std::string own_attention(const Config& config, int capability) {
@@ -109,7 +92,9 @@ std::string own_attention(const Config& config, int capability) {
   AttentionCase any_order = c;
   any_order.deterministic = false;
   if (gpu_attention(any_order).by != AttentionBy::own) key = "run.deterministic_mode = true";
-  if (!c.plain_mask) key = ranks_and(c, config.parallel);
+  if (!c.plain_mask)
+    key = base::concat("parallel.context_parallel_size = ", config.parallel.cp(),
+                       " in fp32; precision.params_dtype = bf16 does without");
   if (c.dtype == ParamsDtype::fp64) key = "precision.params_dtype = fp64";
   if (!c.plain_scores) key = not_plain(m);
   if (config.parallel.hybrid_context_parallel) key = "parallel.hybrid_context_parallel = true";
@@ -122,8 +107,7 @@ DocumentBound document_bound(const Config& config, int capability) {
   // For one query a sample the operator would reorder heads.
   if (!c.documents || config.train.seq_length == 1 || gpu_attention(c).by == AttentionBy::own) return {};
   const int64_t given = config.data.max_documents_per_sample;
-  constexpr int64_t kTokensEach = 128;  // of which the operator's backward sets as many aside for a document
-  return {given > 0 ? given : (config.train.seq_length + kTokensEach - 1) / kTokensEach,
+  return {given > 0 ? given : (config.train.seq_length + kRowsOfADocument - 1) / kRowsOfADocument,
           config.train.cuda_graph_impl != CudaGraphImpl::none};
 }
 

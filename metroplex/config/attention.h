@@ -41,7 +41,8 @@ AttentionChoice gpu_attention(const AttentionCase& c);
 // For variable-length attention on a GPU: how many documents a sample may have (data.max_documents_per_sample), where
 // it is known. The operator's memory and its launches grow with this number, so it is no larger than it must be.
 // Microbatches with more documents are left to own kernels, or refused where graphs are captured: their launches
-// stay.
+// stay. Context parallelism has less room for the rows of a rank (nn/block_documents.h).
+inline constexpr int64_t kRowsOfADocument = 128;  // the operator's backward sets so many aside for each
 struct DocumentBound {
   int64_t per_sample = 0;  // 0: attention of this run goes by the numbers of the documents
   bool must_fit = false;

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <limits>
+
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "nn/wide.h"
@@ -78,7 +80,9 @@ KeyMessage empty_message(const CoreInputs& like, int64_t rows, at::ScalarType ty
 
 void join(CoreResult& all, const CoreResult& block) {
   const at::Tensor sum = at::logaddexp(all.logsumexp, block.logsumexp);
-  all.out.mul_(factor((all.logsumexp - sum).exp())).add_(to_wide(block.out) * factor((block.logsumexp - sum).exp()));
+  const at::Tensor most = sum.clamp_min(std::numeric_limits<float>::lowest());  // -inf - -inf is no number
+  all.out.mul_(factor((all.logsumexp - most).exp()))
+      .add_(to_wide(block.out) * factor((block.logsumexp - most).exp()));
   all.logsumexp = sum;
 }
 

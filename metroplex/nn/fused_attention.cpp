@@ -171,8 +171,8 @@ constexpr Operator kOperators[] = {
 const Operator& operator_of(const FusedInputs& in, const FusedSpec& spec) {
   MPX_ASSERT(spec.by == config::AttentionBy::flash || (spec.window < 0 && !has_documents(spec)),
              "windows or documents in an operator that has none");
-  MPX_ASSERT(spec.causal || spec.window < 0 || (!has_documents(spec) && in.q.size(2) <= in.k.size(2)),
-             "a window that is not causal of documents or of fewer keys than queries");
+  MPX_ASSERT(spec.causal || spec.window < 0 || in.q.size(2) <= in.k.size(2),
+             "a window that is not causal of fewer keys than queries");
   for (const Operator& one : kOperators) {
     if (one.by == spec.by) return one;
   }

@@ -32,8 +32,8 @@ struct FusedSpec {
   bool causal = false;  // as many queries as keys: query i attends to keys 0 to i; else to every key
   double softmax_scale = 0;
   // Of flash attention alone:
-  // Query i sees no keys before i + s_k - s_q - window; -1: all. Causal with documents, and else s_q <= s_k: without
-  // a causal mask the operator hides keys from i + s_k - s_q + s_k + 1 on.
+  // Query i sees no keys before i + s_k - s_q - window; -1: all. Of a document's own queries and keys, counted in it.
+  // Without a causal mask all s_q <= s_k: the operator hides keys from i + s_k - s_q + all s_k + 1 on.
   int64_t window = -1;
   DocumentRows documents = {};  // it sees keys of its own document; undefined: there are none
 };

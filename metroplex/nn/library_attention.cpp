@@ -10,6 +10,7 @@
 #include "cuda/device.h"
 #include "nn/attention_blocks.h"
 #include "nn/attention_mask.h"
+#include "nn/block_documents.h"
 #include "nn/context_attention.h"
 #include "nn/wide.h"
 
@@ -17,6 +18,8 @@ namespace metroplex::nn {
 namespace {
 
 using config::AttentionBy;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // [s, b, heads, d] -> [b, heads, s, d]
 at::Tensor heads_first(const at::Tensor& x) { return x.permute({1, 2, 0, 3}); }
@@ -100,38 +103,32 @@ using Calls = std::optional<LibraryCalls>;
 Calls one_call(const CoreInputs& in, const CoreCall& call) {
   const FusedSpec spec = how_to_fuse(in, call);
   if (spec.by == AttentionBy::own) return std::nullopt;
-  return LibraryCalls{{{0, in.q.size(0)}, {0, in.k.size(0)}, spec}};
+  return LibraryCalls{{{0, in.q.size(0)}, {0, in.k.size(0)}, spec, {}}};
 }
 
-struct OrderedPositions {
-  at::Tensor queries, keys;
-  explicit OrderedPositions(const CorePositions& positions)
-      : queries(RowOrder(positions.queries.runs).in_order(positions.queries.rows)),
-        keys(RowOrder(positions.keys.runs).in_order(positions.keys.rows)) {}
-};
-
-// Documents of a causal block are those of the same positions twice.
-DocumentRows documents_of(const LibraryCall& one, const CoreCall& call, const OrderedPositions& at) {
-  const auto of = [&](const at::Tensor& positions, const RowRun& rows) {
-    return offsets_among(call.batch, positions.narrow(0, rows.first, rows.count));
-  };
-  const at::Tensor queries = of(at.queries, one.queries);
-  return {queries, one.spec.causal ? queries : of(at.keys, one.keys)};
+Positions in_order(const Positions& positions) {
+  const RowOrder order(positions.runs);
+  return {0, order.in_order(positions.rows), positions.whole, order.positions()};
 }
 
 Calls calls_of_blocks(const CoreInputs& in, const CoreCall& call, const std::vector<AttentionBlock>& blocks) {
   config::AttentionCase c = case_of(in, call);
-  if (c.documents && (c.window || !call.batch.document_offsets.defined())) return std::nullopt;
+  if (c.documents && !call.batch.document_offsets.defined()) return std::nullopt;
   LibraryCalls calls;
   for (const AttentionBlock& block : blocks) {
     c.queries = block.queries.count, c.keys = block.keys.count, c.window = block.window >= 0;
     const FusedSpec spec{config::gpu_attention(c).by, block.causal, call.spec.softmax_scale, block.window};
     if (spec.by == AttentionBy::own) return std::nullopt;
-    calls.push_back({block.queries, block.keys, spec});
+    calls.push_back({block.queries, block.keys, spec, {}});
   }
   if (!c.documents) return calls;
-  const OrderedPositions at(call.positions);
-  for (LibraryCall& one : calls) one.spec.documents = documents_of(one, call, at);
+  const CorePositions ordered{in_order(call.positions.queries), in_order(call.positions.keys)};
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const std::optional<BlockDocuments> documents = block_documents(call.batch, blocks[i], ordered);
+    if (!documents) return std::nullopt;
+    calls[i].spec.documents = documents->rows;
+    calls[i].hidden = documents->hidden;
+  }
   return calls;
 }
 
@@ -202,8 +199,7 @@ class CallSums {
 CoreResult sees_nothing(const CoreInputs& in) {
   const int64_t s = in.q.size(0), b = in.q.size(1), heads = in.q.size(2);
   const at::TensorOptions wide = in.q.options().dtype(acc_type(in.q.scalar_type()));
-  return {at::zeros({s, b, heads, in.v.size(3)}, in.q.options()),
-          at::full({b, heads, s}, -std::numeric_limits<double>::infinity(), wide)};
+  return {at::zeros({s, b, heads, in.v.size(3)}, in.q.options()), at::full({b, heads, s}, -kInfinity, wide)};
 }
 
 // What calls gave, joined where they have the same queries.
@@ -236,10 +232,24 @@ class JoinedCalls {
   int64_t given_ = 0;  // the first query that no call has had
 };
 
+CoreResult forward_of(const CoreInputs& in, const CoreCall& call, const LibraryCall& part) {
+  const CoreResult result = fused(cut(in, part), call, part.spec);
+  if (!part.hidden.defined()) return result;
+  return {result.out.masked_fill_(part.hidden.permute({2, 0, 1}).unsqueeze(3), 0),
+          result.logsumexp.masked_fill_(part.hidden, -kInfinity)};
+}
+
 CoreResult forward_in_order(const CoreInputs& in, const CoreCall& call, const LibraryCalls& calls) {
   JoinedCalls all(in);
-  for (const LibraryCall& part : calls) all.add(part.queries, fused(cut(in, part), call, part.spec));
+  for (const LibraryCall& part : calls) all.add(part.queries, forward_of(in, call, part));
   return all.take();
+}
+
+// Operators take exp(score - logsumexp) for a probability.
+CoreResult left_for(const CoreResult& result, const LibraryCall& part) {
+  CoreResult left = cut(result, part.queries);
+  if (part.hidden.defined()) left.logsumexp = left.logsumexp.masked_fill(part.hidden, kInfinity);
+  return left;
 }
 
 CoreInputs backward_in_order(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,
@@ -247,7 +257,7 @@ CoreInputs backward_in_order(const at::Tensor& dout, const CoreInputs& in, const
   CallSums q(in.q), k(in.k), v(in.v);
   for (const LibraryCall& part : calls) {
     const CoreInputs d =
-        fused_backward(cut(dout, part.queries), cut(in, part), cut(result, part.queries), call, part.spec);
+        fused_backward(cut(dout, part.queries), cut(in, part), left_for(result, part), call, part.spec);
     q.add(part.queries, d.q);
     k.add(part.keys, d.k);
     v.add(part.keys, d.v);

@@ -22,6 +22,7 @@ std::optional<CoreInputs> library_attention_backward(const at::Tensor& dout, con
 struct LibraryCall {
   RowRun queries, keys;
   FusedSpec spec;
+  at::Tensor hidden = {};  // BlockDocuments::hidden; undefined: none
 };
 using LibraryCalls = std::vector<LibraryCall>;
 CoreResult attention_by_calls(const CoreInputs& in, const CoreCall& call, const LibraryCalls& calls);

@@ -3,7 +3,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/searchsorted.h>
 
 #include <algorithm>
 
@@ -71,15 +70,6 @@ at::Tensor document_offsets(const at::Tensor& document_ids, int64_t most) {
     *next++ = i;
   }
   return offsets;
-}
-
-at::Tensor offsets_among(const Microbatch& batch, const at::Tensor& positions) {
-  const at::Tensor& offsets = batch.document_offsets;
-  const int64_t samples = batch.document_ids.size(0), whole = batch.document_ids.size(1);
-  const at::Tensor first = at::arange(0, samples * whole, whole, positions.options());
-  const at::Tensor all = (first.unsqueeze(1) + positions).flatten();
-  if (offsets.is_meta()) return at::empty(offsets.sizes(), offsets.options().dtype(at::kInt));
-  return at::searchsorted(all, offsets, /*out_int32=*/true);
 }
 
 void place_counters(Microbatch& batch, const at::Tensor& both) {

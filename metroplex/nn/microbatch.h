@@ -45,6 +45,9 @@ struct Microbatch {
   // ones may be empty. Undefined: document_ids alone say it, and attention of variable lengths is not for this
   // microbatch.
   at::Tensor document_offsets;
+  // The documents of document_offsets for the host, in the same rows, of a rank that has part of the sequence. Empty:
+  // it does not know them.
+  std::vector<RowRun> document_runs;
   // [b] int64, contiguous, on the device of the activations, sharing a storage with `step` only: the Philox counters
   // of dropout, see counters_of_samples(). Read in training only.
   at::Tensor sample_counters;
@@ -103,9 +106,6 @@ Microbatch empty_microbatch(const MicrobatchForm& form);
 // Microbatch::document_offsets [b most + 1] of document_ids [b, s] on the host, in which the rows of a document
 // follow one another; undefined where there are more than b most documents.
 at::Tensor document_offsets(const at::Tensor& document_ids, int64_t most);
-// batch.document_offsets, int32, among the rows at `positions` [n] of each sample, which rise: how many of those,
-// counted from sample to sample, lie before each.
-at::Tensor offsets_among(const Microbatch& batch, const at::Tensor& positions);
 // Makes `sample_counters` and `step` views of `both` [b + 1] int64.
 void place_counters(Microbatch& batch, const at::Tensor& both);
 // Sets `sample_counters` and `step` of `batch`, in one storage, for samples with the global indices `numbers` [b]

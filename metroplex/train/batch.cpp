@@ -132,10 +132,10 @@ nn::Microbatch batch_of(const BatchMessage& message, const int64_t* header) {
 
 using Runs = std::vector<nn::RowRun>;
 
-constexpr int64_t kRowLists = 3;
-// row_runs, rank_rows, all_runs, and then the lists of keys and keys_of_groups.
+constexpr int64_t kRowLists = 4;
+// row_runs, rank_rows, all_runs, document_runs, and then the lists of keys and keys_of_groups.
 std::vector<Runs> lists_of(const nn::Microbatch& batch) {
-  std::vector<Runs> lists{batch.row_runs, batch.rank_rows, batch.all_runs};
+  std::vector<Runs> lists{batch.row_runs, batch.rank_rows, batch.all_runs, batch.document_runs};
   for (const nn::KeyTravel* keys : {&batch.keys, &batch.keys_of_groups}) {
     lists.insert(lists.end(), keys->sent.begin(), keys->sent.end());
     lists.insert(lists.end(), keys->received.begin(), keys->received.end());
@@ -146,6 +146,7 @@ void set_lists(nn::Microbatch& batch, const std::vector<Runs>& lists, const int6
   batch.row_runs = lists[0];
   batch.rank_rows = lists[1];
   batch.all_runs = lists[2];
+  batch.document_runs = lists[3];
   auto next = lists.begin() + kRowLists;
   const auto take = [&](std::vector<Runs>& to, int64_t count) {
     to.assign(next, next + count);

@@ -99,6 +99,19 @@ nn::KeyTravel key_travel(const std::vector<std::vector<plan::PositionRuns>>& see
   return keys;
 }
 
+// Documents of all samples one after the other, whole samples.
+std::vector<nn::RowRun> document_runs(const plan::DocumentLengths& documents) {
+  std::vector<nn::RowRun> runs;
+  int64_t first = 0;
+  for (const std::vector<int64_t>& of_sample : documents) {
+    for (const int64_t length : of_sample) {
+      runs.push_back({first, length});
+      first += length;
+    }
+  }
+  return runs;
+}
+
 }  // namespace
 
 SequenceParts sequence_parts(const config::Parallel& parallel, const comm::Group& cp) {
@@ -137,6 +150,7 @@ nn::Microbatch cut_part(const nn::Microbatch& whole, const plan::DocumentLengths
   if (parts.ranks > 1 && parts.lists && (whole.document_ids.defined() || parts.token_slack > 0)) {
     const auto seen = travelling(documents, cut, known);
     part.keys = key_travel(seen, cut, parts.rank, 1);
+    if (known && whole.document_offsets.defined()) part.document_runs = document_runs(documents);
     if (parts.neighbours > 1) part.keys_of_groups = key_travel(seen, cut, parts.rank, parts.neighbours);
   }
   for (at::Tensor* x : {&part.tokens, &part.labels, &part.loss_mask, &part.position_ids}) {

@@ -116,6 +116,12 @@ TEST(Attention, RoomForDocumentsIsKnownBeforeTheRun) {
   EXPECT_EQ(bound({"data.max_documents_per_sample=50"}).per_sample, 0);
   EXPECT_EQ(bound({"data.reset_attention_mask=true", "model.attention_dropout=0.1"}).per_sample, 0);
   EXPECT_EQ(bound({"data.reset_attention_mask=true", "model.attn_logit_softcapping=30"}).per_sample, 0);
+  for (const std::string exchange : {"p2p", "a2a"})
+    EXPECT_EQ(bound({"data.reset_attention_mask=true", "data.max_documents_per_sample=50", "model.window_size=5",
+                     "parallel.context_parallel_size=2", "parallel.cp_comm_type=" + exchange})
+                  .per_sample,
+              50)
+        << exchange;
   EXPECT_FALSE(bound({"data.reset_attention_mask=true"}).must_fit);
   EXPECT_TRUE(bound({"data.reset_attention_mask=true", "train.cuda_graph_impl=full_iteration"}).must_fit);
 }
@@ -144,14 +150,13 @@ TEST(Attention, OfARunIsNamedWithItsKeyWhereItIsOurs) {
   for (const std::vector<std::string>& taken : {std::vector<std::string>{half},
                                                 {half, documents},
                                                 {half, window},
+                                                {half, documents, window},
                                                 {half, a2a},
                                                 {half, a2a, documents, window}})
     EXPECT_EQ(of_ranks(taken), "");
   for (const auto& [overrides, text] : std::vector<std::pair<std::vector<std::string>, std::string>>{
-           {{half, documents, window},
-            "context_parallel_size = 2 with data.reset_attention_mask = true and model.window_size; "
-            "parallel.cp_comm_type"},
            {{}, "context_parallel_size = 2 in fp32; precision.params_dtype = bf16"},
+           {{documents, window}, "context_parallel_size = 2 in fp32"},
            {{a2a}, "context_parallel_size = 2 in fp32"},
            {{"precision.params_dtype=fp64"}, "precision.params_dtype = fp64"}}) {
     const std::string said = of_ranks(overrides);

@@ -10,7 +10,7 @@
 namespace metroplex::test {
 
 // Runs in any order, with windows that reach into the run before and beyond it, and with documents, of which some end
-// within a run.
+// within a run, and windows of these.
 struct ChosenRows {
   nn::CorePositions positions;
   int64_t v_dim = 64, window = -1;
@@ -44,7 +44,8 @@ void for_chosen_rows(int64_t part, const std::vector<int64_t>& v_dims, const Bod
     for (const int64_t v_dim : v_dims) body(name + ", values of " + std::to_string(v_dim), ChosenRows{here, v_dim});
     for (const int64_t window : {int64_t{0}, int64_t{20}, part + 20, 3 * part})
       body(name + ", window " + std::to_string(window), ChosenRows{here, 64, window});
-    body(name + ", documents", ChosenRows{here, 64, -1, documents});
+    for (const int64_t window : {int64_t{-1}, int64_t{20}, part + 20, 3 * part})
+      body(name + ", documents, window " + std::to_string(window), ChosenRows{here, 64, window, documents});
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "cuda/memory_meter.h"
 #include "nn/attention_blocks.h"
+#include "nn/block_documents.h"
 #include "nn/chosen_rows.h"
 #include "nn/library_stand_ins.h"
 #include "support/allocations.h"
@@ -150,29 +151,27 @@ nn::Positions chosen(std::mt19937& random, int64_t whole, double share) {
 // The calls that a rank makes, each by an operator that takes it; cuDNN's alone takes another size of values.
 nn::LibraryCalls calls_of(const nn::CoreInputs& in, const nn::CoreCall& call) {
   const nn::RowOrder queries(call.positions.queries.runs), keys(call.positions.keys.runs);
-  const at::Tensor of_queries = queries.in_order(call.positions.queries.rows),
-                   of_keys = keys.in_order(call.positions.keys.rows);
-  const auto documents = [&](const at::Tensor& positions, const nn::RowRun& rows) {
-    return call.batch.document_ids.defined()
-               ? nn::offsets_among(call.batch, positions.narrow(0, rows.first, rows.count))
-               : at::Tensor();
-  };
+  const nn::CorePositions ordered{
+      {0, queries.in_order(call.positions.queries.rows), call.positions.queries.whole, queries.positions()},
+      {0, keys.in_order(call.positions.keys.rows), call.positions.keys.whole, keys.positions()}};
   nn::LibraryCalls parts;
   for (const nn::AttentionBlock& block :
        nn::attention_blocks(queries.positions(), keys.positions(), call.spec.window)) {
     const bool flash_alone = block.window >= 0 || call.batch.document_ids.defined(),
                cudnn = in.v.size(3) != in.k.size(3) || (!flash_alone && block.queries.count < block.keys.count);
-    parts.push_back(
-        {block.queries,
-         block.keys,
-         {cudnn ? config::AttentionBy::cudnn : config::AttentionBy::flash, block.causal, call.spec.softmax_scale,
-          block.window, nn::DocumentRows{documents(of_queries, block.queries), documents(of_keys, block.keys)}}});
+    nn::BlockDocuments documents;
+    if (call.batch.document_ids.defined()) documents = nn::block_documents(call.batch, block, ordered).value();
+    parts.push_back({block.queries,
+                     block.keys,
+                     {cudnn ? config::AttentionBy::cudnn : config::AttentionBy::flash, block.causal,
+                      call.spec.softmax_scale, block.window, documents.rows},
+                     documents.hidden});
   }
   return parts;
 }
 
 // Logsumexp too, of queries that see nothing as well; backward by a result over more keys than are here, as the ranks
-// of a ring have it. With windows, and with documents.
+// of a ring have it. With windows, with documents, and with both.
 TEST(LibraryAttention, OfChosenRowsIsTheBlockedKernels) {
   const StandIns stand_ins;
   std::mt19937 random(11);
@@ -182,7 +181,7 @@ TEST(LibraryAttention, OfChosenRowsIsTheBlockedKernels) {
     const int64_t queries = here.queries.rows.numel(), keys = here.keys.rows.numel(), b = 2;
     const int64_t dv = round % 4 == 1 ? 3 : 6;
     nn::Microbatch batch;
-    if (round % 4 == 3) {
+    if (round % 4 >= 2 && round % 8 != 2) {
       batch.document_ids = documents(b, whole, static_cast<int64_t>(2 + random() % 12));
       batch.document_offsets = nn::document_offsets(batch.document_ids, whole + 1);
     }
@@ -192,7 +191,7 @@ TEST(LibraryAttention, OfChosenRowsIsTheBlockedKernels) {
                             sample({keys, b, 2, dv}, 7, at::kDouble)};
     const at::Tensor dy = sample({queries, b, 4, dv}, 8, at::kDouble);
     nn::CoreSpec spec = core_spec(in);
-    if (round % 4 == 2) spec.window = static_cast<int64_t>(random() % 12);
+    if (round % 4 == 2 || round % 8 == 3) spec.window = static_cast<int64_t>(random() % 12);
     const nn::CoreResult own = nn::attend(in, {spec, here, batch});
     const nn::CoreResult more{own.out + sample({queries, b, 4, dv}, 9, at::kDouble),
                               at::logaddexp(own.logsumexp, sample({b, 4, queries}, 10, at::kDouble))};
@@ -236,8 +235,8 @@ TEST(LibraryAttention, OfChosenRowsInHalvesIsTheFormulaToItsRoundings) {
   EXPECT_GT(calls.windows, 0);
 }
 
-// What blocks cannot say is left to own kernels.
-TEST(LibraryAttention, OfChosenRowsHasNoWindowsOfDocumentsAndNoFp32) {
+// What blocks cannot say, or have no room for, is left to own kernels.
+TEST(LibraryAttention, OfChosenRowsTakesHalvesThatTheHostKnows) {
   const StandIns stand_ins;
   const auto positions = [](const std::vector<nn::RowRun>& runs) {
     std::vector<at::Tensor> rows;
@@ -245,40 +244,74 @@ TEST(LibraryAttention, OfChosenRowsHasNoWindowsOfDocumentsAndNoFp32) {
     return nn::Positions{0, at::cat(rows), 16, runs};
   };
   const nn::Positions ends = positions({{0, 4}, {12, 4}}), later = positions({{8, 8}});
-  const auto takes = [&](const nn::Positions& rows, at::ScalarType type, int64_t window, bool documents) {
+  const auto takes = [&](const nn::Positions& rows, at::ScalarType type, int64_t window, bool documents,
+                         const std::vector<nn::RowRun>& counted = {}) {
     const nn::CoreInputs in = inputs(8, 2, 4, 2, 16, type);
     nn::CoreSpec spec = core_spec(in);
     spec.target = kGpu, spec.window = window;
     nn::Microbatch batch;
     if (documents) batch.document_ids = at::zeros({2, 16}, at::kLong);
-    if (documents) batch.document_offsets = at::tensor({0, 16, 32}, at::kLong);
+    if (documents) batch.document_offsets = at::tensor({0, 16, 32, 32, 32}, at::kLong);
+    batch.document_runs = counted;
     return nn::library_attention(in, {spec, {rows, rows}, batch}).has_value();
   };
   EXPECT_TRUE(takes(ends, at::kBFloat16, -1, false));
   EXPECT_TRUE(takes(ends, at::kBFloat16, 3, false));
   EXPECT_TRUE(takes(ends, at::kBFloat16, -1, true));
-  EXPECT_FALSE(takes(ends, at::kBFloat16, 3, true));
+  EXPECT_TRUE(takes(ends, at::kBFloat16, 3, true));
   EXPECT_FALSE(takes(ends, at::kFloat, -1, false));
   EXPECT_TRUE(takes(later, at::kBFloat16, 3, false));
   EXPECT_TRUE(takes(later, at::kBFloat16, -1, true));
-  EXPECT_FALSE(takes(later, at::kBFloat16, 3, true));
+  EXPECT_TRUE(takes(later, at::kBFloat16, 3, true));
+  // Room for two in each of two samples.
+  EXPECT_TRUE(takes(later, at::kBFloat16, -1, true, {{0, 12}, {12, 4}, {16, 12}, {28, 4}}));
+  EXPECT_FALSE(takes(later, at::kBFloat16, -1, true, {{0, 9}, {9, 1}, {10, 6}, {16, 12}, {28, 4}}));
   nn::Positions unknown = ends;
   unknown.runs.clear();
   EXPECT_FALSE(takes(unknown, at::kBFloat16, -1, false));
 }
 
+// What backward takes on a GPU, of two runs of 512 queries of a sequence of 4,096, with room for `most` documents.
+Held taken_by_backward(const std::vector<nn::RowRun>& keys, int64_t window, int64_t most) {
+  const at::TensorOptions half = at::TensorOptions().dtype(at::kBFloat16).device(at::kMeta),
+                          integers = half.dtype(at::kLong);
+  const nn::Positions queries{0, at::empty({1024}, integers), 4096, {{512, 512}, {3072, 512}}},
+      of_keys{0, at::empty({nn::num_rows(keys)}, integers), 4096, keys};
+  const nn::CoreInputs in{at::empty({1024, 1, 4, 64}, half), at::empty({nn::num_rows(keys), 1, 4, 64}, half),
+                          at::empty({nn::num_rows(keys), 1, 4, 64}, half)};
+  nn::CoreSpec spec = core_spec(in);
+  spec.target = {at::Device(at::kCUDA, 0), nullptr, true};
+  spec.window = window;
+  nn::Microbatch batch;
+  batch.document_ids = at::empty({1, 4096}, integers);
+  batch.document_offsets = at::empty({most + 1}, integers);
+  const nn::CoreResult result{at::empty({1024, 1, 4, 64}, half), at::empty({1, 4, 1024}, half.dtype(at::kFloat))};
+  nn::CoreInputs d;
+  const nn::CorePositions positions{queries, of_keys};
+  return held(allocations_of([&] { d = nn::attend_backward(in.q, in, result, {spec, positions, batch}); }));
+}
+
+// For each document more 128 rows of four heads of 64 numbers and a sum, in fp32, and its offset. 32 documents of a
+// sample are 5 of each run, 64 are 9. Of keys before the queries, wherever they lie, there are three documents.
+TEST(LibraryAttention, OfChosenRowsTakesMemoryForDocumentsThatCanBeThere) {
+  const std::vector<nn::RowRun> own{{512, 512}, {3072, 512}}, earlier{{0, 512}};
+  constexpr int64_t kEach = 128 * 4 * (64 + 1) * 4 + 4;
+  const int64_t of_ten = taken_by_backward(own, -1, 32).peak, of_three = taken_by_backward(earlier, -1, 32).peak;
+  EXPECT_EQ(taken_by_backward(own, -1, 64).peak - of_ten, 8 * kEach);
+  EXPECT_EQ(of_ten - taken_by_backward(own, -1, 9).peak, kEach);
+  EXPECT_EQ(taken_by_backward(earlier, -1, 4000).peak, of_three);
+  EXPECT_EQ(taken_by_backward(own, 600, 64).kept, taken_by_backward(own, -1, 64).kept) << "by the library too";
+}
+
 TEST(LibraryAttention, AnOperatorIsNotAskedForWhatItDoesNotKnow) {
   const nn::FusedInputs in{at::zeros({1, 1, 4, 8}), at::zeros({1, 1, 4, 8}), at::zeros({1, 1, 4, 8})};
-  for (const nn::FusedSpec& spec :
-       {nn::FusedSpec{config::AttentionBy::cudnn, true, 1, 3, {}},
-        nn::FusedSpec{config::AttentionBy::memory_efficient,
-                      true,
-                      1,
-                      -1,
-                      {at::tensor({0, 4}, at::kLong), at::tensor({0, 4}, at::kLong)}},
-        nn::FusedSpec{
-            config::AttentionBy::flash, false, 1, 3, {at::tensor({0, 4}, at::kLong), at::tensor({0, 4}, at::kLong)}},
-        nn::FusedSpec{config::AttentionBy::own, true, 1, -1, {}}}) {
+  for (const nn::FusedSpec& spec : {nn::FusedSpec{config::AttentionBy::cudnn, true, 1, 3, {}},
+                                    nn::FusedSpec{config::AttentionBy::memory_efficient,
+                                                  true,
+                                                  1,
+                                                  -1,
+                                                  {at::tensor({0, 4}, at::kLong), at::tensor({0, 4}, at::kLong)}},
+                                    nn::FusedSpec{config::AttentionBy::own, true, 1, -1, {}}}) {
     EXPECT_THROW(nn::fused_attention(kGpu, in, spec), std::logic_error);
   }
 }

@@ -27,7 +27,7 @@ inline Calls calls;
 // Of rows [s, heads, d] of one document, with the mask that flash attention computes: row i of s_q sees keys up to
 // i + s_k - s_q where it is causal, and from i + s_k - s_q - window on; with a window that is not causal none behind
 // i + s_k - s_q + ahead, the longest s_k. float64, as a graph. -> out [s, heads, dv], logsumexp [heads, s], which is
-// +inf where there are no keys.
+// +inf where a row sees none.
 struct PlainMask {
   bool causal = false;
   int64_t window = -1;
@@ -51,12 +51,14 @@ inline at::Tensor scores_of(const Rows& in, double scale, const PlainMask& mask)
 }
 inline std::pair<at::Tensor, at::Tensor> plain_rows(const Rows& in, double scale, const PlainMask& mask) {
   const int64_t s = in.q.size(0), heads = in.q.size(1);
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
   if (in.k.size(0) == 0) {
-    constexpr double kInfinity = std::numeric_limits<double>::infinity();
     return {at::zeros({s, heads, in.v.size(2)}, at::kDouble), at::full({heads, s}, kInfinity, at::kDouble)};
   }
-  const at::Tensor scores = scores_of(in, scale, mask), v = by_heads(in.v, heads / in.k.size(1));
-  return {at::matmul(at::softmax(scores, -1), v).transpose(0, 1), scores.logsumexp(-1)};
+  const at::Tensor scores = scores_of(in, scale, mask), v = by_heads(in.v, heads / in.k.size(1)),
+                   none = scores.amax(-1).le(-1e299);
+  const at::Tensor out = at::matmul(at::softmax(scores, -1), v).masked_fill(none.unsqueeze(2), 0);
+  return {out.transpose(0, 1), scores.logsumexp(-1).masked_fill(none, kInfinity)};
 }
 
 // By what forward left, as the operators do it: p = exp(scores - logsumexp), and the product of a row's result and

@@ -169,6 +169,7 @@ TEST(BroadcastBatches, EveryTensorArrivesAndSoDoTheRowsOfASequence) {
     part.row_runs = {{0, 2}, {7, 3}};
     part.full_seq_len = 10;
     part.rank_rows = {{0, 5}, {5, 4}};
+    part.document_runs = {{0, 4}, {4, 6}};
     part.keys.sent = {{}, {{1, 2}, {4, 1}}};
     part.keys.received = {{}, {{0, 3}}};
     part.keys_of_groups.sent = {{{5, 6}}};
@@ -191,6 +192,10 @@ TEST(BroadcastBatches, EveryTensorArrivesAndSoDoTheRowsOfASequence) {
     EXPECT_EQ(batches[1].rank_rows[1].first, 5);
     EXPECT_EQ(batches[1].rank_rows[1].count, 4);
     EXPECT_TRUE(batches[0].rank_rows.empty());
+    EXPECT_TRUE(batches[0].document_runs.empty());
+    ASSERT_EQ(batches[1].document_runs.size(), 2U);
+    EXPECT_EQ(batches[1].document_runs[1].first, 4);
+    EXPECT_EQ(batches[1].document_runs[1].count, 6);
     EXPECT_TRUE(batches[0].keys.sent.empty() && batches[0].keys.received.empty());
     const nn::KeyTravel& keys = batches[1].keys;
     ASSERT_EQ(keys.sent.size(), 2U);

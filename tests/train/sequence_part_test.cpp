@@ -117,6 +117,25 @@ TEST(SequencePart, KeysOfGroupsAreThoseThatAnyRankOfThemSees) {
   }
 }
 
+// For the host, where some of it attends in blocks by offsets.
+TEST(SequencePart, DocumentsAreThoseOfTheOffsets) {
+  std::mt19937 random(7);
+  nn::Microbatch whole = whole_batch(random, 24);
+  const auto part = [&] { return train::part_of(whole, {4, 1, SequenceCutKind::zigzag, 1}); };
+  EXPECT_TRUE(part().document_runs.empty()) << "no offsets";
+  whole.document_offsets = nn::document_offsets(whole.document_ids, 24);
+  const std::vector<nn::RowRun> runs = part().document_runs;
+  ASSERT_GT(runs.size(), 4U);
+  for (size_t i = 0; i < runs.size(); ++i) {
+    EXPECT_EQ(runs[i].first, whole.document_offsets[static_cast<int64_t>(i)].item<int64_t>());
+    EXPECT_EQ(runs[i].first + runs[i].count, whole.document_offsets[static_cast<int64_t>(i) + 1].item<int64_t>());
+  }
+  EXPECT_EQ(runs.back().first + runs.back().count, 48);
+  train::SequenceParts whole_sequences{4, 1, SequenceCutKind::zigzag, 1};
+  whole_sequences.lists = false;
+  EXPECT_TRUE(train::part_of(whole, whole_sequences).document_runs.empty());
+}
+
 TEST(SequencePart, WithoutDocumentsAllKeysTravel) {
   std::mt19937 random(5);
   nn::Microbatch whole = whole_batch(random, 16);

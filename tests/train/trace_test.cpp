@@ -164,7 +164,8 @@ TEST(Trace, AGpusAttentionOfDocumentsIsTheLibrarysWithRoomForThem) {
   config.precision.params_dtype = "bf16";
   config.model.kv_channels = 8;
   config.data.reset_attention_mask = true;
-  const auto traced = [&] { return train::trace_rank({config, 1, 0, 50, 0, at::Device(at::kCUDA, 0)}); };
+  int ranks = 1;
+  const auto traced = [&] { return train::trace_rank({config, ranks, 0, 50, 0, at::Device(at::kCUDA, 0)}); };
   const auto calls = [&] {
     std::map<std::string, int> count;
     const plan::RankTrace trace = traced();
@@ -191,6 +192,17 @@ TEST(Trace, AGpusAttentionOfDocumentsIsTheLibrarysWithRoomForThem) {
       128 * config.model.num_attention_heads * 33 * 4 + t.global_batch_size / t.micro_batch_size * 8 + 4;
   EXPECT_NEAR(static_cast<double>(peak() - thousand), static_cast<double>(t.micro_batch_size * 10000 * each),
               32 * 512.0);
+  const config::Config alone = config;
+  config.parallel.context_parallel_size = 2;
+  ranks = 2;
+  for (const int64_t window : {-1, 5}) {
+    config.model.window_size = window;
+    EXPECT_GE(calls()["attention_flash"], 2 * layers) << "keys of either rank";
+    EXPECT_EQ(calls()["attention_flash"], calls()["attention_flash_backward"]);
+    EXPECT_EQ(calls()["attention_softmax"], 0);
+  }
+  config = alone;
+  ranks = 1;
   config.model.attention_dropout = 0.1;
   EXPECT_EQ(calls()["attention_flash"], 0);
   EXPECT_EQ(calls()["attention_softmax"], layers);
