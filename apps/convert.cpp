@@ -41,6 +41,7 @@ void check_target(files::FileSystem& disk, const ConvertOptions& options) {
 }
 
 std::unique_ptr<checkpoint::Reader> open_checkpoint(files::FileSystem& disk, const ConvertOptions& options) {
+  refuse_foreign(disk, options.from);
   checkpoint::Alone alone;
   checkpoint::Found found = checkpoint::open_path(disk, options.from, options.step, alone);
   for (const std::string& problem : found.problems) std::cerr << "warning: " << problem << "\n";

@@ -179,8 +179,9 @@ void add_config(const InspectOptions& options, const OrderedJson& described, Ord
 int inspect_folder(files::FileSystem& disk, const InspectOptions& options) {
   const auto names = checkpoint::list_checkpoints(disk, options.path);
   const auto latest = checkpoint::read_latest(disk, options.path);
-  MPX_CHECK(!names.empty(), "checkpoint", "'", options.path,
-            "' holds no checkpoint: neither manifest.json nor iter_* folders");
+  MPX_CHECK(
+      !names.empty(), "checkpoint", "'", options.path,
+      "' holds no checkpoint: neither manifest.json nor iter_* folders, nor a config.json with safetensors files");
   std::vector<std::string> all_problems;
   if (!latest.problem.empty()) all_problems.push_back(latest.problem);
   const std::string config_problem = options.verify ? config_damage(disk, options.path) : "";
@@ -279,9 +280,7 @@ int inspect_dataset(files::FileSystem& disk, const InspectOptions& options, cons
 
 int inspect_directory(files::FileSystem& disk, const InspectOptions& options) {
   if (is_hf_directory(disk, options.path)) return inspect_hf(disk, options);
-  const std::string foreign = checkpoint::foreign_format(disk, options.path);
-  MPX_CHECK(foreign.empty(), "checkpoint", "'", options.path, "' holds a checkpoint in ", foreign,
-            "; metroplex reads and writes its own only (docs/checkpoint_format.md), and cannot convert this one yet");
+  refuse_foreign(disk, options.path);
   if (disk.exists(join_path(options.path, files::kManifestName)))
     return inspect_checkpoint(disk, options, options.path);
   if (options.iteration == 0) return inspect_folder(disk, options);

@@ -37,14 +37,18 @@ void add_scaling(const ConfigReader& config, const ConfigReader& said, const cha
             " says rope_type ", type, ", which is not built here; default, linear, llama3 and yarn are");
   set(settings, "rope_type", type == "yarn" ? "yarn" : "rope");
   if (type == "default") return;
-  if (type == "linear") return set(settings, "rotary_seq_len_interpolation_factor", said.number("factor", 1.0));
+  const auto needed = [&](const char* number) {
+    MPX_CHECK(said.has(number), "hf", where(key), " of rope_type ", type, " has no ", number, "; add it");
+    return said.number(number, 0);
+  };
+  if (type == "linear") return set(settings, "rotary_seq_len_interpolation_factor", needed("factor"));
   if (type == "yarn") return add_yarn(config, said, settings);
   set(settings, "use_rope_scaling", true);
-  set(settings, "rope_scaling_factor", said.number("factor", 8.0));
-  set(settings, "rope_scaling_low_freq_factor", said.number("low_freq_factor", 1.0));
-  set(settings, "rope_scaling_high_freq_factor", said.number("high_freq_factor", 4.0));
+  set(settings, "rope_scaling_factor", needed("factor"));
+  set(settings, "rope_scaling_low_freq_factor", needed("low_freq_factor"));
+  set(settings, "rope_scaling_high_freq_factor", needed("high_freq_factor"));
   set(settings, "rope_scaling_original_max_position_embeddings",
-      said.integer("original_max_position_embeddings", 8192));
+      said.integer("original_max_position_embeddings", config.integer("max_position_embeddings", 2048)));
 }
 
 // Rotary positions: `rope_parameters` of version 5, which may have an entry for each kind of layer; `rope_theta` and
@@ -52,6 +56,12 @@ void add_scaling(const ConfigReader& config, const ConfigReader& said, const cha
 void add_rope(const ConfigReader& config, Settings& settings) {
   const Json none = Json::object();
   const char* const key = config.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  const bool both = config.has("rope_parameters") && config.has("rope_scaling");
+  MPX_CHECK(!both || config.json().at("rope_parameters") == config.json().at("rope_scaling"), "hf",
+            where("rope_parameters"),
+            " and rope_scaling are both there and say different things: ", config.json().at("rope_scaling").dump(),
+            " is the second; leave out the one that does not hold "
+            "(transformers takes rope_scaling)");
   const Json& all = config.has(key) ? config.json().at(key) : none;
   const Json& rope = all.contains("full_attention") ? all.at("full_attention") : all;
   MPX_CHECK(rope.is_object(), "hf", where(key), " is no object: ", rope.dump());

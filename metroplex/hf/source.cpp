@@ -127,7 +127,9 @@ void Source::check_numbers(const config::Model& model) const {
 
 void Source::list_tensors() {
   std::set<std::string> names;
-  if (const std::string index = files::join_path(directory(), kIndex); disk_.exists(index)) {
+  // As in transformers, the one file comes first.
+  const std::string index = files::join_path(directory(), kIndex);
+  if (!disk_.exists(files::join_path(directory(), kOne)) && disk_.exists(index)) {
     const Json json = read_json(disk_, index);
     MPX_CHECK(json.contains("weight_map") && json.at("weight_map").is_object(), "checkpoint", "'", index,
               "' has no weight_map");

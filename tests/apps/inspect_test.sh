@@ -191,6 +191,8 @@ touch megatron/iter_0000010/{common.pt,metadata.json,.metadata,__0_0.distcp} leg
 echo 10 | tee megatron/latest_checkpointed_iteration.txt > legacy/latest_checkpointed_iteration.txt
 while read -r path words; do
   run 3 inspect $path
+  warns "holds a checkpoint in $words.*in safetensors files .docs/huggingface.md."
+  run 3 convert $path --to hf converted
   warns "holds a checkpoint in $words"
   grep -qi damaged err out && fail "$path is called damaged"
 done << 'PATHS'

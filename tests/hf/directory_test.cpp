@@ -131,6 +131,10 @@ TEST(HfConfig, RefusesWhatOurModelsDoNotHave) {
       {"qwen3", R"({"model_type": "deepseek_v4"})", "model_type 'deepseek_v4' is a family that is not built here"},
       {"qwen3", R"({"model_type": null})", "gpt2, llama, qwen2, qwen3, mixtral, qwen3_moe"},
       {"qwen3", R"({"rope_parameters": {"rope_type": "longrope", "factor": 4}})", "rope_type longrope"},
+      {"qwen3", R"({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}})", "rope_scaling are both there"},
+      {"qwen3", R"({"rope_scaling": 7})", "rope_scaling are both there"},
+      {"qwen3", R"({"rope_parameters": {"rope_type": "linear"}})", "of rope_type linear has no factor"},
+      {"qwen3", R"({"rope_parameters": {"rope_type": "llama3", "factor": 8}})", "llama3 has no low_freq_factor"},
       {"llama_biases", R"({"sliding_window": 16})", "sliding_window is 16"},
       {"mixtral", R"({"sliding_window": 0})", "sliding_window is 0"},
       {"deepseek_v3", R"({"sliding_window": 16})", "sliding_window is 16"},
@@ -178,6 +182,9 @@ TEST(HfConfig, KeysOfOneSortMeanKeysOfOurs) {
       {"qwen3",
        R"({"rope_parameters": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 32}})",
        {"rope_type=yarn", "rotary_scaling_factor=4", "original_max_position_embeddings=32", "beta_fast=32"}},
+      {"qwen3",
+       R"({"rope_parameters": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}})",
+       {"rope_scaling_original_max_position_embeddings=128"}},
       {"qwen3",
        R"({"rope_parameters": {"rope_type": "linear", "factor": 3}})",
        {"rotary_seq_len_interpolation_factor=3"}},
@@ -247,6 +254,10 @@ TEST(HfSource, ShardsThatAreMissingOrTornAreNamed) {
   const test::Folder folder;
   std::filesystem::copy(from, folder.at("d"));
   std::filesystem::permissions(folder.at("d"), std::filesystem::perms::owner_all);
+  std::ofstream(folder.at("d/model.safetensors")) << "torn";  // which comes before the shards
+  EXPECT_TRUE(has(error_of([&] { Source(disk, folder.at("d"), model); }), "d/model.safetensors'"));
+  std::filesystem::remove(folder.at("d/model.safetensors"));
+  EXPECT_NO_THROW(Source(disk, folder.at("d"), model));
   std::filesystem::remove(folder.at("d/" + shard));
   EXPECT_TRUE(has(error_of([&] { Source(disk, folder.at("d"), model); }), shard + "' is missing"));
   std::ofstream(folder.at("d/" + shard)) << "torn";
