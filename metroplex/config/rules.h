@@ -79,6 +79,7 @@ void check_recompute(Rules& rules);
 void check_offload(Rules& rules);
 void check_data(Rules& rules);
 void check_checkpoint(Rules& rules);
+void check_paths(Rules& rules);
 void check_loop(Rules& rules);
 void check_cuda_graphs(Rules& rules);
 
