@@ -414,7 +414,7 @@ MUTANTS = [
     ("weights_of_norms_are_cast", "nn/norm.cpp", "call.weight = weight_.data;", "call.weight = weight_.data.to(at::kFloat).to(weight_.data.scalar_type());", "models_test MetaDevice.LayersOnAGpu*"),
     ("startup_files_are_read", "megatron/launch_script.cpp", "\"bash\", \"--norc\", \"-c\",", "\"bash\", \"-c\",", "megatron_test LaunchScripts*"),
     ("shards_before_the_one_file", "hf/source.cpp", "if (!disk_.exists(files::join_path(directory(), kOne)) && disk_.exists(index)) {", "if (disk_.exists(index)) {", "hf_test HfSource*"),
-    ("scaling_of_rope_is_dropped", "hf/decoder_settings.cpp", "MPX_CHECK(!both || ", "MPX_CHECK(true || ", "hf_test HfConfig*"),
+    ("scaling_of_rope_is_dropped", "hf/decoder_settings.cpp", "MPX_CHECK(!both || ", "MPX_CHECK(both || !both || ", "hf_test HfConfig*"),
     ("unfinished_is_whose_it_is", "files/file_system.cpp", "is_directory(part) && (exists(mark) || list(part).empty())", "is_directory(part)", "files_test FileSystem*"),
     ("outputs_replace_links", "files/file_system.cpp", "replace_file(canonical(path), text)", "replace_file(path, text)", "files_test FileSystem*"),
     ("metrics_over_anything", "train/metrics.cpp", "text().starts_with(kIterationKey)", "text().size() > 0", "metroplex"),
