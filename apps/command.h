@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <iostream>
@@ -41,9 +42,20 @@ inline std::string below_0(const std::string& text) {
 
 // What every command does with CLI11: parse, print --help, turn a wrong option into exit code 2.
 
+// Replaces --world_size by --world-size, for an option that `app` has in this form only.
+inline std::string with_dashes(CLI::App& app, const std::string& argument) {
+  const std::string name = argument.substr(0, argument.find('='));
+  std::string dashed = name;
+  std::replace(dashed.begin(), dashed.end(), '_', '-');
+  const bool other = name.rfind("--", 0) == 0 && app.get_option_no_throw(name) == nullptr &&
+                     app.get_option_no_throw(dashed) != nullptr;
+  return other ? dashed + argument.substr(name.size()) : argument;
+}
+
 // Parses `arguments` into `app`. Returns false when the command should end at once with `exit_code` (help was
 // printed, or an error named on stderr).
 inline bool parse(CLI::App& app, std::vector<std::string> arguments, int& exit_code) {
+  for (std::string& argument : arguments) argument = with_dashes(app, argument);
   std::reverse(arguments.begin(), arguments.end());  // CLI11 consumes a vector from its end
   try {
     app.parse(arguments);

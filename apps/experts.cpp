@@ -7,7 +7,8 @@
 
 #include "apps/command.h"
 #include "base/error.h"
-#include "config/model.h"
+#include "config/experts.h"
+#include "expert_plan.h"
 #include "files/expert_picture.h"
 #include "plan/echo.h"
 
@@ -18,6 +19,8 @@ using Json = nlohmann::json;
 
 struct ExpertsOptions {
   std::string run, svg;
+  std::string counts, split;  // of --plan
+  int line = 0;
   files::ExpertPictureOptions picture;
   int columns = 0;
   bool json = false, no_color = false;
@@ -56,6 +59,24 @@ struct ClonePlans {
   plan::EchoOptions options;
 };
 
+// Throws base::Error for an unknown planner or split.
+plan::EchoOptions planner_options(const ExpertsOptions& options) {
+  config::Model model;
+  try {
+    model.moe_echo_planner = options.planner;
+    if (!options.split.empty()) model.moe_echo_split = options.split;
+  } catch (const base::Error& error) {
+    base::throw_error("config", base::concat("--echo-planner ", options.planner, ", --echo-split ", options.split,
+                                             ": ", error.what()));
+  }
+  MPX_CHECK(model.moe_echo_planner != config::EchoPlanner::binpack || options.slots == 1, "config",
+            "--echo-planner binpack supports one slot a rank, not ", options.slots, "; use another planner");
+  plan::EchoOptions out;
+  out.planner = model.moe_echo_planner;
+  out.split = config::echo_split(model);
+  return out;
+}
+
 // Nothing without --echo-slots.
 std::optional<ClonePlans> clone_plans(const ExpertsOptions& options, const files::ExpertTraceHead& head) {
   if (options.slots == 0) {
@@ -69,14 +90,19 @@ std::optional<ClonePlans> clone_plans(const ExpertsOptions& options, const files
   const int foreign = experts - experts / ep;
   MPX_CHECK(options.slots <= foreign, "config", "--echo-slots ", options.slots, ": only ", foreign,
             " experts have their home on another rank; give ", foreign, " at most");
-  ClonePlans plans{{ep, experts, options.slots}, {}};
-  const auto planner = config::value_of<config::EchoPlanner>(options.planner);
-  MPX_CHECK(planner.has_value(), "config", "--echo-planner ", options.planner,
-            ": there is no such planner; give greedy, binpack, capfill or exact");
-  plans.options.planner = *planner;
-  MPX_CHECK(plans.options.planner != config::EchoPlanner::binpack || options.slots == 1, "config",
-            "--echo-planner binpack supports one slot a rank, not ", options.slots, "; use another planner");
-  return plans;
+  return ClonePlans{{ep, experts, options.slots}, planner_options(options)};
+}
+
+// Answers --plan: the plan for given counts, without a run.
+void print_plan(const ExpertsOptions& options) {
+  MPX_CHECK(options.slots > 0, "config", "--plan needs --echo-slots, the replica slots of a rank; give 1 or more");
+  const auto counts = read_expert_counts(options.counts, options.line);
+  const size_t foreign = counts[0].size() - counts[0].size() / counts.size();
+  MPX_CHECK(static_cast<size_t>(options.slots) <= foreign, "config", "--echo-slots ", options.slots, ": only ",
+            foreign, " experts have their owner on another rank; give ", foreign, " at most");
+  const ExpertPlanReport report = make_expert_plan(counts, options.slots, planner_options(options));
+  if (!options.svg.empty()) files::PosixFileSystem().write_output(options.svg, to_svg(report));
+  std::cout << (options.json ? to_json_text(report) : to_text(report));
 }
 
 std::string clone_text(const files::ExpertTrace& trace, const files::ExpertPictureOptions& picture,
@@ -155,7 +181,14 @@ int run_experts(const std::vector<std::string>& arguments) {
       "names.",
       "metroplex experts");
   ExpertsOptions options;
-  app.add_option("run", options.run, "the file, or a folder that holds it")->required();
+  app.add_option("run", options.run, "the file, or a folder that holds it");
+  app.add_option(
+      "--plan", options.counts,
+      "instead of a run: plan replicas for these counts, [[rows of rank 0 to each expert], ...] or a file,\n"
+      "with --echo-slots, --echo-planner and --echo-split");
+  app.add_option("--line", options.line, "with --plan: this line of a file of model.moe_echo_dump_dir, from 0")
+      ->check(CLI::Range(0, 1000000000))
+      ->needs("--plan");
   app.add_option("--layer", options.picture.layer, "this layer's iterations instead of all layers");
   app.add_option("--iteration", options.picture.iteration, "this iteration alone");
   app.add_option("--svg", options.svg, "also write the picture to this file")->check(no_file);
@@ -168,11 +201,21 @@ int run_experts(const std::vector<std::string>& arguments) {
       ->check(CLI::Range(1, 65536));
   app.add_option("--echo-planner", options.planner, "with --echo-slots: greedy, binpack, capfill (left out) or exact")
       ->needs("--echo-slots");
+  app.add_option("--echo-split", options.split, "with --plan: auto (left out), local_first or breadth_then_depth")
+      ->needs("--plan");
   app.add_option("--ep", options.ep, "with --echo-slots: ranks that hold the experts; left out, those of the trace")
       ->check(CLI::Range(2, 65536));
-  app.footer("Example:\n  metroplex experts runs/moe/experts.jsonl --layer 3 --svg layer3.svg");
+  app.footer(
+      "Examples:\n  metroplex experts runs/moe/experts.jsonl --layer 3 --svg layer3.svg\n"
+      "  metroplex experts --plan '[[8,1,1],[9,2,0],[7,1,1]]' --echo-slots 1 --echo-planner greedy");
   int exit_code = 0;
   if (!parse(app, arguments, exit_code)) return exit_code;
+  MPX_CHECK(options.run.empty() != options.counts.empty(), "config",
+            "metroplex experts takes the file of a run, or --plan with counts; give one of them");
+  if (!options.counts.empty()) {
+    print_plan(options);
+    return 0;
+  }
 
   files::PosixFileSystem disk;
   const files::ExpertTrace trace = files::read_expert_trace(disk, files::find_expert_trace(disk, options.run));

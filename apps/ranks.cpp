@@ -94,12 +94,17 @@ std::optional<topology::NamedGroups> find_named(const topology::RankGrid& grid, 
   return std::nullopt;
 }
 
+// The groups of --group, by one of Megatron's names or by axes. Throws base::Error for an unknown axis.
+topology::NamedGroups find_group(const topology::RankGrid& grid, const RanksOptions& o) {
+  if (const auto named = find_named(grid, o)) return *named;
+  return {o.group, grid.groups(topology::parse_axes(o.group))};
+}
+
 void answer_group(const topology::RankGrid& grid, const RanksOptions& o) {
-  const auto named = find_named(grid, o);
-  const auto groups = named ? named->groups : grid.groups(topology::parse_axes(o.group));
+  const auto [name, groups] = find_group(grid, o);
   if (!o.rank) {
     std::cout << "\n"
-              << (named ? named->name : o.group) << ": " << groups.size() << " groups\n"
+              << name << ": " << groups.size() << " groups\n"
               << topology::draw_groups(groups, o.gpus_per_node);
     return;
   }
@@ -108,7 +113,7 @@ void answer_group(const topology::RankGrid& grid, const RanksOptions& o) {
     if (std::find(group.begin(), group.end(), *o.rank) != group.end()) own.push_back(group);
   }
   std::cout << "\n"
-            << (named ? named->name : o.group) << " of rank " << *o.rank << ":\n"
+            << name << " of rank " << *o.rank << ":\n"
             << (own.empty() ? "  it is in none\n" : topology::draw_groups(own, o.gpus_per_node));
 }
 
@@ -159,7 +164,9 @@ int run_ranks(const std::vector<std::string>& arguments) {
   if (!o.group.empty() && !find_named(grid, o)) draw.colour_by = topology::parse_axes(o.group);
   if (!o.svg.empty()) files::PosixFileSystem().write_output(o.svg, topology::draw_svg(grid, draw));
   if (o.json) {
-    std::cout << topology::to_json(grid, o.gpus_per_node, o.groups);
+    std::optional<topology::NamedGroups> group;
+    if (!o.group.empty()) group = find_group(grid, o);
+    std::cout << topology::to_json(grid, o.gpus_per_node, o.groups, {o.rank, group});
     return 0;
   }
   std::cout << topology::draw_terminal(grid, draw);

@@ -30,7 +30,8 @@ struct ScheduleOptions {
   bool json = false, no_color = false, table = false;
   // With --graphs: what is captured, and the shape of a layer's input.
   bool graphs = false;
-  std::string impl = "transformer_engine", modules = "attn";
+  std::string impl = "transformer_engine";
+  std::vector<std::string> modules{"attn"};
   int64_t layers = 0, seq_length = 4096, micro_batch_size = 1;
   std::string layout, moe_layer_freq = "1";
   plan::CapturedLayer layer{.hidden_size = 4096};  // with experts where there are any
@@ -88,10 +89,9 @@ void declare(CLI::App& app, ScheduleOptions& options) {
       ->capture_default_str()
       ->group(group)
       ->needs(graphs);
-  app.add_option(
-         "--cuda-graph-modules", options.modules,
-         "what of every layer is captured: modules of train.cuda_graph_modules, with commas; empty: all of it")
-      ->capture_default_str()
+  app.add_option("--cuda-graph-modules,--cuda-graph-scope", options.modules,
+                 "what of every layer is captured: modules of train.cuda_graph_modules, with commas or spaces; "
+                 "empty: all of it")
       ->group(group)
       ->needs(graphs);
   app.add_option("--layers", options.layers, "layers of the model; 0: one a chunk")
@@ -163,13 +163,17 @@ std::vector<int> layers_of_stages(const plan::PipelineTable& table, const Schedu
   return of_stage;
 }
 
-config::CudaGraphModules modules_of(const std::string& text) {
-  if (text.empty()) return {};
-  const std::vector<std::string> words = config::comma_list(text);
-  for (const std::string& word : words) {
-    MPX_CHECK(!config::cuda_graph_module_set({word}).empty(), "plan", "--cuda-graph-modules ", text, ": '", word,
-              "' is no module; choose among attn, mlp, moe, moe_router, moe_preprocess");
+config::CudaGraphModules modules_of(const std::vector<std::string>& lists) {
+  std::vector<std::string> words;
+  for (const std::string& list : lists) {
+    if (list.empty()) continue;
+    for (const std::string& word : config::comma_list(list)) {
+      MPX_CHECK(!config::cuda_graph_module_set({word}).empty(), "plan", "--cuda-graph-modules ", word,
+                ": is no module; choose among attn, mlp, moe, moe_router, moe_preprocess");
+      words.push_back(word);
+    }
   }
+  if (words.empty()) return {};
   return config::cuda_graph_module_set(words);
 }
 

@@ -315,6 +315,11 @@ void turn_echo_and_stash_off(Model& model) {
 
 int64_t echo_eps_basis_points(const Model& model) { return std::llround(model.moe_echo_eps * 10000); }
 
+EchoSplit echo_split(const Model& model) {
+  if (model.moe_echo_split != EchoSplit::automatic) return model.moe_echo_split;
+  return model.moe_echo_planner == EchoPlanner::greedy ? EchoSplit::breadth_then_depth : EchoSplit::local_first;
+}
+
 bool echo_plans_on_device(const Model& model) {
   const bool on_warps =
       model.moe_echo_planner == EchoPlanner::capfill || model.moe_echo_planner == EchoPlanner::exact;

@@ -77,6 +77,8 @@ bool is_echo_key(std::string_view name);
 void turn_echo_and_stash_off(Model& model);
 // Of model.moe_enable_echo. How far from the mean the largest load may be for a plan of fewer clones, in 1/10000.
 int64_t echo_eps_basis_points(const Model& model);
+// model.moe_echo_split with auto replaced.
+EchoSplit echo_split(const Model& model);
 // Whether plans can be made on a GPU.
 bool echo_plans_on_device(const Model& model);
 // model.moe_token_dispatcher_type; where it is auto, local for one rank, else alltoall. expert_ranks: those that

@@ -91,6 +91,13 @@ inline constexpr Word<EchoPlanner> kWords<EchoPlanner>[] = {{EchoPlanner::greedy
                                                             {EchoPlanner::capfill, "capfill"},
                                                             {EchoPlanner::exact, "exact"}};
 
+// How the rows of an expert replica are taken from the source ranks (plan/echo_split.cpp).
+enum class EchoSplit { automatic, local_first, breadth_then_depth };
+template <>
+inline constexpr Word<EchoSplit> kWords<EchoSplit>[] = {{EchoSplit::automatic, "auto"},
+                                                        {EchoSplit::local_first, "local_first"},
+                                                        {EchoSplit::breadth_then_depth, "breadth_then_depth"}};
+
 // Its keys, each with type, default and help: model_keys.inc, and of the experts moe_keys.inc.
 struct Model {
 #define KEY(type, name, value, limits, help) type name = value;

@@ -37,6 +37,12 @@ inline constexpr Word<MuonScale> kWords<MuonScale>[] = {{MuonScale::spectral, "s
                                                         {MuonScale::unit_rms_norm, "unit_rms_norm"},
                                                         {MuonScale::shape_scaling, "shape_scaling"}};
 
+// Coefficients of Muon's Newton-Schulz iteration (optim/muon.h).
+enum class MuonCoefficients { quintic, simple };
+template <>
+inline constexpr Word<MuonCoefficients> kWords<MuonCoefficients>[] = {{MuonCoefficients::quintic, "quintic"},
+                                                                      {MuonCoefficients::simple, "simple"}};
+
 enum class MainParamsDtype { fp32, bf16 };
 template <>
 inline constexpr Word<MainParamsDtype> kWords<MainParamsDtype>[] = {{MainParamsDtype::fp32, "fp32"},

@@ -71,6 +71,8 @@ static void check_source(Rules& rules) {
                 "has no meaning with per-split paths (data.train_data_path, ...)", "leave it out");
   rules.require(!per_split || !d.train_data_path.empty(), "data.train_data_path", "nothing",
                 "must be given when data.valid_data_path or data.test_data_path is", "name the training dataset");
+  rules.require(!d.multiple_validation_sets || !d.valid_data_path.empty(), "data.multiple_validation_sets", "true",
+                "needs the datasets in data.valid_data_path", "list them there, or leave this key out");
   check_blend(rules, "data.data_path", d.data_path);
   check_blend(rules, "data.train_data_path", d.train_data_path);
   check_blend(rules, "data.valid_data_path", d.valid_data_path);

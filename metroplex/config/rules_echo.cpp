@@ -60,6 +60,12 @@ void check_effects(Rules& rules) {
   rules.require(m.moe_echo_reclaim == 0 || m.moe_echo_planner == EchoPlanner::greedy, "model.moe_echo_reclaim",
                 m.moe_echo_reclaim, concat("is for ", kPlanner, " = greedy, not ", m.moe_echo_planner.text()),
                 "set it to 0, or use greedy");
+  const bool on_warps = m.moe_echo_planner == EchoPlanner::capfill || m.moe_echo_planner == EchoPlanner::exact;
+  rules.require(m.moe_echo_split != EchoSplit::breadth_then_depth || !on_warps, "model.moe_echo_split",
+                m.moe_echo_split,
+                concat("is for ", kPlanner, " = greedy or binpack: ", m.moe_echo_planner.text(),
+                       " plans on the device, which splits local_first"),
+                "use local_first, or another planner");
   rules.require(m.moe_echo_eps == Model{}.moe_echo_eps || m.moe_echo_planner == EchoPlanner::capfill,
                 "model.moe_echo_eps", m.moe_echo_eps,
                 concat("is for ", kPlanner, " = capfill, not ", m.moe_echo_planner.text()),

@@ -246,13 +246,19 @@ void check_sinkhorn(Rules& rules) {
 void check_forced(Rules& rules) {
   const Model& m = rules.config.model;
   const bool trace = !m.moe_router_force_trace.empty(), skew = m.moe_router_force_skew > 0;
-  rules.require(!trace || !m.moe_router_force_load_balancing, "model.moe_router_force_trace",
-                m.moe_router_force_trace, "excludes model.moe_router_force_load_balancing: both say where tokens go",
-                "keep one of the two");
-  rules.require(!skew || !m.moe_router_force_load_balancing, "model.moe_router_force_skew", m.moe_router_force_skew,
-                "excludes model.moe_router_force_load_balancing: both say where tokens go", "keep one of the two");
-  rules.require(!trace || !skew, "model.moe_router_force_trace", m.moe_router_force_trace,
-                "excludes model.moe_router_force_skew: both say where tokens go", "keep one of the two");
+  const std::pair<const char*, bool> forced[] = {
+      {"model.moe_router_force_load_balancing", m.moe_router_force_load_balancing},
+      {"model.moe_router_force_skew", skew},
+      {"model.moe_router_force_even", m.moe_router_force_even},
+      {"model.moe_router_force_trace", trace}};
+  const char* first = nullptr;
+  for (const auto& [key, on] : forced) {
+    if (!on) continue;
+    rules.require(first == nullptr, key, "set",
+                  concat("excludes ", first == nullptr ? "" : first, ": both say where tokens go"),
+                  "keep one of the two");
+    first = key;
+  }
   rules.require(skew || m.moe_router_force_skew_period == 0, "model.moe_router_force_skew_period",
                 m.moe_router_force_skew_period, "has no meaning without model.moe_router_force_skew", "leave it 0");
 }

@@ -28,20 +28,6 @@ std::optional<std::vector<int64_t>> scheduled_batch_sizes(const Train& t, std::s
   return rampup ? std::optional(sizes_of(*rampup)) : std::nullopt;
 }
 
-// Microbatches of one batch, against what the interleaved schedule can deal out.
-static void check_interleaved(Rules& rules, const char* key, int64_t microbatches) {
-  const Parallel& p = rules.config.parallel;
-  if (virtual_stages(p) == 1 || schedule(p) != Schedule::interleaved) return;
-  const int64_t group = p.microbatch_group_size_per_vp_stage == 0 ? p.pp() : p.microbatch_group_size_per_vp_stage;
-  const bool deals = microbatches >= group && (microbatches % group == 0 || microbatches % group >= p.pp());
-  rules.require(deals, key, concat(microbatches, " microbatches"),
-                concat("the interleaved schedule deals them out in groups of ", group,
-                       " (parallel.microbatch_group_size_per_vp_stage), the last of which may be short but not under "
-                       "parallel.pipeline_model_parallel_size = ",
-                       p.pp()),
-                concat("make train.global_batch_size a multiple of ", group, " * micro_batch_size * dp"));
-}
-
 static void check_batch_size(Rules& rules, const char* key, int64_t size) {
   const Train& t = rules.config.train;
   if (rules.dp == 0) return;
@@ -52,7 +38,6 @@ static void check_batch_size(Rules& rules, const char* key, int64_t size) {
                        " = ", unit),
                 t.decrease_batch_size_if_needed ? "choose a larger batch"
                                                 : "choose a multiple, or set train.decrease_batch_size_if_needed");
-  if (divides || rounds) check_interleaved(rules, key, size / unit);
 }
 
 void check_batch(Rules& rules) {
@@ -87,6 +72,7 @@ void check_batch(Rules& rules) {
     if (rules.list.size() > before) break;  // one bad step of a schedule tells enough
     check_batch_size(rules, step ? kStep : rampup ? kRampup : kGlobal, size);
   }
+  if (t.eval_global_batch_size > 0) check_batch_size(rules, "train.eval_global_batch_size", t.eval_global_batch_size);
 }
 
 void check_lengths(Rules& rules) {
@@ -178,9 +164,12 @@ void check_optim(Rules& rules) {
 void check_loop(Rules& rules) {
   const Train& t = rules.config.train;
   // What only evaluates says so in words of its own.
-  rules.require(t.eval_interval == 0 || t.eval_iters > 0 || rules.use != Use::training, "train.eval_iters",
-                t.eval_iters, concat("must be at least 1 with train.eval_interval = ", t.eval_interval),
+  rules.require(t.eval_interval == 0 || t.eval_iters > 0 || t.full_validation || rules.use != Use::training,
+                "train.eval_iters", t.eval_iters,
+                concat("must be at least 1 with train.eval_interval = ", t.eval_interval),
                 "say how many iterations an evaluation has");
+  rules.require(!t.skip_train || t.eval_iters > 0 || t.full_validation, "train.eval_iters", t.eval_iters,
+                "must be at least 1 with train.skip_train = true", "raise it, or set train.full_validation = true");
 }
 
 }  // namespace metroplex::config

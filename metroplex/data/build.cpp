@@ -225,22 +225,50 @@ struct Part {
   std::array<int64_t, 3> sizes{};
 };
 
-// One for all three splits, or one for each that has paths of its own.
+// The blends that a split is read from: one, or one for each dataset of data.valid_data_path with
+// data.multiple_validation_sets.
+std::vector<Blend> blends_of_split(const config::Data& config, size_t split) {
+  auto blend = parse_blend(*own_paths(config)[split]);
+  if (!blend) return {};
+  if (blend->prefixes.size() == 1) blend->weights.reset();
+  if (split != 1 || !config.multiple_validation_sets) return {std::move(*blend)};
+  MPX_CHECK(!blend->weights, "config",
+            "data.valid_data_path: weights have no meaning with data.multiple_validation_sets = true; list the "
+            "datasets without weights");
+  std::vector<Blend> each;
+  for (const std::string& prefix : blend->prefixes) each.push_back({{prefix}, std::nullopt});
+  return each;
+}
+
+// One part for all three splits, or parts for each split that has its own paths.
 std::vector<Part> parts_of(const config::Data& config, const BuildOptions& options) {
   if (auto all = parse_blend(config.data_path))
     return {{std::move(*all), split_bounds(parse_split(config.split)), options.sizes}};
   std::vector<Part> parts;
   for (size_t i = 0; i < 3; ++i) {
-    auto blend = parse_blend(*own_paths(config)[i]);
-    if (!blend) continue;
-    if (blend->prefixes.size() == 1) blend->weights.reset();
-    Part& part = parts.emplace_back(Part{std::move(*blend), all_of(i)});
-    part.sizes[i] = options.sizes[i];
+    for (Blend& blend : blends_of_split(config, i)) {
+      Part& part = parts.emplace_back(Part{std::move(blend), all_of(i)});
+      part.sizes[i] = options.sizes[i];
+    }
   }
   return parts;
 }
 
 }  // namespace
+
+static void check_tokenizers(const config::Data& config, const BuildOptions& options, files::FileSystem& disk) {
+  if (config.mock_data || config.allow_other_tokenizer || options.tokenizer.empty()) return;
+  for (const Part& part : parts_of(config, options)) {
+    for (const std::string& prefix : part.blend.prefixes) {
+      const std::string recorded = recorded_tokenizer(disk, prefix);
+      MPX_CHECK(recorded.empty() || recorded == options.tokenizer, "data", "dataset '", prefix,
+                "': its tokens come from the tokenizer ", recorded, ", but the tokenizer of this run is ",
+                options.tokenizer,
+                "; set data.tokenizer_model to the tokenizer of the data, run metroplex preprocess again, or set "
+                "data.allow_other_tokenizer = true if both give equal ids");
+    }
+  }
+}
 
 Splits build_datasets(const config::Data& config, const BuildOptions& options, files::FileSystem& disk) {
   const auto own = own_paths(config);
@@ -252,20 +280,27 @@ Splits build_datasets(const config::Data& config, const BuildOptions& options, f
             "samples come from; ",
             config.mock_data + per_split + !config.data_path.empty(), " are set");
 
+  check_tokenizers(config, options, disk);
   // The datasets keep mapped bytes, not the disk: it may go when they are built.
   const Builder builder(config, options, disk, IndexCache(disk, cache_directory(config)));
-  Datasets datasets;
+  Splits splits;
+  const auto add = [&splits](const Datasets& made) {
+    if (made[0]) splits.train = made[0];
+    if (made[1]) splits.valid.push_back(made[1]);
+    if (made[2]) splits.test = made[2];
+  };
   if (config.mock_data) {
     const auto source = std::make_shared<MockSource>(options.vocab_size, options.eod);
-    datasets = builder.from_source(source, split_bounds(parse_split(kMockSplit)), options.sizes);
+    add(builder.from_source(source, split_bounds(parse_split(kMockSplit)), options.sizes));
   }
   for (const Part& part : parts_of(config, options)) {
     const Datasets made = builder.from_blend(part.blend, part.bounds, part.sizes);
-    for (size_t i = 0; i < 3; ++i) {
-      if (part.bounds[i]) datasets[i] = made[i];
-    }
+    MPX_CHECK(!config.multiple_validation_sets || !part.bounds[1] || part.sizes[1] == 0 || made[1], "data",
+              "data.valid_data_path = ", part.blend.prefixes[0], ": holds no sample; leave it out");
+    add(made);
   }
-  return {datasets[0], datasets[1], datasets[2], train_order(config, options, disk)};
+  splits.train_order = train_order(config, options, disk);
+  return splits;
 }
 
 TrainOrder train_order(const config::Data& config, const BuildOptions& options, files::FileSystem& disk) {
@@ -281,20 +316,29 @@ TrainOrder train_order(const config::Data& config, const BuildOptions& options, 
   return {"none", "0"};
 }
 
-std::string other_tokenizers(const config::Data& config, const std::string& tokenizer, files::FileSystem& disk) {
-  std::string others;
+std::string datasets_without_ends(const config::Data& config, int64_t eod, files::FileSystem& disk) {
+  constexpr int64_t kDocuments = 100;
+  std::string found;
+  const auto has_end = [eod](const IndexedSource& source, int64_t document) {
+    std::vector<int64_t> tokens(static_cast<size_t>(source.length(document)));
+    source.read(document, 0, source.length(document), tokens.data());
+    return std::find(tokens.begin(), tokens.end(), eod) != tokens.end();
+  };
   for (const Part& part : config.mock_data ? std::vector<Part>{} : parts_of(config, {})) {
     for (const std::string& prefix : part.blend.prefixes) {
-      const std::string made_with = recorded_tokenizer(disk, prefix);
-      if (!made_with.empty() && made_with != tokenizer)
-        others += base::concat(others.empty() ? "" : ", ", "'", prefix, "' (", made_with, ")");
+      if (holds_chats(disk, prefix)) continue;
+      const IndexedSource source(disk, prefix);
+      bool ends = source.num_sequences() == 0;
+      for (int64_t d = 0; d < std::min(kDocuments, source.num_sequences()) && !ends; ++d) ends = has_end(source, d);
+      if (!ends) found += (found.empty() ? "'" : ", '") + prefix + "'";
     }
   }
-  return others;
+  return found;
 }
 
 void check_splits(const config::Data& config, const BuildOptions& options, files::FileSystem& disk) {
   if (config.mock_data) return;
+  check_tokenizers(config, options, disk);
   const Builder builder(config, options, disk, IndexCache(disk, ""));
   bool trains = false;
   for (const Part& part : parts_of(config, options)) {

@@ -26,7 +26,9 @@ struct TrainOrder {
 
 // Null for a split without samples, or of which none are asked for.
 struct Splits {
-  std::shared_ptr<const Dataset> train, valid, test;
+  std::shared_ptr<const Dataset> train;
+  std::vector<std::shared_ptr<const Dataset>> valid;  // empty if absent; several with multiple_validation_sets
+  std::shared_ptr<const Dataset> test;
   TrainOrder train_order;
 };
 
@@ -35,7 +37,8 @@ struct BuildOptions {
   uint64_t seed = 1234;
   std::array<int64_t, 3> sizes{};  // samples wanted of train, valid, test; -1: one epoch
   int64_t eod = -1;                // end-of-document token: needed for the resets and eod_mask_loss
-  int64_t vocab_size = 0;  // mock data: tokens stay below; else 0 (unchecked) or the bound every token must keep
+  int64_t vocab_size = 0;      // mock data: tokens stay below; else 0 (unchecked) or the bound every token must keep
+  std::string tokenizer = {};  // text::words_of the run's tokenizer. Empty: not compared with that of the datasets
 };
 
 // Opens the datasets, builds or reads their index files (safe when ranks do so at once), and blends. Throws
@@ -49,9 +52,9 @@ TrainOrder train_order(const config::Data& config, const BuildOptions& options, 
 // nothing.
 void check_splits(const config::Data& config, const BuildOptions& options, files::FileSystem& disk);
 
-// Of the datasets of a run those that, as preprocess recorded, were made with another tokenizer than `tokenizer`
-// (text::words_of), in words; "" where none is known to be.
-std::string other_tokenizers(const config::Data& config, const std::string& tokenizer, files::FileSystem& disk);
+// Returns the quoted prefixes, with commas, of the datasets none of whose first 100 documents contains the token
+// `eod`. Chats are not read. "" if there is none.
+std::string datasets_without_ends(const config::Data& config, int64_t eod, files::FileSystem& disk);
 
 // If `prefix` is not a dataset but a file or folder of text: the commands to run instead, ready to paste, with the
 // tokenizer of `config`. Else empty.

@@ -80,9 +80,15 @@ bool Sampler::next(std::vector<int64_t>& indices) {
 }
 
 SampleCounts sample_counts(const SampleCountOptions& o) {
-  const int64_t evaluation = o.eval_iters * o.global_batch_size;
+  const int64_t evaluation =
+      o.eval_iters * (o.eval_global_batch_size > 0 ? o.eval_global_batch_size : o.global_batch_size);
   SampleCounts counts{o.train_samples > 0 ? o.train_samples : o.train_iters * o.global_batch_size, 0, evaluation};
-  if (o.eval_interval > 0) counts.valid = (o.train_iters / o.eval_interval + 1) * evaluation;
+  if (o.skip_train) {
+    counts.valid = evaluation;
+  } else if (o.eval_interval > 0) {
+    counts.valid = (o.train_iters / o.eval_interval + 1) * evaluation;
+  }
+  if (o.full_validation) counts.valid = -1;
   return counts;
 }
 

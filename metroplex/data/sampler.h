@@ -45,10 +45,12 @@ class Sampler {
 struct SampleCountOptions {
   int64_t train_iters = 0, train_samples = 0;
   int64_t global_batch_size = 1;
+  int64_t eval_global_batch_size = 0;  // 0: global_batch_size
   int64_t eval_interval = 0, eval_iters = 0;
+  bool skip_train = false, full_validation = false;
 };
 struct SampleCounts {
-  int64_t train = 0, valid = 0, test = 0;
+  int64_t train = 0, valid = 0, test = 0;  // valid is -1 for one whole epoch
 };
 SampleCounts sample_counts(const SampleCountOptions& options);
 

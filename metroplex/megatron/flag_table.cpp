@@ -407,7 +407,6 @@ const std::vector<std::pair<const char*, const char*>>& fixed_flags() {
   static const std::vector<std::pair<const char*, const char*>> kFixed = {
       {"--muon-tp-mode", "duplicated"},
       {"--muon-tp-mode", "distributed"},
-      {"--muon-coefficient-type", "quintic"},
       {"--muon-scalar-optimizer", "adam"},
       {"--outer-dp-sharding-strategy", "no_shard"},
   };

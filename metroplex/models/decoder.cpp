@@ -75,7 +75,7 @@ EmbeddingSegment::EmbeddingSegment(const ModelContext& context, std::shared_ptr<
   const config::Model& model = context.model;
   if (model.position_embedding_type == config::PositionEmbedding::learned_absolute) {
     positions_.emplace("embedding.position_embeddings", model.max_position_embeddings, model.hidden_size,
-                       topology::Role::embedding, context);
+                       topology::Role::weight, context);  // a matrix for Muon, as in Megatron
   }
 }
 

@@ -40,6 +40,8 @@ struct DispatchPlan {
   Permutation permutation;  // of tokens to rows sorted by rank and expert
   at::Tensor rank_counts;   // [ranks, columns] int64: rows that each rank sends, where rows are exchanged
   ClonePlan clones = {};    // with clones; of these only the owners are a value of a layer
+  // [T, k] bool: assignments that a static buffer drops. Undefined unless model.moe_overflow_policy is drop.
+  at::Tensor lost = {};
 };
 
 // Rows on their way to the ranks of their experts.

@@ -80,6 +80,8 @@ class PlanSegment final : public nn::Segment {
       const bool repeats = layer_->context.buffers && layer_->context.buffers->repeats;
       if (layer_->context.on_clone_plan && !repeats) layer_->context.on_clone_plan(layer_->spec.layer, plan.clones);
     }
+    if (meter != nullptr && plan.lost.defined())
+      layer_->context.meter->count_lost(layer_->spec.layer, in.tensor(kTopExperts), plan.lost);
     add_plan(out, plan);
     return out;
   }

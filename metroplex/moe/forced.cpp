@@ -17,6 +17,7 @@ ForcedRouting::ForcedRouting(int64_t layer, const config::Model& model, const nn
       noise_(layer, nn::RandomSite::router_logits, context),
       target_(context.target) {
   if (experts.forced_loads) loads_ = experts.forced_loads->at(layer);
+  if (model.moe_router_force_even) loads_ = {std::vector<int64_t>(static_cast<size_t>(num_experts_), 1)};
 }
 
 at::Tensor ForcedRouting::log_weights(const nn::Microbatch& batch, const at::TensorOptions& options) const {

@@ -27,8 +27,8 @@ class ForcedRouting {
   at::Tensor draw(const at::Tensor& logits, int64_t samples, const nn::Microbatch& batch) const;
 
   bool deals(const nn::Microbatch& batch) const { return !loads_.empty() && batch.training; }
-  // [tokens, k] by deal_out() of dealt_counts() of the load of this step; behind the last recorded one they begin
-  // anew.
+  // Returns [tokens, k] by deal_out() of dealt_counts() of this step's load: an even load, or the recorded loads in a
+  // cycle.
   at::Tensor deal(int64_t tokens, int64_t k, const nn::Microbatch& batch);
 
  private:

@@ -25,6 +25,13 @@ void LoadMeter::count(int64_t number, const at::Tensor& experts) {
   of.dropped.add_(experts.lt(0).sum());
 }
 
+void LoadMeter::count_lost(int64_t number, const at::Tensor& experts, const at::Tensor& lost) {
+  const at::NoGradGuard no_grad;
+  Layer& of = layer(number);
+  of.tokens.sub_(tokens_per_expert(experts.masked_fill(lost.logical_not(), -1), num_experts_));
+  of.dropped.add_(lost.sum());
+}
+
 const at::Tensor& LoadMeter::clones_of(int64_t number) {
   at::Tensor& clones = layer(number).clones;
   if (!clones.defined())

@@ -35,6 +35,8 @@ class LoadMeter {
   // Of a forward that counts: not of evaluation, not of a repetition. experts [T, k] int64, -1: dropped.
   void count(int64_t layer, const at::Tensor& experts);
   void count_clones(int64_t layer, const ClonePlan& plan);  // likewise
+  // Moves assignments that count() has counted from `tokens` to `dropped`. lost [T, k] bool.
+  void count_lost(int64_t layer, const at::Tensor& experts, const at::Tensor& lost);
   // Where count_clones() will count.
   const at::Tensor& clones_of(int64_t layer);
   // By global number; made when first asked for.

@@ -26,9 +26,9 @@ LinearSpec fused_spec(const AttentionSpec& spec, const config::Model& model) {
   for (int64_t group = 0; group < whole.groups; ++group) {
     const std::string name = "group" + std::to_string(group);
     const int64_t begin = group * (q + 2 * d);
-    if (q > 0) out.parts.push_back({name + ".q", 0, begin, q, false});
-    out.parts.push_back({name + ".k", 0, begin + q, d, false});
-    out.parts.push_back({name + ".v", 0, begin + q + d, d, false});
+    if (q > 0) out.parts.push_back({name + ".q", 0, begin, q, "q"});
+    out.parts.push_back({name + ".k", 0, begin + q, d, "k"});
+    out.parts.push_back({name + ".v", 0, begin + q + d, d, "v"});
   }
   out.adapters = config::qkv_boxes(model, !spec.query_from_outside);
   return out;

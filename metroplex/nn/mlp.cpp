@@ -15,7 +15,7 @@ LinearSpec first_layer(const std::string& name, const config::Model& model) {
   spec.gated = model.gated_linear_unit;
   const int64_t width = config::ffn_width(model);
   spec.out_features = width * (spec.gated ? 2 : 1);
-  if (spec.gated) spec.parts = {{"gate", 0, 0, width, false}, {"up", 0, width, width, false}};
+  if (spec.gated) spec.parts = {{"gate", 0, 0, width}, {"up", 0, width, width}};
   spec.bias = model.mlp_bias();
   spec.skip_bias_add = true;
   spec.adapters = config::fc1_boxes(model, width);

@@ -28,7 +28,7 @@ void check_schedule(const ScheduleArgs& a) {
   MPX_CHECK(a.init_lr <= a.max_lr, "config", "optim.lr_warmup_init = ", a.init_lr, " is above optim.lr = ", a.max_lr);
   MPX_CHECK(a.lr_decay_steps > 0, "config", "the learning rate decays over ", a.lr_decay_steps,
             " samples; give at least 1");
-  MPX_CHECK(a.lr_warmup_steps < a.lr_decay_steps, "config", "warm-up of ", a.lr_warmup_steps,
+  MPX_CHECK(a.lr_warmup_steps < static_cast<double>(a.lr_decay_steps), "config", "warm-up of ", a.lr_warmup_steps,
             " samples does not end before the decay at ", a.lr_decay_steps,
             "; shorten optim.lr_warmup_* or lengthen optim.lr_decay_*");
   if (a.lr_decay_style == LrDecay::WSD) {
@@ -55,8 +55,9 @@ LrSchedule::LrSchedule(ScheduleArgs args) : args_(std::move(args)) { check_sched
 double LrSchedule::lr(int64_t num_steps, const GroupFactors& group) const {
   const double max_lr = std::isnan(group.max_lr) ? args_.max_lr : group.max_lr;
   const double min_lr = std::isnan(group.min_lr) ? args_.min_lr : group.min_lr;
-  if (args_.lr_warmup_steps > 0 && num_steps <= args_.lr_warmup_steps) {
-    const double done = static_cast<double>(num_steps) / static_cast<double>(args_.lr_warmup_steps);
+  const auto steps = static_cast<double>(num_steps);
+  if (args_.lr_warmup_steps > 0 && steps <= args_.lr_warmup_steps) {
+    const double done = steps / args_.lr_warmup_steps;
     return group.lr_mult * (args_.init_lr + (max_lr - args_.init_lr) * done);
   }
   return group.lr_mult * decayed(num_steps, max_lr, min_lr);
@@ -66,12 +67,12 @@ double LrSchedule::decayed(int64_t num_steps, double max_lr, double min_lr) cons
   if (args_.lr_decay_style == LrDecay::constant) return max_lr;
   if (num_steps > args_.lr_decay_steps) return min_lr;
   if (args_.lr_decay_style == LrDecay::inverse_square_root) {
-    const double warmup = static_cast<double>(std::max<int64_t>(args_.lr_warmup_steps, 1));
+    const double warmup = std::max(args_.lr_warmup_steps, 1.0);
     const double now = static_cast<double>(std::max<int64_t>(num_steps, 1));
     return std::max(min_lr, max_lr * std::sqrt(warmup) / std::sqrt(now));
   }
-  const double ratio = static_cast<double>(num_steps - args_.lr_warmup_steps) /
-                       static_cast<double>(args_.lr_decay_steps - args_.lr_warmup_steps);
+  const double ratio = (static_cast<double>(num_steps) - args_.lr_warmup_steps) /
+                       (static_cast<double>(args_.lr_decay_steps) - args_.lr_warmup_steps);
   double coefficient = 0;
   if (args_.lr_decay_style == LrDecay::linear) {
     coefficient = 1.0 - ratio;
@@ -149,9 +150,8 @@ ScheduleArgs schedule_args(const config::Config& config) {
   a.min_lr = o.min_lr;
   a.lr_decay_steps = samples(o.lr_decay_iters, o.lr_decay_samples);
   if (a.lr_decay_steps == 0) a.lr_decay_steps = train_samples;
-  a.lr_warmup_steps = o.lr_warmup_fraction > 0
-                          ? static_cast<int64_t>(o.lr_warmup_fraction * static_cast<double>(a.lr_decay_steps))
-                          : samples(o.lr_warmup_iters, o.lr_warmup_samples);
+  a.lr_warmup_steps = o.lr_warmup_fraction > 0 ? o.lr_warmup_fraction * static_cast<double>(a.lr_decay_steps)
+                                               : static_cast<double>(samples(o.lr_warmup_iters, o.lr_warmup_samples));
   a.lr_decay_style = o.lr_decay_style;
   a.start_wd = o.start_weight_decay < 0 ? o.weight_decay : o.start_weight_decay;
   a.end_wd = o.end_weight_decay < 0 ? o.weight_decay : o.end_weight_decay;

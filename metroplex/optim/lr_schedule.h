@@ -12,7 +12,8 @@ namespace metroplex::optim {
 // All lengths in samples.
 struct ScheduleArgs {
   double init_lr = 0, max_lr = 0, min_lr = 0;
-  int64_t lr_warmup_steps = 0, lr_decay_steps = 1;
+  double lr_warmup_steps = 0;  // not rounded with optim.lr_warmup_fraction, as in Megatron
+  int64_t lr_decay_steps = 1;
   config::Choice<config::LrDecay> lr_decay_style = config::LrDecay::linear;
   double start_wd = 0, end_wd = 0;
   int64_t wd_incr_steps = 1;

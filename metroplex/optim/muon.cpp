@@ -3,7 +3,10 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <iterator>
+#include <map>
 
 #include "base/error.h"
 #include "comm/collectives.h"
@@ -13,25 +16,29 @@ namespace {
 
 namespace kernels = cuda::kernels;
 
-// The dim along which the parameter is a stack of matrices; -1 when it is a single one.
-int stack_dim(const topology::Placement& placement) {
-  for (const topology::Part& part : placement.parts) {
-    if (!part.matrix) continue;
-    MPX_ASSERT(part.dim == 0, part.name, ": matrices of a stack lie along its first dim");
-    return 0;
+// A parameter of three dims is a stack of matrices, each on one rank. A matrix of two dims is gathered.
+bool is_stack(const nn::Param& param) { return param.local_shape.size() == 3; }
+
+// The regions that form each matrix of the parameter, by the name of the matrix. Empty: the parameter is one matrix.
+std::map<std::string, std::vector<topology::Part>> matrices_of(const nn::Param& param, bool split_qkv) {
+  std::map<std::string, std::vector<topology::Part>> matrices;
+  for (const topology::Part& part : param.placement.parts) {
+    if (part.matrix.empty() || (!is_stack(param) && !split_qkv)) continue;
+    MPX_ASSERT(part.dim == 0, part.name, ": a matrix within a parameter is a range of its first dim");
+    matrices[part.matrix].push_back(part);
   }
-  return -1;
+  return matrices;
 }
 
-// The local rows of `part`, a matrix of its own; none where it lies on other ranks.
-topology::RowRange local_rows(const nn::Param& param, const topology::Part& part) {
-  const topology::Cut* cut = topology::cut_of(param.placement, part.dim);
+// The rows of `part` in the gathered parameter. Empty if another rank holds that matrix of a stack.
+topology::RowRange gathered_rows(const nn::Param& param, const topology::Part& part) {
+  const topology::Cut* cut = is_stack(param) ? topology::cut_of(param.placement, part.dim) : nullptr;
   if (cut == nullptr) return {part.begin, part.begin, part.size};
   for (const topology::RowRange& range : cut->ranges) {
     const int64_t begin = std::max(part.begin, range.global),
                   end = std::min(part.begin + part.size, range.global + range.size);
     if (begin >= end) continue;
-    MPX_ASSERT(end - begin == part.size, part.name, " is a matrix of its own and cut along the dim of its part");
+    MPX_ASSERT(end - begin == part.size, part.name, ": a matrix of a stack is cut between ranks");
     return {range.local + begin - range.global, begin, part.size};
   }
   return {};
@@ -49,14 +56,25 @@ std::vector<Slice> others_of(const std::vector<Slice>& slices) {
 
 }  // namespace
 
-at::Tensor newton_schulz(const at::Tensor& x, int64_t steps) {
+static std::array<double, 3> coefficients_of_step(config::MuonCoefficients coefficients, int64_t step) {
+  static constexpr std::array<double, 3> kSimple = {3.4445, -4.7750, 2.0315};
+  static constexpr std::array<double, 3> kQuintic[] = {{4.0848, -6.8946, 2.9270},
+                                                       {3.9505, -6.3029, 2.6377},
+                                                       {3.7418, -5.5913, 2.3037},
+                                                       {2.8769, -3.1427, 1.2046},
+                                                       {2.8366, -3.0525, 1.2012}};
+  return coefficients == config::MuonCoefficients::simple ? kSimple : kQuintic[step % std::ssize(kQuintic)];
+}
+
+at::Tensor newton_schulz(const at::Tensor& x, int64_t steps, config::MuonCoefficients coefficients) {
   const bool tall = x.size(0) > x.size(1);
   at::Tensor y = tall ? x.t().contiguous() : x.clone();
   y.div_(y.norm().clamp_min(1e-7));
   for (int64_t i = 0; i < steps; ++i) {
+    const auto [of_x, of_a, of_square] = coefficients_of_step(coefficients, i);
     const at::Tensor a = at::mm(y, y.t());
-    const at::Tensor b = at::addmm(a, a, a, -4.7750, 2.0315);
-    y = at::addmm(y, b, y, 3.4445, 1.0);
+    const at::Tensor b = at::addmm(a, a, a, of_a, of_square);
+    y = at::addmm(y, b, y, of_x, 1.0);
   }
   return tall ? y.t().contiguous() : y;
 }
@@ -93,8 +111,8 @@ Muon::Muon(const config::OptimizerTraits& traits, const config::Optim& config, s
   }
 }
 
-// Gathers the whole matrix, or stack, from `own`, this rank's slice, and those of the ranks that share it.
-at::Tensor Muon::put_together(const Matrix& matrix, const at::Tensor& own) const {
+// Gathers the whole matrix, or the local matrices of a stack, from the slices of all ranks that share it.
+at::Tensor Muon::gather_whole(const Matrix& matrix, const at::Tensor& own) const {
   const nn::Param& param = *matrix.param;
   const Slice& slice = matrix.slice;
   at::Tensor local = own;
@@ -105,37 +123,44 @@ at::Tensor Muon::put_together(const Matrix& matrix, const at::Tensor& own) const
   }
   local = local.view(param.local_shape);
   for (const topology::Cut& cut : param.placement.cuts) {
-    if (cut.dim != stack_dim(param.placement))
-      local = comm::all_gather(local, cut.dim, axes_.gradients_over(cut.axes));
+    if (!is_stack(param) || cut.dim != 0) local = comm::all_gather(local, cut.dim, axes_.gradients_over(cut.axes));
   }
   return local;
 }
 
 at::Tensor Muon::orthogonalized(const at::Tensor& matrix) const {
-  at::Tensor result = newton_schulz(matrix, config_.muon_num_ns_steps);
+  at::Tensor result = newton_schulz(matrix, config_.muon_num_ns_steps, config_.muon_coefficient_type);
   return result.mul_(muon_scale(config_.muon_scale_mode, matrix.size(0), matrix.size(1)) *
                      config_.muon_extra_scale_factor);
 }
 
-// `stack` with the matrices that overlap this rank's slice orthogonalised one by one; the others are 0.
-at::Tensor Muon::orthogonalized_stack(const Matrix& matrix, const at::Tensor& stack) const {
+// Orthogonalizes each matrix of a gathered parameter. Matrices of a stack that do not overlap the slice of this rank
+// stay 0.
+at::Tensor Muon::orthogonalize_each(const Matrix& matrix, const at::Tensor& gathered) const {
   const nn::Param& param = *matrix.param;
+  const auto matrices = matrices_of(param, config_.muon_split_qkv);
+  if (matrices.empty()) return orthogonalized(gathered);
   const int64_t row = param.numel() / std::max<int64_t>(1, param.local_shape.at(0));
-  at::Tensor result = at::zeros_like(stack);
-  for (const topology::Part& part : param.placement.parts) {
-    if (!part.matrix) continue;
-    const topology::RowRange rows = local_rows(param, part);
-    const int64_t begin = rows.local * row, end = begin + rows.size * row;
-    if (begin >= matrix.slice.end || end <= matrix.slice.begin) continue;
-    const at::Tensor one = stack.narrow(0, rows.local, rows.size);
-    result.narrow(0, rows.local, rows.size)
-        .copy_(orthogonalized(one.dim() == 3 ? one.squeeze(0) : one).view(one.sizes()));
+  at::Tensor result = at::zeros_like(gathered);
+  for (const auto& [name, parts] : matrices) {
+    std::vector<at::Tensor> in, out;
+    for (const topology::Part& part : parts) {
+      const topology::RowRange rows = gathered_rows(param, part);
+      const int64_t begin = rows.local * row, end = begin + rows.size * row;
+      if (is_stack(param) && (begin >= matrix.slice.end || end <= matrix.slice.begin)) continue;
+      in.push_back(gathered.narrow(0, rows.local, rows.size).flatten(0, -2));
+      out.push_back(result.narrow(0, rows.local, rows.size).flatten(0, -2));
+    }
+    if (in.empty()) continue;
+    const at::Tensor done = orthogonalized(at::cat(in));
+    for (int64_t i = 0, first = 0; i < static_cast<int64_t>(out.size()); first += out[i++].size(0))
+      out[i].copy_(done.narrow(0, first, out[i].size(0)));
   }
   return result;
 }
 
-// The slice's part of the orthogonalised momentum. The gathered rows of a gated or query-key-value matrix are not in
-// the order of the whole matrix; that does not matter, as a permutation of rows permutes the result alike.
+// The slice's part of the orthogonalized momentum. The gathered rows of a gated matrix are not in the order of the
+// whole matrix; that does not matter because Newton-Schulz commutes with permutations of rows.
 at::Tensor Muon::update(Matrix& matrix, const StepState& state) const {
   const Slice& slice = matrix.slice;
   at::Tensor direction;
@@ -146,13 +171,12 @@ at::Tensor Muon::update(Matrix& matrix, const StepState& state) const {
     direction = config_.muon_use_nesterov ? gradient.lerp(momentum, config_.muon_momentum) : momentum;
     state.take(matrix.momentum, momentum);
   }
-  at::Tensor whole = put_together(matrix, direction);
+  at::Tensor whole = gather_whole(matrix, direction);
   if (slice.size() == 0) return direction;
-  const topology::Placement& placement = matrix.param->placement;
-  const int stack = stack_dim(placement);
-  whole = stack < 0 ? orthogonalized(whole) : orthogonalized_stack(matrix, whole);
-  for (const topology::Cut& cut : placement.cuts) {
-    if (cut.dim != stack) whole = comm::own_slice(whole, cut.dim, axes_.gradients_over(cut.axes));
+  whole = orthogonalize_each(matrix, whole);
+  for (const topology::Cut& cut : matrix.param->placement.cuts) {
+    if (!is_stack(*matrix.param) || cut.dim != 0)
+      whole = comm::own_slice(whole, cut.dim, axes_.gradients_over(cut.axes));
   }
   return whole.contiguous().view(-1).narrow(0, slice.begin, slice.size());
 }

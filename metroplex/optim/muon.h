@@ -1,7 +1,8 @@
 // Muon (Jordan et al., kellerjordan.github.io/posts/muon): the update of a matrix is its momentum replaced by the
 // nearest semi-orthogonal matrix, by Newton-Schulz iterations on the whole matrix. The ranks that share it (tensor
 // parallel, ZeRO) gather it, all run the same iterations, and each keeps its own part. A stack of experts is one
-// matrix per expert. Embeddings, output layer, norms and biases get another optimizer (OptimizerTraits::others).
+// matrix per expert; linear_qkv is three, all queries, all keys and all values (optim.muon_split_qkv). Embeddings,
+// output layer, norms and biases get another optimizer (OptimizerTraits::others).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,9 +17,12 @@
 
 namespace metroplex::optim {
 
-// x [m, n] -> approximately U V^T of its SVD: singular values end up between 0.7 and 1.2. `steps` iterations of
-// X <- a X + (b A + c A^2) X with A = X X^T and (a, b, c) = (3.4445, -4.7750, 2.0315), after division by the norm.
-at::Tensor newton_schulz(const at::Tensor& x, int64_t steps);
+// x [m, n] -> approximately U V^T of its SVD: singular values end up between 0.7 and 1.2. Divides by the norm, then
+// runs `steps` iterations of X <- a X + (b A + c A^2) X with A = X X^T. simple: (a, b, c) = (3.4445,
+// -4.7750, 2.0315). quintic: five sets in a cycle, those of Emerging-Optimizers, Megatron's default. The steps run in
+// the type of x; Megatron runs them in bf16 unless muon_fp32_matmul_prec is highest.
+at::Tensor newton_schulz(const at::Tensor& x, int64_t steps,
+                         config::MuonCoefficients coefficients = config::MuonCoefficients::quintic);
 // spectral: sqrt(max(m, n)); unit_rms_norm: sqrt(m / n); shape_scaling: sqrt(max(1, m / n)).
 double muon_scale(config::MuonScale mode, int64_t rows, int64_t columns);
 
@@ -42,9 +46,9 @@ class Muon final : public Optimizer {
     at::Tensor main, momentum;  // of the slice, flat
   };
   at::Tensor update(Matrix& matrix, const StepState& state) const;
-  at::Tensor put_together(const Matrix& matrix, const at::Tensor& own) const;
+  at::Tensor gather_whole(const Matrix& matrix, const at::Tensor& own) const;
   at::Tensor orthogonalized(const at::Tensor& matrix) const;
-  at::Tensor orthogonalized_stack(const Matrix& matrix, const at::Tensor& stack) const;
+  at::Tensor orthogonalize_each(const Matrix& matrix, const at::Tensor& gathered) const;
 
   config::Optim config_;
   comm::Groups axes_;

@@ -38,14 +38,12 @@ struct EchoCounts {
   int64_t at(int rank, int expert) const { return rows[int64_t{rank} * sizes.experts + expert]; }
 };
 
-// How a clone's rows are taken from the source ranks.
-enum class EchoSplit {
-  local_first,         // those of the clone's own rank; the rest in proportion, by largest remainder
-  breadth_then_depth,  // in proportion, rounded down; what is missing from the lowest ranks
-};
+using config::EchoSplit;
 
 struct EchoOptions {
   config::EchoPlanner planner = config::EchoPlanner::capfill;
+  // local_first: the replica's own rank first, the rest in proportion by largest remainder. breadth_then_depth: in
+  // proportion, rounded down, then the lowest ranks.
   EchoSplit split = EchoSplit::local_first;
   // capfill: among plans whose largest load is within so many 1/10000 of the mean it takes the one of fewest clones.
   int64_t eps_bp = 100;

@@ -33,8 +33,8 @@ WarmupCounts count_warmup(const MicrobatchShape& shape, int rank);
 // take the same table with chunks counted from the end.
 std::vector<Slot> schedule_table(int num_microbatches, int num_chunks, int group_size);
 
-// What the interleaved schedule refuses ("" when fine): a group must hold between num_stages and num_microbatches
-// microbatches, and a shorter last group at least num_stages.
+// Megatron's rule for the interleaved schedule: a group holds between num_stages and num_microbatches microbatches,
+// and a shorter last group at least num_stages. Returns the violation, or "". build_interleaved() has no such limit.
 std::string interleaved_refusal(const MicrobatchShape& shape);
 
 }  // namespace metroplex::plan

@@ -5,6 +5,7 @@
 namespace metroplex::plan {
 
 void TableWriter::add(ActionKind kind, Slot slot, int peer) {
+  if (slot.microbatch >= table_.num_microbatches) return;
   auto& actions = table_.ranks[static_cast<size_t>(rank_)];
   actions.push_back({kind, slot.microbatch, slot.chunk, peer, -1});
   if (!is_p2p(kind)) open_from_ = actions.size();

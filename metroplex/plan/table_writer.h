@@ -15,6 +15,7 @@ struct Slot {
   bool operator==(const Slot&) const = default;
 };
 
+// A builder may number microbatches beyond the table's: they complete a group, and their actions are left out.
 class TableWriter {
  public:
   TableWriter(PipelineTable& table, int rank) : table_(table), rank_(rank) {}

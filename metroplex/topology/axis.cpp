@@ -33,7 +33,14 @@ Axis parse_axis(const std::string& name) {
 
 AxisSet parse_axes(const std::string& names) {
   AxisSet axes;
-  for (const std::string& name : split_names(names)) { axes.insert(parse_axis(name)); }
+  for (const std::string& name : split_names(names)) {
+    if (name == "mp") {  // Megatron's model-parallel group
+      axes.insert(Axis::tp);
+      axes.insert(Axis::pp);
+    } else {
+      axes.insert(parse_axis(name));
+    }
+  }
   return axes;
 }
 

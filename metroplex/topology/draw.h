@@ -33,8 +33,15 @@ std::string draw_rank(const RankGrid& grid, int rank, int gpus_per_node);
 // The groups of one list, one a line, "0: 0 2 4 6". Long groups and long lists are abbreviated.
 std::string draw_groups(const RankGroups& groups, int gpus_per_node);
 
+// Restricts the JSON output. `rank`: only this rank and its groups. `group`: adds the key "group".
+struct JsonFilter {
+  std::optional<int> rank = {};
+  std::optional<NamedGroups> group = {};
+};
+
 // Sizes, coordinates of every rank, the groups of every kind and the groups by Megatron's names.
-std::string to_json(const RankGrid& grid, int gpus_per_node, const MegatronOptions& options = {});
+std::string to_json(const RankGrid& grid, int gpus_per_node, const MegatronOptions& options = {},
+                    const JsonFilter& filter = {});
 
 // What a picture of the rank map shows, before it becomes text or SVG: rows of cells, with the middle of long rows
 // and of long lists of rows left out.

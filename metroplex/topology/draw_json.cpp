@@ -1,17 +1,28 @@
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "topology/draw.h"
 
 namespace metroplex::topology {
 
-std::string to_json(const RankGrid& grid, int gpus_per_node, const MegatronOptions& options) {
+static RankGroups groups_with(RankGroups groups, const std::optional<int>& rank) {
+  if (rank) {
+    std::erase_if(groups,
+                  [&](const auto& group) { return std::find(group.begin(), group.end(), *rank) == group.end(); });
+  }
+  return groups;
+}
+
+std::string to_json(const RankGrid& grid, int gpus_per_node, const MegatronOptions& options,
+                    const JsonFilter& filter) {
   using Json = nlohmann::ordered_json;
   Json result = {{"world_size", grid.world_size()}, {"order", grid.dense().order()}, {"sizes", Json::object()}};
   for (const AxisInfo& axis : kAxes) result["sizes"][axis.name] = grid.size(axis.axis);
   result["virtual_pipeline_model_parallel_size"] = grid.vpp();
   if (gpus_per_node > 0) result["gpus_per_node"] = gpus_per_node;
   result["ranks"] = Json::array();
-  for (int rank = 0; rank < grid.world_size(); ++rank) {
+  const int first = filter.rank.value_or(0), end = filter.rank ? first + 1 : grid.world_size();
+  for (int rank = first; rank < end; ++rank) {
     Json entry = {{"rank", rank}};
     const Coordinates at = grid.coordinates(rank);
     for (const AxisInfo& axis : kAxes) entry[axis.name] = at.at(axis.axis);
@@ -22,7 +33,10 @@ std::string to_json(const RankGrid& grid, int gpus_per_node, const MegatronOptio
     result["ranks"].push_back(std::move(entry));
   }
   result["groups"] = Json::object();
-  for (const GroupKind& kind : kGroupKinds) result["groups"][to_string(kind.axes)] = grid.groups(kind.axes);
+  for (const GroupKind& kind : kGroupKinds)
+    result["groups"][to_string(kind.axes)] = groups_with(grid.groups(kind.axes), filter.rank);
+  if (filter.group)
+    result["group"] = {{"name", filter.group->name}, {"groups", groups_with(filter.group->groups, filter.rank)}};
   if (gpus_per_node > 0) {
     const Cluster cluster(grid.world_size(), gpus_per_node);
     result["reach"] = Json::object();
@@ -35,7 +49,7 @@ std::string to_json(const RankGrid& grid, int gpus_per_node, const MegatronOptio
   }
   result["megatron_groups"] = Json::object();
   for (NamedGroups& named : megatron_groups(grid, options)) {
-    result["megatron_groups"][named.name] = std::move(named.groups);
+    result["megatron_groups"][named.name] = groups_with(std::move(named.groups), filter.rank);
   }
   return result.dump() + "\n";
 }

@@ -37,8 +37,10 @@ Cut even_cut(int dim, AxisSet axes, int64_t global_rows, int count, int index) {
 
 std::vector<Part> expert_parts(const std::string& module, int64_t num_experts, const std::string& tensor) {
   std::vector<Part> parts;
-  for (int64_t e = 0; e < num_experts; ++e)
-    parts.push_back({base::concat(module, ".local_experts.", e, ".", tensor), 0, e, 1, true});
+  for (int64_t e = 0; e < num_experts; ++e) {
+    const std::string name = base::concat(module, ".local_experts.", e, ".", tensor);
+    parts.push_back({name, 0, e, 1, name});
+  }
   return parts;
 }
 
@@ -76,7 +78,7 @@ bool decays(const Placement& placement, size_t num_dims) { return placement.role
 bool has_matrices(const Placement& placement, size_t num_dims) {
   if (placement.role != Role::weight && placement.role != Role::router) return false;
   for (const Part& part : placement.parts) {
-    if (part.matrix) return true;
+    if (!part.matrix.empty()) return true;
   }
   return num_dims == 2;
 }

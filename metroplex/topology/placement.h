@@ -45,7 +45,9 @@ struct Part {
   std::string name;  // in full, as a parameter of its own would be called
   int dim = 0;
   int64_t begin = 0, size = 0;
-  bool matrix = false;  // a matrix of its own to an optimizer of matrices
+  // Regions with the same name here form one matrix for an optimizer of matrices, such as the queries of all groups.
+  // Empty: the region is not a matrix, it belongs to the matrix of the whole tensor.
+  std::string matrix = {};
 };
 
 struct Placement {

@@ -7,18 +7,16 @@ namespace metroplex::train {
 
 static bool at_multiple(int64_t iteration, int64_t interval) { return interval > 0 && iteration % interval == 0; }
 
-bool more_steps(const config::Train& t, const Position& position) {
-  return t.train_samples > 0 ? position.consumed_train_samples < t.train_samples : position.iteration < t.train_iters;
-}
-
-Due due_after(const config::Config& config, const Position& position, bool stop_asked) {
+Due due_after(const config::Config& config, const plan::MicrobatchSchedule& schedule, const Position& position,
+              bool stop_requested) {
   const config::Train& t = config.train;
   Due due;
-  due.last = !more_steps(t, position);
-  due.leave = !due.last && (stop_asked || at_multiple(position.iteration, t.exit_interval));
-  due.log = at_multiple(position.iteration, t.log_interval) || due.last || stop_asked;
-  due.save = at_multiple(position.iteration, config.checkpoint.save_interval) || due.last || stop_asked || due.leave;
-  due.evaluate = !due.last && !stop_asked && at_multiple(position.iteration, t.eval_interval);
+  due.last = !more_steps(t, schedule, position.iteration, position.consumed_train_samples);
+  due.leave = !due.last && (stop_requested || at_multiple(position.iteration, t.exit_interval));
+  due.log = at_multiple(position.iteration, t.log_interval) || due.last || stop_requested;
+  due.save =
+      at_multiple(position.iteration, config.checkpoint.save_interval) || due.last || stop_requested || due.leave;
+  due.evaluate = !due.last && !stop_requested && at_multiple(position.iteration, t.eval_interval);
   return due;
 }
 

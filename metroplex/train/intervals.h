@@ -19,10 +19,8 @@ namespace metroplex::train {
 struct Due {
   bool log = false, save = false, evaluate = false, last = false, leave = false;
 };
-Due due_after(const config::Config& config, const Position& position, bool stop_asked);
-
-// Whether there are steps left.
-bool more_steps(const config::Train& train, const Position& position);
+Due due_after(const config::Config& config, const plan::MicrobatchSchedule& schedule, const Position& position,
+              bool stop_requested);
 
 // Steps since the last iteration line.
 class Interval {

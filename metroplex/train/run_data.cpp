@@ -14,12 +14,16 @@ namespace metroplex::train {
 static data::SampleCounts wanted_samples(const config::Config& config, const RunLength& length, bool evaluate_only) {
   data::SampleCountOptions options;
   options.train_iters = length.iterations;
-  options.train_samples = length.samples;
+  // The index is built for train_samples, as in Megatron, although the run drops a last batch that is not full.
+  options.train_samples = std::max(length.samples, config.train.train_samples);
   options.global_batch_size = length.full_batch_size;
-  options.eval_interval =
-      evaluate_only ? std::max<int64_t>(1, config.train.eval_interval) : config.train.eval_interval;
-  // Without evaluations in between there are none at the end either: no samples are asked for.
-  options.eval_iters = evaluate_only || config.train.eval_interval > 0 ? config.train.eval_iters : 0;
+  options.eval_global_batch_size = length.eval_batch_size;
+  options.eval_interval = config.train.eval_interval;
+  options.skip_train = evaluate_only;
+  // Without evaluations in between there are none at the end either, and no samples are needed.
+  const bool evaluates = evaluate_only || config.train.eval_interval > 0;
+  options.eval_iters = evaluates ? config.train.eval_iters : 0;
+  options.full_validation = evaluates && config.train.full_validation;
   return data::sample_counts(options);
 }
 
@@ -27,7 +31,7 @@ RunData::RunData(const Assembly& a, const RunLength& length, const TokenizerFact
                  std::shared_ptr<files::FileSystem> disk)
     : a_(a) {
   build(length, tokenizer, forward_only, std::move(disk));
-  tell_peers();
+  share_sizes();
 }
 
 data::BuildOptions build_options(const config::Config& config, const RunLength& length,
@@ -39,6 +43,7 @@ data::BuildOptions build_options(const config::Config& config, const RunLength& 
   options.sizes = {counts.train, counts.valid, counts.test};
   options.eod = tokenizer.eod;
   options.vocab_size = tokenizer.vocab_size;
+  options.tokenizer = tokenizer.words;
   return options;
 }
 
@@ -52,15 +57,28 @@ void RunData::build(const RunLength& length, const TokenizerFacts& tokenizer, bo
         if (reads) *splits = data::build_datasets(data, options, *disk);
       },
       *a_.world);
-  datasets_ = {splits->train, splits->valid, splits->test};
+  if (splits->train) datasets_[kTrain] = {splits->train};
+  datasets_[kValid] = splits->valid;
+  if (splits->test) datasets_[kTest] = {splits->test};
   train_order_ = splits->train_order;
 }
 
-void RunData::tell_peers() {
-  at::Tensor present = at::zeros({3}, at::kLong);
-  for (int split = 0; split < 3; ++split) present[split] = datasets_[split] != nullptr;
-  comm::broadcast(present, 0, a_.groups().batch);
-  for (int split = 0; split < 3; ++split) present_[split] = present[split].item<int64_t>() != 0;
+// The number of datasets of each split first, then their sizes.
+void RunData::share_sizes() {
+  at::Tensor counts = at::zeros({3}, at::kLong);
+  for (int split = 0; split < 3; ++split) counts[split] = static_cast<int64_t>(datasets_[split].size());
+  comm::broadcast(counts, 0, a_.groups().batch);
+  for (int split = 0; split < 3; ++split) {
+    at::Tensor sizes = at::zeros({counts[split].item<int64_t>()}, at::kLong);
+    for (size_t set = 0; set < datasets_[split].size(); ++set)
+      sizes[static_cast<int64_t>(set)] = datasets_[split][set]->size();
+    if (sizes.numel() > 0) comm::broadcast(sizes, 0, a_.groups().batch);
+    for (int64_t set = 0; set < sizes.numel(); ++set) sizes_[split].push_back(sizes[set].item<int64_t>());
+  }
+}
+
+std::string RunData::name(Split split, size_t set) const {
+  return kSplitNames[split] + (sizes_[split].size() > 1 ? base::concat("-", set) : std::string());
 }
 
 data::SamplerOptions RunData::sampler_options(int64_t consumed) const {
@@ -77,14 +95,13 @@ data::SamplerOptions RunData::sampler_options(int64_t consumed) const {
   return options;
 }
 
-BatchStream RunData::stream(Split split, int64_t consumed_samples) const {
-  MPX_CHECK(present_[split], "data", "the ", kSplitNames[split],
-            " split has no samples; give it a share in data.split");
+BatchStream RunData::stream(Split split, int64_t consumed_samples, size_t set) const {
+  MPX_CHECK(has(split), "data", "the ", kSplitNames[split], " split has no samples; give it a share in data.split");
   std::unique_ptr<data::Loader> loader;
   if (reads()) {
     const int workers = static_cast<int>(a_.config.data.num_workers),
               ahead = workers > 0 ? std::max(4, 2 * workers) : 0;
-    loader = std::make_unique<data::Loader>(datasets_[split], sampler_options(consumed_samples), ahead,
+    loader = std::make_unique<data::Loader>(datasets_[split].at(set), sampler_options(consumed_samples), ahead,
                                             std::max(1, workers));
   }
   BatchForm form;

@@ -34,10 +34,14 @@ class RunData {
   RunData(const Assembly& a, const RunLength& length, const TokenizerFacts& tokenizer, bool forward_only,
           std::shared_ptr<files::FileSystem> disk);
 
-  bool has(Split split) const { return present_[split]; }
+  bool has(Split split) const { return !sizes_[split].empty(); }
+  // A split has one dataset, except that data.multiple_validation_sets gives the validation split several.
+  size_t num_sets(Split split) const { return sizes_[split].size(); }
+  int64_t num_samples(Split split, size_t set) const { return sizes_[split].at(set); }
+  std::string name(Split split, size_t set) const;                      // "validation", or "validation-1" of several
   const data::TrainOrder& train_order() const { return train_order_; }  // known on reading ranks
-  // Throws base::Error("data") where the split has no samples.
-  BatchStream stream(Split split, int64_t consumed_samples) const;
+  // Throws base::Error("data") if the split has no samples.
+  BatchStream stream(Split split, int64_t consumed_samples, size_t set = 0) const;
 
   struct Wanted {
     int64_t count;         // microbatches
@@ -55,12 +59,12 @@ class RunData {
   std::vector<nn::Microbatch> next_of_all(BatchStream& stream, const Wanted& wanted) const;
   void build(const RunLength& length, const TokenizerFacts& tokenizer, bool forward_only,
              std::shared_ptr<files::FileSystem> disk);
-  void tell_peers();
+  void share_sizes();
   data::SamplerOptions sampler_options(int64_t consumed) const;
 
   const Assembly& a_;
-  std::array<std::shared_ptr<const data::Dataset>, 3> datasets_;  // on reading ranks
-  std::array<bool, 3> present_{};                                 // on every rank
+  std::array<std::vector<std::shared_ptr<const data::Dataset>>, 3> datasets_;  // on reading ranks
+  std::array<std::vector<int64_t>, 3> sizes_;                                  // in samples, on every rank
   data::TrainOrder train_order_;
 };
 

@@ -25,22 +25,32 @@ RunLength run_length(const config::Config& config, const plan::MicrobatchSchedul
   const auto& thresholds = schedule.thresholds();
   RunLength length;
   length.full_batch_size = thresholds.empty() ? t.global_batch_size : thresholds.back().second;
+  length.eval_batch_size = t.eval_global_batch_size > 0 ? t.eval_global_batch_size : length.full_batch_size;
   const int64_t last_change = thresholds.empty() ? 0 : thresholds.back().first;
-  const auto more = [&] {
-    return t.train_samples > 0 ? length.samples < t.train_samples : length.iterations < t.train_iters;
-  };
+  const auto more = [&] { return more_steps(t, schedule, length.iterations, length.samples); };
   while (more() && length.samples <= last_change) {
     length.samples += schedule.at(length.samples, false).running_global_batch_size;
     ++length.iterations;
   }
-  if (!more()) return length;
-  // From here on the batch size is constant, so the rest is a division.
-  const int64_t size = schedule.at(length.samples, false).running_global_batch_size;
-  const int64_t rest =
-      t.train_samples > 0 ? (t.train_samples - length.samples + size - 1) / size : t.train_iters - length.iterations;
-  length.iterations += rest;
-  length.samples += rest * size;
+  if (more()) {
+    // From here on the batch size is constant, so the rest is a division.
+    const int64_t size = schedule.at(length.samples, false).running_global_batch_size;
+    const int64_t left = t.train_samples - length.samples + (t.step_batch_size_schedule.empty() ? 0 : size - 1);
+    const int64_t rest = t.train_samples > 0 ? left / size : t.train_iters - length.iterations;
+    length.iterations += rest;
+    length.samples += rest * size;
+  }
+  MPX_CHECK(t.train_samples == 0 || length.iterations > 0, "config", "train.train_samples = ", t.train_samples,
+            ": must be at least one batch of ", schedule.at(0, false).running_global_batch_size,
+            " samples; raise it or lower the batch size");
   return length;
+}
+
+bool more_steps(const config::Train& t, const plan::MicrobatchSchedule& schedule, int64_t iteration,
+                int64_t consumed_samples) {
+  if (t.train_samples == 0) return iteration < t.train_iters;
+  if (!t.step_batch_size_schedule.empty()) return consumed_samples < t.train_samples;
+  return consumed_samples + schedule.at(consumed_samples, false).running_global_batch_size <= t.train_samples;
 }
 
 int64_t samples_of(const plan::MicrobatchSchedule& schedule, int64_t iterations) {

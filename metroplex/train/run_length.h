@@ -18,11 +18,18 @@ plan::MicrobatchSchedule microbatch_schedule(const config::Config& config, int64
 struct RunLength {
   int64_t iterations = 0;
   int64_t samples = 0;          // consumed when the last iteration has ended
-  int64_t full_batch_size = 1;  // the last batch size of the schedule; evaluation uses it throughout
+  int64_t full_batch_size = 1;  // the last batch size of the schedule
+  int64_t eval_batch_size = 1;  // train.eval_global_batch_size, or full_batch_size
 };
 
-// From train.train_iters or train.train_samples, whichever is set.
+// Derives the length from train.train_iters or train.train_samples, whichever is set. Throws base::Error("config") if
+// train_samples is below one batch.
 RunLength run_length(const config::Config& config, const plan::MicrobatchSchedule& schedule);
+
+// Whether another step follows. A run over train.train_samples drops the last batch if it is not full, as Megatron's
+// update_train_iters does; only a step schedule ends with a batch that exceeds train_samples, as Megatron's does.
+bool more_steps(const config::Train& train, const plan::MicrobatchSchedule& schedule, int64_t iteration,
+                int64_t consumed_samples);
 
 // How many samples the first `iterations` consume.
 int64_t samples_of(const plan::MicrobatchSchedule& schedule, int64_t iterations);

@@ -85,8 +85,8 @@ std::vector<std::string> run_lines(const Assembly& a, const RunLength& length, f
 }
 
 std::string unbalanced_experts(const config::Model& m) {
-  const bool forced =
-      m.moe_router_force_load_balancing || m.moe_router_force_skew > 0 || !m.moe_router_force_trace.empty();
+  const bool forced = m.moe_router_force_load_balancing || m.moe_router_force_even || m.moe_router_force_skew > 0 ||
+                      !m.moe_router_force_trace.empty();
   const bool balanced = !config::aux_losses(m).empty() || config::sinkhorn(m) || m.moe_router_enable_expert_bias;
   if (!m.has_experts() || forced || balanced) return "";
   return "nothing keeps the load of the experts even: a few of them may come to get nearly all tokens. Set "

@@ -41,7 +41,7 @@ class Job {
   Assembly& assembly() { return *a_; }
   // Up to the first step: what there is to say of the run, the checkpoint, the files that it writes.
   void begin_training();
-  bool more() const { return more_steps(a_->config.train, position_); }
+  bool more() const { return more_after(position_); }
   // The next microbatches, and what else a step is given; valid until after_step.
   StepInput next_step();
   // Fetches the microbatches of the step behind that one, whose outcome has not been read yet.
@@ -52,14 +52,19 @@ class Job {
   RunSummary evaluate_only();
 
  private:
+  bool more_after(const Position& position) const {
+    return more_steps(a_->config.train, microbatches_, position.iteration, position.consumed_train_samples);
+  }
   std::optional<double> evaluate(Split split, int64_t consumed);
+  std::optional<double> evaluate_set(Split split, size_t set, int64_t consumed);
+  bool reads_whole_set(Split split) const { return split == kValid && a_->config.train.full_validation; }
   void evaluate_at_end();
   void stop_here();
   // Over all data-parallel ranks.
   int64_t samples_of_microbatch() const { return a_->config.train.micro_batch_size * a_->groups().dp.size(); }
   // Of a rank; a batch size that is no multiple is rounded down, as in training (decrease_batch_size_if_needed).
   int64_t evaluated_microbatches() const {
-    return std::max<int64_t>(1, length_.full_batch_size / samples_of_microbatch());
+    return std::max<int64_t>(1, length_.eval_batch_size / samples_of_microbatch());
   }
   int64_t samples_evaluated(int64_t times) const {
     return times * a_->config.train.eval_iters * evaluated_microbatches() * samples_of_microbatch();
@@ -70,7 +75,7 @@ class Job {
   void report_graphs(size_t num_microbatches);
   void load();
   void begin_from_weights();
-  void warn_of_other_tokenizers() const;
+  void warn_of_data() const;
   void open_outputs();
   // The last one of the run, or one that others follow.
   void save(bool last);
@@ -98,7 +103,7 @@ class Job {
   Timers timers_;
   plan::MicrobatchSchedule microbatches_;
   Position position_;
-  std::string tokenizer_;                            // TokenizerFacts::words
+  int64_t eod_ = -1;                                 // TokenizerFacts::eod
   std::string past_metrics_file_, past_trace_file_;  // of the run that this one goes on from
   RunSummary summary_;
   RunLength length_;
@@ -139,19 +144,42 @@ Job::Job(const config::Config& config, const comm::World& world, const Tokenizer
       length_(run_length(config, microbatches_)),
       data_(*a_, length_, tokenizer, forward_only, environment.disk) {
   a_->tokenizer = tokenizer.files;
-  tokenizer_ = tokenizer.words;
+  eod_ = tokenizer.eod;
   position_.train_order = data_.train_order();
   if (a_->optimizer) time_actions(*a_, timers_);
 }
 
-// Nothing when the run was asked to end meanwhile.
+// Returns the mean loss over the datasets of the split, or nothing if a stop was requested meanwhile. `consumed`: the
+// samples that earlier evaluations read of each dataset.
 std::optional<double> Job::evaluate(Split split, int64_t consumed) {
-  const int64_t count = evaluated_microbatches();
-  BatchStream batches = data_.stream(split, consumed);
+  double sum = 0;
+  for (size_t set = 0; set < data_.num_sets(split); ++set) {
+    const auto loss = evaluate_set(split, set, reads_whole_set(split) ? 0 : consumed);
+    if (!loss) return std::nullopt;
+    sum += *loss;
+  }
+  return sum / static_cast<double>(data_.num_sets(split));
+}
+
+std::optional<double> Job::evaluate_set(Split split, size_t set, int64_t consumed) {
+  // Only whole microbatches of all data-parallel ranks are read.
+  int64_t left = reads_whole_set(split) ? data_.num_samples(split, set) / samples_of_microbatch()
+                                        : a_->config.train.eval_iters * evaluated_microbatches();
+  MPX_CHECK(left > 0, "data", "the ", data_.name(split, set), " set has ", data_.num_samples(split, set),
+            " samples, fewer than one microbatch of all data-parallel ranks (", samples_of_microbatch(),
+            "); give more data or fewer ranks");
+  if (const int64_t rest = data_.num_samples(split, set) % samples_of_microbatch();
+      reads_whole_set(split) && rest > 0) {
+    warn(base::concat(data_.name(split, set), " set: ", rest, " of ", data_.num_samples(split, set),
+                      " samples fill no microbatch of all data-parallel ranks and are not evaluated"));
+  }
+  BatchStream batches = data_.stream(split, consumed, set);
   LossSum sum;
-  for (int64_t i = 0; i < a_->config.train.eval_iters; ++i) {
-    const int64_t first = consumed + i * count * samples_of_microbatch();
+  for (int64_t first = consumed; left > 0;) {
+    const int64_t count = std::min(left, evaluated_microbatches());
     auto micro = data_.next(batches, {count, first, position_.iteration, split});
+    first += count * samples_of_microbatch();
+    left -= count;
     for (nn::Microbatch& batch : micro) batch.training = false;
     const bool asked = environment_.stop_requested && environment_.stop_requested();
     const LossSum part = timers_.measure("evaluate", 0, [&] { return evaluate_step(*a_, micro, asked); });
@@ -160,7 +188,7 @@ std::optional<double> Job::evaluate(Split split, int64_t consumed) {
     sum.weight += part.weight;
   }
   if (metrics_)
-    metrics_->evaluation({position_.iteration, kSplitNames[split], sum.mean(), position_.consumed_train_samples});
+    metrics_->evaluation({position_.iteration, data_.name(split, set), sum.mean(), position_.consumed_train_samples});
   return sum.mean();
 }
 
@@ -300,7 +328,7 @@ void Job::fetch_ahead() {
   Position next = position_;
   ++next.iteration;
   next.consumed_train_samples += global_batch_size_;
-  if (memory_ || !more_steps(a_->config.train, next)) return;
+  if (memory_ || !more_after(next)) return;
   const int64_t count = microbatches_.at(next.consumed_train_samples).num_microbatches;
   ahead_.begin({count, next.consumed_train_samples, next.iteration, kTrain});
 }
@@ -353,7 +381,7 @@ void Job::count(const StepOutcome& outcome) {
 }
 
 bool Job::do_what_is_due(const StepOutcome& outcome) {
-  const Due due = due_after(a_->config, position_, outcome.stop);
+  const Due due = due_after(a_->config, microbatches_, position_, outcome.stop);
   if (due.log) log_interval(outcome);
   const Clock::time_point paused = Clock::now();  // saving and evaluating do not count as time per iteration
   if (due.save && !a_->config.checkpoint.save.empty()) save(due.leave || !more());
@@ -382,7 +410,7 @@ void Job::stop_here() {
 
 void Job::evaluate_at_end() {
   const config::Train& t = a_->config.train;
-  if (t.eval_interval <= 0 || t.eval_iters <= 0) return;
+  if (t.eval_interval <= 0 || (t.eval_iters <= 0 && !t.full_validation)) return;
   const auto one = [&](Split split, int64_t consumed, double& loss) {
     if (!data_.has(split) || summary_.ending != Ending::finished) return;
     const auto found = evaluate(split, consumed);
@@ -422,14 +450,22 @@ std::string words_of_experts(const Assembly& a) {
          (model.moe_grouped_gemm ? product : "a product for each") + clones;
 }
 
-void Job::warn_of_other_tokenizers() const {
-  if (tokenizer_.empty() || a_->world->rank() != 0) return;
-  const std::string others = data::other_tokenizers(a_->config.data, tokenizer_, *environment_.disk);
-  if (others.empty()) return;
+void Job::warn_of_data() const {
+  const config::Data& d = a_->config.data;
+  if (a_->world->rank() != 0) return;
+  if (d.reset_position_ids && !d.reset_attention_mask &&
+      a_->config.model.position_embedding_type == config::PositionEmbedding::rope) {
+    warn(
+        "data.reset_position_ids = true: has no effect with rotary positions, whose scores depend on distances only; "
+        "set data.reset_attention_mask = true to separate documents");
+  }
+  if (!d.reset_position_ids && !d.reset_attention_mask && !d.eod_mask_loss) return;
+  const std::string endless = data::datasets_without_ends(d, eod_, *environment_.disk);
+  if (endless.empty()) return;
   warn(base::concat(
-      "of this run's data ", others, " was made with another tokenizer than this run has (", tokenizer_,
-      "): unless both give equal ids, the model learns another text than is meant; give data.tokenizer_model "
-      "that of the data, or run metroplex preprocess again"));
+      "no end-of-document token (", eod_, ") in the first documents of ", endless,
+      ": data.reset_position_ids, data.reset_attention_mask and data.eod_mask_loss have no effect there; "
+      "run metroplex preprocess with --append-eod"));
 }
 
 void Job::begin_training() {
@@ -441,7 +477,7 @@ void Job::begin_training() {
   if (a_->config.model.has_experts()) say(words_of_experts(*a_));
   if (const std::string warning = unbalanced_experts(a_->config.model); !warning.empty()) warn(warning);
   for (const std::string& line : scope_lines(*a_)) say(line);
-  warn_of_other_tokenizers();
+  warn_of_data();
   load();
   open_outputs();
   if (!a_->config.checkpoint.save.empty() && a_->world->rank() == 0)
@@ -486,6 +522,7 @@ RunSummary Job::evaluate_only() {
 
 RunSummary run_training(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer,
                         const TrainerEnvironment& environment) {
+  if (config.train.skip_train) return run_evaluation(config, world, tokenizer, environment);
   std::optional<checkpoint::FolderLock> lock;
   if (world.rank() == 0) {
     check_save_folder(config, *environment.disk);

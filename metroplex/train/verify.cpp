@@ -89,6 +89,13 @@ void experts_dependent(const config::Config& config, int64_t world_size, std::ve
                                  "parallel.tensor_model_parallel_size = ",
                                  config.parallel.tp(), "; set it to 0"));
   }
+  if (m.moe_token_dispatcher_type == config::TokenDispatcher::static_buffer &&
+      m.moe_overflow_policy == config::OverflowPolicy::drop) {
+    found.push_back(
+        "model.moe_overflow_policy = drop: a rank drops the rows beyond its buffer, which depends on the experts "
+        "that "
+        "it holds; set it to redo");
+  }
 }
 
 // The parameter whose gradient is zero in exact arithmetic, with the keys that make it; empty: there is none. A

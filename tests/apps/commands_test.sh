@@ -312,6 +312,17 @@ run 2 verify "${tiny[@]}" "${mock[@]}" --nproc 2 --parallel.context_parallel_siz
 warns 'train.cuda_graph_impl = full_iteration: .*parallel.cp_comm_type = p2p sends; set cp_comm_type to a2a$'
 run 0 ranks --nproc 8 --tp 2 --pp 2 --json
 python3 -c 'import json; json.load(open("out"))' || fail "ranks --json"
+run 0 ranks --nproc 8 --tp 2 --pp 2 --rank 3 --group mp --json
+python3 - << 'PYTHON' || fail "ranks --rank 3 --group mp --json"
+import json
+ranks = json.load(open("out"))
+assert [entry["rank"] for entry in ranks["ranks"]] == [3], ranks["ranks"]
+assert ranks["group"] == {"name": "mp", "groups": [[2, 3, 6, 7]]}, ranks["group"]
+assert ranks["groups"]["tp"] == [[2, 3]] and all(3 in group for groups in ranks["megatron_groups"].values() for group in groups)
+PYTHON
+run 0 ranks --world_size 16 --tensor_model_parallel_size=4 --pp 2
+prints '16 ranks'
+holds "options take underscores; ranks --json keeps to --rank and --group"
 run 0 ranks --nproc 16 --tp 4 --svg ranks.svg
 run 0 schedule --pp 2 --vpp 2 --microbatches 4 --svg schedule.svg
 python3 -c 'import xml.dom.minidom as m; [m.parse(f) for f in ("ranks.svg", "schedule.svg")]' || fail "an SVG does not parse"
@@ -342,6 +353,15 @@ run 0 schedule --pp 4 --microbatches 8 --graphs --layers 32 --hidden-size 2048
 prints '^rank 3 .* sets 1$'
 prints '^   0 +8 +4 +4 +64 +128 +64 +512.0 MiB +512.0 MiB +80.0 MiB +512.0 MiB$'
 prints 'graphs: 2 x layers x sets; .* 2 x layers x microbatches; bound: 2 x layers x pp'
+for modules in "--cuda-graph-modules attn,mlp" "--cuda-graph-modules attn mlp" "--cuda-graph-scope mlp attn" "--cuda_graph_modules=mlp,attn"; do
+  # shellcheck disable=SC2086
+  run 0 schedule --pp 2 --microbatches 4 --layers 4 --graphs $modules
+  [ ! -e modules ] || cmp -s out modules || fail "schedule $modules: another plan"
+  mv out modules
+done
+run 2 schedule --pp 2 --microbatches 4 --layers 4 --graphs --cuda-graph-modules attn mlpp
+warns "cuda-graph-modules mlpp: is no module"
+holds "schedule takes both forms of the list of modules"
 run 0 schedule --pp 2 --vpp 2 --microbatches 4 --graphs --layout 'Et|tt|t|tL' --json
 python3 - << 'PYTHON' || fail "schedule --graphs --json"
 import json
@@ -435,17 +455,18 @@ run 3 preprocess --merge merged part1 --output-prefix new/../merged --overwrite
 warns "'merged' would be merged into itself"
 cmp merged.bin before.bin || fail "a refused merge changed the dataset"
 other=("${tiny[@]}" --data.data_path=words --train.train_iters=1 --optim.lr_warmup_iters=0 --model.vocab_size=512)
-run 0 train "${other[@]}" --data.tokenizer_type=bytes
-warns "of this run's data 'words' .sentencepiece of 300 ids with the checksum [0-9a-f]*. was made with another tokenizer than this run has .bytes of"
+run 3 train "${other[@]}" --data.tokenizer_type=bytes
+warns "dataset 'words': its tokens come from the tokenizer sentencepiece of 300 ids with the checksum [0-9a-f]*, but the tokenizer of this run is bytes of"
+run 3 train "${other[@]}" --data.tokenizer_type=bytes --dry-run
+run 0 train "${other[@]}" --data.tokenizer_type=bytes --data.allow_other_tokenizer=true
 run 0 train "${other[@]}" --data.tokenizer_type=sentencepiece --data.tokenizer_model=words.model --train.metrics_file=learned.jsonl
-! grep -q 'another tokenizer' err || fail "the data's own tokenizer is another: $(cat err)"
 run 3 train "${other[@]}" --data.tokenizer_type=sentencepiece --data.tokenizer_model=words.model --train.metrics_file=merged.bin
 warns 'train.metrics_file = merged.bin is a file that no run wrote its metrics into'
 cmp merged.bin before.bin && [ ! -e merged.bin.1 ] || fail "a dataset gave way to metrics"
 ln -s learned.jsonl linked.jsonl
 run 0 train "${other[@]}" --data.tokenizer_type=sentencepiece --data.tokenizer_model=words.model --train.metrics_file=linked.jsonl
 [ -L linked.jsonl ] && [ -e learned.jsonl ] && [ -e learned.jsonl.1 ] || fail "metrics did not go through a link"
-holds "data of another tokenizer is told; no dataset gives way to a merge, a tokenizer or metrics"
+holds "data of another tokenizer is refused; no dataset gives way to a merge, a tokenizer or metrics"
 mkdir -p hf && cp words.model hf/tokenizer.model
 by_folder=(preprocess --input text --tokenizer-model hf --append-eod --output-prefix by_folder)
 run 0 "${by_folder[@]}"

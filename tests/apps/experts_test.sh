@@ -103,3 +103,32 @@ warns '--echo-planner best: there is no such planner; give greedy, binpack, capf
 run 0 train "$repository/examples/echo_tiny.yaml" --train.train_iters=10
 [ "$(grep -cE '^ +[01] +[0-9.]+ +[2-9]\.[0-9]+ +1\.000 +1\.000 \|' out)" = 2 ] && held || fail "uneven loads that clones make even were expected"
 holds "the example of clones shows what they do; a trace says what they would have done"
+
+# Expert 0 has 100 rows, from the ranks 30, 50 and 20; ranks 1 and 2 have room for 33. Of a replica's 33 rows the shares
+# are 9.9, 16.5 and 6.6: 9, 16 and 6 rounded down, and the 2 missing ones from rank 0.
+counts='[[30,0,0],[50,0,0],[20,0,0]]'
+run 0 experts --plan "$counts" --echo-slots 1 --echo-planner greedy --svg plan.svg
+prints '^     0       100        67         0        34'
+prints 'rank 1 slot 0: expert 0 of rank 0, 33 rows; by source rank: 11 16 6$'
+prints 'rank 2 slot 0: expert 0 of rank 0, 33 rows; by source rank: 11 16 6$'
+prints 'rank 1, expert 0: 18 to rank 0, 16 to rank 1 slot 0, 16 to rank 2 slot 0$'
+python3 -c 'import xml.dom.minidom as m; m.parse("plan.svg")' || fail "plan.svg does not parse"
+run 0 experts --plan "$counts" --echo-slots 1 --echo-planner greedy --echo-split local_first
+prints 'rank 1 slot 0: expert 0 of rank 0, 33 rows; by source rank: 0 33 0$'
+echo "$counts" > counts.json
+run 0 experts --plan counts.json --echo-slots 1 --echo-planner exact --json
+python3 -c 'import json; plan = json.load(open("out")); assert max(plan["final_loads"]) == 34 and sum(plan["final_loads"]) == 100, plan' || fail "exact"
+while read -r wrong message; do
+  run "${wrong%%,*}" experts --plan "${wrong#*,}" --echo-slots 1
+  warns "$message"
+done << 'WRONG'
+3,[[1,2],[3]] ranks have counts of 2 and 1 experts
+3,[[1,2,3]] has 1 ranks and 3 experts
+3,[[1,-2],[3,4]] -2 is no number of rows
+3,nowhere.json nowhere.json
+WRONG
+run 2 experts --plan "$counts"
+warns '.-plan needs --echo-slots'
+run 2 experts
+warns 'takes the file of a run, or --plan'
+holds "experts --plan prints spare, spill, replicas and routing for given counts"

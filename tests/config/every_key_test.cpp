@@ -64,6 +64,8 @@ TEST(EveryKey, TakesAValueFromYamlAndAnOptionAndIsPrinted) {
                               "position",
                               "drop",
                               "exact",
+                              "breadth_then_depth",
+                              "simple",
                               "probs",
                               "mlp",
                               "1f1b",

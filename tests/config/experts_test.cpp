@@ -315,6 +315,9 @@ const std::vector<Wrong>& wrong_routers() {
       {{"model.moe_router_force_skew=1", "model.moe_router_force_load_balancing=true"},
        "model.moe_router_force_skew",
        "excludes"},
+      {{"model.moe_router_force_even=true", "model.moe_router_force_skew=1"},
+       "model.moe_router_force_even",
+       "excludes model.moe_router_force_skew"},
       {{"model.moe_router_force_skew_period=1"}, "model.moe_router_force_skew_period", "without"},
   };
   return kCases;
@@ -376,6 +379,9 @@ const std::vector<Wrong>& wrong_clones() {
        "model.moe_echo_eps",
        "is for model.moe_echo_planner = capfill"},
       {{"model.moe_echo_eps=1"}, "model.moe_echo_eps", ""},
+      {{"model.moe_echo_split=breadth_then_depth", "model.moe_echo_planner=exact"},
+       "model.moe_echo_split",
+       "is for model.moe_echo_planner = greedy or binpack"},
       {{"model.moe_echo_dump_dir=plans", "train.cuda_graph_impl=full_iteration",
         "model.moe_token_dispatcher_type=static_buffer", "model.moe_expert_rank_capacity_factor=2"},
        "model.moe_echo_dump_dir",
@@ -386,6 +392,15 @@ const std::vector<Wrong>& wrong_clones() {
 
 const std::vector<std::string> kClones{"parallel.expert_model_parallel_size=2", "model.moe_enable_echo=true",
                                        "model.moe_num_echo_experts=2"};
+
+TEST(Experts, GreedySplitsInTwoPhases) {
+  Model model;
+  EXPECT_EQ(echo_split(model), EchoSplit::local_first);
+  model.moe_echo_planner = EchoPlanner::greedy;
+  EXPECT_EQ(echo_split(model), EchoSplit::breadth_then_depth);
+  model.moe_echo_split = EchoSplit::local_first;
+  EXPECT_EQ(echo_split(model), EchoSplit::local_first);
+}
 
 TEST(Experts, ClonesArePlannedOnAGpuWhereTheWarpsProgramCan) {
   Model model;

@@ -209,6 +209,13 @@ constexpr Form kForms[] = {
     {"schedules.overlap_examples", "order num_layers_per_chunk capture_wgrad_graph", "new_order chunk_id_list", ""},
     {"schedules.docstring_example", "warmup table", "order", ""},
 
+    {"seeds", "", "", "s000 s001 s002 s003 s004"},
+    {"seeds.s000", "id ok", "", "what input seed slip correct after_topk formula values"},
+    {"seeds.s001", "id ok", "", "what input seed slip correct after_topk formula values"},
+    {"seeds.s002", "id ok", "", "what input seed slip correct after_topk formula values"},
+    {"seeds.s003", "id ok", "", "what input seed slip correct after_topk formula values"},
+    {"seeds.s004", "id ok", "", "what input seed slip correct after_topk formula values"},
+
     {"tensor_parallel", "", "", "cross_entropy clip_coeff rng_seeds vocab_ranges"},
     {"tensor_parallel.clip_coeff", "total_norm max_norm", "coeff applied", ""},
     {"tensor_parallel.cross_entropy", "seq batch vocab label_smoothing logits target grad_output", "loss grad_logits",

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "base/error.h"
@@ -40,9 +41,9 @@ TEST_F(Build, OpensOneDatasetInThreeSplits) {
   config.split = "8,1,1";
   const Splits splits = build_datasets(config, options);
   EXPECT_GE(splits.train->size(), 100);
-  EXPECT_GE(splits.valid->size(), 5);
+  EXPECT_GE(splits.valid.at(0)->size(), 5);
   Sample sample;
-  splits.valid->get(0, sample);
+  splits.valid.at(0)->get(0, sample);
   for (const int64_t token : sample.tokens) EXPECT_TRUE(token == 0 || (token >= 4100 && token < 4600)) << token;
 }
 
@@ -76,7 +77,7 @@ TEST_F(Build, TheOrderOfTheSamplesIsThatOfTheirEpochs) {
   const auto made = [&](int64_t samples) {
     options.sizes = {samples, 0, 0};
     const Splits splits = build_datasets(config, options);
-    EXPECT_EQ(splits.valid, nullptr) << "none is asked for";
+    EXPECT_TRUE(splits.valid.empty()) << "none is asked for";
     std::vector<int64_t> first;
     Sample sample;
     for (int64_t i = 0; i < 20; ++i) {
@@ -154,7 +155,7 @@ TEST_F(Build, BlendsByWeight) {
   options.sizes = {100, 0, 0};
   const Splits splits = build_datasets(config, options);
   EXPECT_EQ(splits.train->size(), 100);
-  EXPECT_EQ(splits.valid, nullptr);
+  EXPECT_TRUE(splits.valid.empty());
   EXPECT_NE(dynamic_cast<const BlendedDataset*>(splits.train.get()), nullptr);
 }
 
@@ -170,7 +171,7 @@ TEST_F(Build, TakesABlendPerSplit) {
   config.valid_data_path = {scratch / "b"};
   const Splits splits = build_datasets(config, options);
   EXPECT_EQ(splits.train->size(), 100);
-  EXPECT_GE(splits.valid->size(), 5);
+  EXPECT_GE(splits.valid.at(0)->size(), 5);
   EXPECT_EQ(splits.test, nullptr);
 }
 
@@ -213,6 +214,46 @@ TEST_F(Build, SaysWhatIsWrongAndHowToMendIt) {
   options.eod = -1;
   config.reset_attention_mask = true;
   EXPECT_NE(refusal(config, options).find("end-of-document"), std::string::npos);
+}
+
+TEST_F(Build, MultipleValidationSetsStaySeparate) {
+  config.train_data_path = {scratch / "a"};
+  config.valid_data_path = {scratch / "a", scratch / "b"};
+  config.multiple_validation_sets = true;
+  options.sizes = {100, -1, 0};
+  const Splits splits = build_datasets(config, options);
+  ASSERT_EQ(splits.valid.size(), 2u);
+  // One epoch of 50 * 20 and of 30 * 40 tokens in samples of 8 tokens and one that is only predicted.
+  EXPECT_EQ(splits.valid[0]->size(), (50 * 20 - 1) / 8);
+  EXPECT_EQ(splits.valid[1]->size(), (30 * 40 - 1) / 8);
+  config.multiple_validation_sets = false;
+  EXPECT_EQ(build_datasets(config, options).valid.size(), 1u);
+  config.multiple_validation_sets = true;
+  config.valid_data_path = {"0.5", scratch / "a", "0.5", scratch / "b"};
+  EXPECT_THAT(refusal(config, options), ::testing::HasSubstr("data.valid_data_path: weights have no meaning"));
+}
+
+TEST_F(Build, DatasetOfAnotherTokenizerIsRefused) {
+  std::ofstream(scratch / "b.preprocess.json") << R"({"tokenizer": "bytes of 257 ids", "append_eod": true})";
+  config.data_path = {scratch / "a", scratch / "b"};
+  config.split = "8,1,1";
+  options.tokenizer = "bytes of 257 ids";
+  build_datasets(config, options);
+  options.tokenizer = "bpe of 300 ids";
+  EXPECT_THAT(
+      refusal(config, options),
+      ::testing::AllOf(::testing::HasSubstr("b'"), ::testing::HasSubstr("bytes of 257 ids"),
+                       ::testing::HasSubstr("bpe of 300 ids"), ::testing::HasSubstr("data.allow_other_tokenizer")));
+  config.allow_other_tokenizer = true;
+  build_datasets(config, options);
+}
+
+TEST_F(Build, DatasetsWithoutDocumentEndsAreNamed) {
+  config.data_path = {scratch / "a", scratch / "b"};
+  files::PosixFileSystem disk;
+  EXPECT_EQ(datasets_without_ends(config, 1000000, disk), "'" + (scratch / "a") + "', '" + (scratch / "b") + "'");
+  EXPECT_EQ(datasets_without_ends(config, 4103, disk), "'" + (scratch / "b") + "'") << "document 40 of a has it";
+  EXPECT_EQ(datasets_without_ends(config, 0, disk), "") << "ends every document";
 }
 
 }  // namespace

@@ -50,15 +50,10 @@ inline std::vector<int64_t> partial_batch(const data::SamplerOptions& o) {
 }
 
 struct MegatronSampleCounts : data::SampleCountOptions {
-  int64_t eval_global_batch_size = 0;  // 0: global_batch_size
   int64_t start_eval_at_iter = 0, iteration = 0;
-  bool skip_train = false, full_validation = false;  // of full validation valid is -1, "all of them"
   std::vector<int64_t> phase_transition_iterations;
 
-  bool plain() const {
-    return (eval_global_batch_size == 0 || eval_global_batch_size == global_batch_size) && start_eval_at_iter == 0 &&
-           !skip_train && !full_validation && phase_transition_iterations.empty();
-  }
+  bool plain() const { return start_eval_at_iter == 0 && phase_transition_iterations.empty(); }
   data::SampleCounts counts() const {
     const int64_t evaluation = eval_iters * (eval_global_batch_size > 0 ? eval_global_batch_size : global_batch_size);
     data::SampleCounts out = data::sample_counts(*this);

@@ -127,6 +127,7 @@ TEST(Echo, PlansAreThoseOfTheKeys) {
   const auto options = [](EchoPlanner planner) {
     plan::EchoOptions of;
     of.planner = planner;
+    of.split = planner == EchoPlanner::greedy ? plan::EchoSplit::breadth_then_depth : plan::EchoSplit::local_first;
     return of;
   };
   plan::EchoOptions wide = options(EchoPlanner::capfill), reclaims = options(EchoPlanner::greedy),

@@ -65,6 +65,17 @@ TEST(Forced, ExpertsAreDrawnByZipfsLaw) {
   }
 }
 
+TEST(Forced, EvenLoadIsExact) {
+  for (const int64_t k : {1, 2}) {
+    config::Model model = forced_model(k, -1);
+    model.moe_router_force_skew = 0;
+    model.moe_router_force_even = true;
+    const at::Tensor counts = counts_of(model, 5);
+    EXPECT_EQ(counts.sum().item<int64_t>(), kTokens * k);
+    EXPECT_LE((counts.max() - counts.min()).item<int64_t>(), kTokens * k % kExperts == 0 ? 0 : 1);
+  }
+}
+
 TEST(Forced, TheOrderMovesOnByOneExpertAPeriod) {
   for (const int64_t step : std::vector<int64_t>{0, 2, 3, 5, 6, 3 * kExperts + 4}) {
     EXPECT_EQ(counts_of(forced_model(2, 1.5, 3), step).argmax().item<int64_t>(), step / 3 % kExperts) << step;

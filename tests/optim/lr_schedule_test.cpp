@@ -64,6 +64,17 @@ TEST(ScheduleArgs, AWarmUpFractionIsOfTheDecayLength) {
   EXPECT_EQ(optim::schedule_args(config).lr_warmup_steps, 160);
 }
 
+// Megatron's lr_warmup_fraction * lr_decay_steps stays a float.
+TEST(ScheduleArgs, WarmUpFractionIsNotRounded) {
+  config::Config config;
+  config.train.global_batch_size = 1;
+  config.train.train_iters = 25;
+  config.optim.lr = 0.3;
+  config.optim.lr_warmup_fraction = 0.1;
+  EXPECT_DOUBLE_EQ(optim::schedule_args(config).lr_warmup_steps, 2.5);
+  EXPECT_DOUBLE_EQ(optim::LrSchedule(optim::schedule_args(config)).lr(1), 0.3 * 1 / 2.5);
+}
+
 TEST(ScheduleArgs, WeightDecayHasOneValueUnlessAskedToGrow) {
   config::Config config = in_iterations();
   config.optim.weight_decay = 0.05;

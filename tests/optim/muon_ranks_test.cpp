@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include <stdexcept>
+#include <tuple>
 
 #include "comm/collectives.h"
 #include "optim/muon.h"
@@ -123,6 +124,33 @@ TEST(MuonRanks, EveryExpertOfAStackIsAMatrixOfItsOwn) {
                      .parts = topology::expert_parts("experts", 4, "linear_fc1.weight")});
     step_of(param, {0, param.numel()}, sharing);
     EXPECT_LT(difference(param, stepped_experts(before, gradient)), kTolerance);
+  });
+}
+
+// linear_qkv of two query groups over tp, one group on each rank: q, k and v are matrices of the rows of both ranks.
+TEST(MuonRanks, QkvOfAllGroupsIsGathered) {
+  run_ranks(2, {.tp = 2}, [](const comm::World& world) {
+    Sharing sharing;
+    sharing.axes.tp_gradients = world.groups().tp;
+    const at::Tensor before = values({16, 6}, 1), gradient = values({16, 6}, 11);
+    std::vector<topology::Part> parts;
+    at::Tensor expected = before.clone();
+    for (const auto& [name, first, rows] :
+         std::vector<std::tuple<std::string, int64_t, int64_t>>{{"q", 0, 4}, {"k", 4, 2}, {"v", 6, 2}}) {
+      const auto of_both = [&, first = first, rows = rows](const at::Tensor& x) {
+        return at::cat({x.narrow(0, first, rows), x.narrow(0, 8 + first, rows)});
+      };
+      const at::Tensor both = stepped(of_both(before), of_both(gradient));
+      for (int64_t group = 0; group < 2; ++group) {
+        parts.push_back({name, 0, 8 * group + first, rows, name});
+        expected.narrow(0, 8 * group + first, rows).copy_(both.narrow(0, group * rows, rows));
+      }
+    }
+    nn::Param param =
+        local_param(before, gradient,
+                    {.cuts = {topology::even_cut(0, Axis::tp, 16, 2, world.groups().tp.index())}, .parts = parts});
+    step_of(param, {0, param.numel()}, sharing);
+    EXPECT_LT(difference(param, expected), kTolerance);
   });
 }
 

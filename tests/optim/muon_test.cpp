@@ -33,6 +33,26 @@ TEST(NewtonSchulz, OfATransposedMatrixIsTheTransposed) {
             1e-12);
 }
 
+// One step of simple on a diagonal matrix d / |d|: a d + b d^3 + c d^5; quintic takes its sets in turn.
+TEST(NewtonSchulz, TakesTheNamedCoefficients) {
+  const at::Tensor d = at::tensor({3.0, 4.0}, at::kDouble);
+  const auto stepped = [](const at::Tensor& y, double a, double b, double c) {
+    return y * a + y.pow(3) * b + y.pow(5) * c;
+  };
+  const at::Tensor simple = stepped(d / 5, 3.4445, -4.7750, 2.0315);
+  EXPECT_LT((optim::newton_schulz(at::diag(d), 1, config::MuonCoefficients::simple) - at::diag(simple))
+                .abs()
+                .max()
+                .item<double>(),
+            1e-14);
+  at::Tensor quintic = d / 5;
+  const double sets[][3] = {{4.0848, -6.8946, 2.9270}, {3.9505, -6.3029, 2.6377}, {3.7418, -5.5913, 2.3037},
+                            {2.8769, -3.1427, 1.2046}, {2.8366, -3.0525, 1.2012}, {4.0848, -6.8946, 2.9270}};
+  for (const auto& [a, b, c] : sets) quintic = stepped(quintic, a, b, c);
+  // Six steps of a slope of at most 4.1 from roundings of 1e-16.
+  EXPECT_LT((optim::newton_schulz(at::diag(d), 6) - at::diag(quintic)).abs().max().item<double>(), 1e-12);
+}
+
 TEST(MuonScale, IsTheNamedRule) {
   EXPECT_DOUBLE_EQ(optim::muon_scale(config::MuonScale::spectral, 4, 16), 4.0);
   EXPECT_DOUBLE_EQ(optim::muon_scale(config::MuonScale::unit_rms_norm, 16, 4), 2.0);
@@ -64,6 +84,49 @@ TEST(Muon, UpdatesMatricesByTheFormulaAndTheRestByAdamW) {
   for (const optim::State& state : muon->state()) kinds.push_back(state.param->name + " " + state.kind);
   EXPECT_EQ(kinds, (std::vector<std::string>{"bias exp_avg", "bias exp_avg_sq", "embedding exp_avg",
                                              "embedding exp_avg_sq", "weight momentum_buffer"}));
+}
+
+// Two query groups of 4 query rows, 2 key rows and 2 value rows each, interleaved as in linear_qkv.
+std::vector<topology::Part> qkv_parts() {
+  std::vector<topology::Part> parts;
+  for (int64_t group = 0; group < 2; ++group) {
+    parts.push_back({"q", 0, 8 * group, 4, "q"});
+    parts.push_back({"k", 0, 8 * group + 4, 2, "k"});
+    parts.push_back({"v", 0, 8 * group + 6, 2, "v"});
+  }
+  return parts;
+}
+
+at::Tensor after_one_step(bool split_qkv) {
+  std::vector<nn::Param> params{make_param("linear_qkv", values({16, 6}, 1))};
+  params[0].placement.parts = qkv_parts();
+  params[0].main_grad = values({16, 6}, 11);
+  config::Optim config;
+  config.optimizer = "muon";
+  config.muon_momentum = 0.9;
+  config.muon_split_qkv = split_qkv;
+  const optim::ParamGroups groups(config, pointers(params));
+  optim::OptimizerContext context;
+  context.groups = &groups;
+  optim::make_optimizer(config, whole_slices(pointers(params)), context)->step(judged(config, {{0.02, 0}}, 1.0, 1));
+  return params[0].data;
+}
+
+// Megatron's TensorParallelMuon.orthogonalize with is_qkv: the rows of all groups form one q, one k and one v.
+TEST(Muon, SplitsQkvByDefault) {
+  EXPECT_TRUE(config::Optim{}.muon_split_qkv);
+  const at::Tensor before = values({16, 6}, 1), gradient = values({16, 6}, 11);
+  at::Tensor expected = before.clone();
+  for (const std::vector<int64_t>& rows :
+       {std::vector<int64_t>{0, 1, 2, 3, 8, 9, 10, 11}, {4, 5, 12, 13}, {6, 7, 14, 15}}) {
+    const at::Tensor index = at::tensor(rows), one = gradient.index_select(0, index);
+    const double scale = std::sqrt(std::max<double>(static_cast<double>(rows.size()), 6));
+    expected.index_add_(0, index, -0.02 * scale * optim::newton_schulz(0.1 * one, 5));
+  }
+  // Products of 16 terms in five iterations, as kTolerance of muon_ranks_test.cpp.
+  EXPECT_LT((after_one_step(true) - expected).abs().max().item<double>(), 7e-14);
+  const at::Tensor whole = before - 0.02 * 4 * optim::newton_schulz(0.1 * gradient, 5);
+  EXPECT_LT((after_one_step(false) - whole).abs().max().item<double>(), 7e-14);
 }
 
 TEST(ParamGroups, FollowKindNameAndTheDecoupledRate) {

@@ -45,6 +45,12 @@ std::string dtype_word(const Json& value) {
   return text;
 }
 
+void require_word(const char* key, const Json& value, std::initializer_list<const char*> words) {
+  const bool known = std::any_of(words.begin(), words.end(), [&](const char* word) { return value == word; });
+  MPX_CHECK(known, "parity", "config.cfg.", key, " = ", value.dump(), ": is not computed here; record ",
+            *words.begin());
+}
+
 const Key kModelKeys[] = {
     {"num_query_groups", [](Config& c, const Json& v) { c.model.num_query_groups = v; }},
     {"kv_channels", [](Config& c, const Json& v) { c.model.kv_channels = v; }},
@@ -141,6 +147,18 @@ const Key kTrainKeys[] = {
     {"adam_beta2", [](Config& c, const Json& v) { c.optim.adam_beta2 = v; }},
     {"adam_eps", [](Config& c, const Json& v) { c.optim.adam_eps = v; }},
     {"sgd_momentum", [](Config& c, const Json& v) { c.optim.sgd_momentum = v; }},
+    {"muon_momentum", [](Config& c, const Json& v) { c.optim.muon_momentum = v; }},
+    {"muon_nesterov", [](Config& c, const Json& v) { c.optim.muon_use_nesterov = v; }},
+    {"muon_split_qkv", [](Config& c, const Json& v) { c.optim.muon_split_qkv = v; }},
+    {"muon_num_ns_steps", [](Config& c, const Json& v) { c.optim.muon_num_ns_steps = v; }},
+    {"muon_scale_mode", [](Config& c, const Json& v) { c.optim.muon_scale_mode = v.get<std::string>(); }},
+    {"muon_extra_scale_factor", [](Config& c, const Json& v) { c.optim.muon_extra_scale_factor = v; }},
+    {"muon_coefficient_type", [](Config& c, const Json& v) { c.optim.muon_coefficient_type = v.get<std::string>(); }},
+    {"muon_fp32_matmul_prec", [](Config&, const Json& v) { require_word("muon_fp32_matmul_prec", v, {"highest"}); }},
+    {"muon_tp_mode",
+     [](Config&, const Json& v) {
+       require_word("muon_tp_mode", v, {"duplicated", "distributed"});
+     }},
     {"clip_grad", [](Config& c, const Json& v) { c.optim.clip_grad = v; }},
     {"weight_decay", [](Config& c, const Json& v) { c.optim.weight_decay = v; }},
     {"start_weight_decay", [](Config& c, const Json& v) { c.optim.start_weight_decay = v; }},

@@ -1,6 +1,6 @@
 """Lets code that asks for CUDA run on the CPU: devices, streams and generators of CUDA become those of the CPU.
 
-Only what megatron.core's dense training path asks for. Call install() before megatron is imported."""
+It covers the calls that megatron.core makes in training, with experts or without. Call install() before megatron is imported."""
 import contextlib
 import functools
 
@@ -23,6 +23,19 @@ def on_cpu(factory):
     return made
 
 
+def with_lists(exchange):
+    """Megatron copies split sizes from a GPU into numpy arrays. On the CPU they stay tensors, which torch refuses."""
+
+    @functools.wraps(exchange)
+    def exchanged(*args, **kwargs):
+        for key in ("output_split_sizes", "input_split_sizes"):
+            if torch.is_tensor(kwargs.get(key)):
+                kwargs[key] = kwargs[key].tolist()
+        return exchange(*args, **kwargs)
+
+    return exchanged
+
+
 class Stream:
     """One stream in which everything is done at once."""
 
@@ -32,6 +45,9 @@ class Stream:
     def __getattr__(self, name):
         return lambda *args, **kwargs: None
 
+    def record_event(self, event=None):
+        return event or Stream()
+
 
 def install():
     for name in FACTORIES:
@@ -39,6 +55,7 @@ def install():
     torch.compile = lambda function=None, **kwargs: function or (lambda given: given)
     torch.Tensor.cuda = lambda self, *args, **kwargs: self
     torch.nn.Module.cuda = lambda self, *args, **kwargs: self
+    torch.distributed.all_to_all_single = with_lists(torch.distributed.all_to_all_single)
     plain_type, plain_to = torch.Tensor.type, torch.Tensor.to
 
     def type_of(self, *args, **kwargs):

@@ -17,7 +17,7 @@ SCHEDULE_KEYS = (
 )  # fmt: skip
 RUN_KEYS = (
     "name", "vocab", "seq", "mbs", "gbs", "iters", "lr", "min_lr", "warmup_iters", "decay_style", "model", "ssd", "nproc",
-    "tp", "pp", "vpp", "sp", "dist_opt",
+    "tp", "pp", "vpp", "ep", "sp", "dist_opt",
     "precision", "initial_loss_scale", "loss_scale_window",
     "hysteresis", "min_loss_scale", "optimizer", "wd", "clip",
     "mask_last", "cfg",
@@ -82,6 +82,7 @@ class Options:
             tensor_model_parallel_size=c.get("tp", 1),
             pipeline_model_parallel_size=c.get("pp", 1),
             virtual_pipeline_model_parallel_size=c.get("vpp"),
+            expert_model_parallel_size=c.get("ep", 1),
             sequence_parallel=c.get("sp", False),
             params_dtype=DTYPES[precision],
             fp16=precision == "fp16",

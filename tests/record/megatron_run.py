@@ -91,7 +91,10 @@ def build_chunks(config, transformer, ddp, options):
 
 
 def named(chunk):
-    """(golden name, parameter) of a chunk: layers counted over the whole model, a tied head under its table's name."""
+    """(golden name, parameter) of a chunk. Layers and experts are counted over the whole model; a tied head has its
+    table's name."""
+    from megatron.core import parallel_state
+
     model = chunk
     while hasattr(model, "module"):
         model = model.module
@@ -99,6 +102,12 @@ def named(chunk):
         if name.startswith("decoder.layers."):
             local, rest = name.removeprefix("decoder.layers.").split(".", 1)
             name = f"decoder.layers.{model.decoder.layers[int(local)].layer_number - 1}.{rest}"
+        if ".local_experts." in name:
+            before, after = name.split(".local_experts.")
+            local, rest = after.split(".", 1)
+            count = model.config.num_moe_experts // model.config.expert_model_parallel_size
+            first = parallel_state.get_expert_model_parallel_rank() * count
+            name = f"{before}.local_experts.{first + int(local)}.{rest}"
         if name == "output_layer.weight" and model.share_embeddings_and_output_weights:
             name = "embedding.word_embeddings.weight"
         yield name, parameter
@@ -111,6 +120,10 @@ def halves(name, model):
 
 def is_cut(parameter):
     return getattr(parameter, "tensor_model_parallel", False)
+
+
+def is_distributed_expert(parameter):
+    return not getattr(parameter, "allreduce", True)
 
 
 def set_weights(model):
@@ -128,31 +141,34 @@ def set_weights(model):
         parameter.data.copy_(whole)
 
 
+def joined(shards):
+    """Joins [(value, dim of the cut, halves)], in the order of the tensor-parallel ranks, into the whole tensor."""
+    value, cut, pieces = shards[0]
+    if cut is None:
+        return value
+    parts = [shard[0].chunk(pieces, cut) for shard in shards]
+    return torch.cat([part[i] for i in range(pieces) for part in parts], cut)
+
+
 def gather(chunks, value_of):
     """{name: whole tensor} on every rank, of the first data-parallel replica."""
     from megatron.core import parallel_state
 
+    dense, expert = parallel_state.get_data_parallel_rank(), parallel_state.get_expert_data_parallel_rank()
+    at = (parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank())
     mine = {}
     for chunk in chunks:
         for name, parameter in named(chunk):
-            cut = parameter.partition_dim if is_cut(parameter) else None
-            mine[name] = (value_of(parameter).detach().float().clone(), cut, halves(name, chunk.module))
+            if (expert if is_distributed_expert(parameter) else dense) == 0:
+                cut = parameter.partition_dim if is_cut(parameter) else None
+                mine[name] = (value_of(parameter).detach().float().clone(), cut, halves(name, chunk.module))
     gathered = [None] * torch.distributed.get_world_size()
-    coordinates = (
-        parallel_state.get_data_parallel_rank(),
-        parallel_state.get_pipeline_model_parallel_rank(),
-        parallel_state.get_tensor_model_parallel_rank(),
-    )
-    torch.distributed.all_gather_object(gathered, (coordinates, mine))
-    whole = {}
-    for stage in sorted({at[1] for at, _ in gathered}):
-        ranks = [part for at, part in sorted(gathered, key=lambda entry: entry[0]) if at[:2] == (0, stage)]
-        for name, (value, cut, pieces) in ranks[0].items():
-            if cut is not None:
-                parts = [part[name][0].chunk(pieces, cut) for part in ranks]
-                value = torch.cat([part[i] for i in range(pieces) for part in parts], cut)
-            whole.setdefault(name, value)
-    return whole
+    torch.distributed.all_gather_object(gathered, (at, mine))
+    found = {}
+    for (stage, _), tensors in sorted(gathered, key=lambda entry: entry[0]):
+        for name, shard in tensors.items():
+            found.setdefault(name, {}).setdefault(stage, []).append(shard)
+    return {name: joined(stages[min(stages)]) for name, stages in found.items()}
 
 
 def forward_step(batches, model):
@@ -184,6 +200,7 @@ def initialise(config, transformer, ddp):
         tensor_model_parallel_size=config.get("tp", 1),
         pipeline_model_parallel_size=config.get("pp", 1),
         virtual_pipeline_model_parallel_size=config.get("vpp"),
+        expert_model_parallel_size=config.get("ep", 1),
         num_distributed_optimizer_instances=ddp.num_distributed_optimizer_instances,
     )
     model_parallel_cuda_manual_seed(1234)

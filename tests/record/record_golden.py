@@ -8,6 +8,7 @@
 SPEC is a golden file, or its `config` object alone."""
 import argparse
 import importlib
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -25,11 +26,11 @@ def commit_of(checkout):
     return found.stdout.strip() if found.returncode == 0 else "of an unknown commit"
 
 
-def versions():
-    import numpy
+def versions(*packages):
     import torch
 
-    return f"torch {torch.__version__}, numpy {numpy.__version__}, {torch.backends.cpu.get_cpu_capability()}"
+    named = [f"{package} {importlib.metadata.version(package)}" for package in ("torch", "numpy", *packages)]
+    return ", ".join([*named, torch.backends.cpu.get_cpu_capability()])
 
 
 def rank_main(rank, config, meeting, out):
@@ -86,7 +87,8 @@ def record_megatron(config, checkout):
                     os.kill(other, 9)
         if failed:
             raise RuntimeError("a rank failed")
-        source = f"megatron.core {commit_of(checkout)} on the CPU through tests/record ({versions()})"
+        packages = ["emerging-optimizers"] if config.get("optimizer") == "muon" else []
+        source = f"megatron.core {commit_of(checkout)} on the CPU through tests/record ({versions(*packages)})"
         return json.loads(out.read_text()) | {"source": source}
 
 

@@ -161,7 +161,7 @@ TEST(Placement, WeightsOfTwoDimsDecayAndBiasesOfAnyNumberDoNot) {
 TEST(Placement, MatricesAreWeightsOfTwoDimsAndPartsThatAreMatrices) {
   EXPECT_TRUE(has_matrices({}, 2));
   EXPECT_TRUE(has_matrices({.role = Role::router}, 2));
-  EXPECT_TRUE(has_matrices({.parts = {{"gate", 0, 0, 4, false}}}, 2));
+  EXPECT_TRUE(has_matrices({.parts = {{"gate", 0, 0, 4}}}, 2));
   EXPECT_TRUE(has_matrices({.parts = expert_parts("experts", 2, "linear_fc1.weight")}, 3));
   EXPECT_FALSE(has_matrices({}, 3));
   EXPECT_FALSE(has_matrices({}, 1));
@@ -176,7 +176,7 @@ TEST(Placement, ExpertsAreCalledAsMegatronCallsThem) {
     names.push_back(part.name);
     EXPECT_EQ(part.begin, static_cast<int64_t>(names.size()) - 1);
     EXPECT_EQ(part.size, 1);
-    EXPECT_TRUE(part.matrix);
+    EXPECT_EQ(part.matrix, part.name);
   }
   ASSERT_EQ(names.size(), 11u);
   EXPECT_EQ(names[0], "decoder.layers.3.mlp.experts.local_experts.0.linear_fc1.weight");

@@ -121,6 +121,47 @@ TEST(ExpertLoads, OfTheSourcesAreTheirOwn) {
   }
 }
 
+// One expert per rank and one microbatch per step: an expert keeps its load up to the room of its rank.
+TEST(ExpertLoads, CountRowsThatAStaticBufferDrops) {
+  const Folder folder;
+  const Experts layout{{1, 1, 1, 4, false}, 4, 1};
+  const auto train = [&](bool drops) {
+    config::Config c = config_of(layout);
+    c.train.micro_batch_size = 2;
+    c.train.log_experts_interval = 1;
+    c.model.moe_router_force_skew = 1.2;
+    if (drops) {
+      c.model.moe_token_dispatcher_type = config::TokenDispatcher::static_buffer;
+      c.model.moe_expert_rank_capacity_factor = 1;
+      c.model.moe_overflow_policy = config::OverflowPolicy::drop;
+    }
+    c.train.expert_trace_file = folder.at(drops ? "drop" : "all");
+    double share = 0;
+    run_cut(cut(c, layout.layout), layout.layout, [&](const comm::World& world) {
+      const auto a = train::assemble(cut(c, layout.layout), world, kVocab);
+      Lines lines;
+      train::ExpertLoads loads(*a, disk, lines);
+      step_at(*a, 0);
+      const auto table = loads.after_step(1);
+      if (world.rank() == 0) share = table.at(0).dropped;
+    });
+    return std::pair(files::read_expert_trace(disk, c.train.expert_trace_file), share);
+  };
+  const auto [all, none] = train(false);
+  const auto [kept, share] = train(true);
+  const std::vector<int64_t> loads = tokens_of(all, 0, 0), got = tokens_of(kept, 0, 0);
+  const int64_t room = 8 * kSequence * kTopk / kExperts;
+  int64_t dropped = 0;
+  for (size_t e = 0; e < loads.size(); ++e) {
+    EXPECT_EQ(got[e], std::min(loads[e], room)) << "expert " << e;
+    dropped += loads[e] - got[e];
+  }
+  EXPECT_GT(dropped, 0);
+  EXPECT_EQ(kept.steps.at(0).dropped.at(0), dropped);
+  EXPECT_EQ(none, 0);
+  EXPECT_DOUBLE_EQ(share, static_cast<double>(dropped) / static_cast<double>(8 * kSequence * kTopk));
+}
+
 // The table covers two steps, and says beside the load of both together how uneven each was; on ep 4 the load of a
 // rank is that of its expert.
 TEST(ExpertLoads, TheTableIsOfTheStepsSinceTheLast) {

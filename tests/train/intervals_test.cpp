@@ -10,6 +10,7 @@ namespace {
 config::Config every(int64_t log, int64_t save, int64_t evaluate, int64_t leave) {
   config::Config c;
   c.train.train_iters = 10;
+  c.train.global_batch_size = 1;
   c.train.log_interval = log;
   c.checkpoint.save_interval = save;
   c.train.eval_interval = evaluate;
@@ -17,10 +18,10 @@ config::Config every(int64_t log, int64_t save, int64_t evaluate, int64_t leave)
   return c;
 }
 
-Due after(const config::Config& c, int64_t iteration, bool stop_asked = false) {
+Due after(const config::Config& c, int64_t iteration, bool stop_requested = false) {
   Position position;
   position.iteration = iteration;
-  return due_after(c, position, stop_asked);
+  return due_after(c, microbatch_schedule(c, 1), position, stop_requested);
 }
 
 std::string words(const Due& due) {
@@ -50,16 +51,17 @@ TEST(Intervals, WhoReachesTheExitIntervalSavesAndEvaluatesAndWhoIsAskedToStopOnl
   EXPECT_EQ(words(after(c, 10, true)), "log save last ");
 }
 
-TEST(Intervals, ARunOfSamplesEndsWithItsSamples) {
+TEST(Intervals, RunOfSamplesDropsPartialBatch) {
   config::Config c = every(100, 0, 0, 0);
   c.train.train_iters = 0;
-  c.train.train_samples = 64;
+  c.train.train_samples = 67;
+  c.train.global_batch_size = 4;
+  const plan::MicrobatchSchedule schedule = microbatch_schedule(c, 1);
+  EXPECT_TRUE(more_steps(c.train, schedule, 1000, 60));
+  EXPECT_FALSE(more_steps(c.train, schedule, 1000, 64));
   Position position;
-  position.iteration = 1000;
-  position.consumed_train_samples = 63;
-  EXPECT_TRUE(more_steps(c.train, position));
   position.consumed_train_samples = 64;
-  EXPECT_FALSE(more_steps(c.train, position));
+  EXPECT_TRUE(due_after(c, schedule, position, false).last);
 }
 
 TEST(Interval, MeansAreOverStepsThatUpdatedAndTokensOverAll) {

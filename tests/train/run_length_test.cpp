@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/error.h"
 #include "optim/lr_schedule.h"
 
 namespace metroplex::train {
@@ -60,6 +61,58 @@ TEST(RunLength, AStableRateDecaysOverItsLastIterations) {
   EXPECT_DOUBLE_EQ(rate_after(c, 5), c.optim.lr);
   EXPECT_LT(rate_after(c, 6), c.optim.lr);
   EXPECT_DOUBLE_EQ(rate_after(c, 30), c.optim.min_lr);
+}
+
+config::Config of_samples(int64_t samples) {
+  config::Config c;
+  c.train.micro_batch_size = 1;
+  c.train.global_batch_size = 8;
+  c.train.train_samples = samples;
+  return c;
+}
+
+RunLength length_of(const config::Config& c) { return run_length(c, microbatch_schedule(c, 2)); }
+
+// Megatron's update_train_iters: train_samples // global_batch_size.
+TEST(RunLength, SamplesRoundDownToWholeBatches) {
+  EXPECT_EQ(length_of(of_samples(20)).iterations, 2);
+  EXPECT_EQ(length_of(of_samples(20)).samples, 16);
+  EXPECT_EQ(length_of(of_samples(24)).iterations, 3);
+  EXPECT_THROW(length_of(of_samples(7)), base::Error);
+}
+
+// Batches of 2, 4, 6 and 8 over 24 samples, then 8: 2 * 4 + 4 * 2 + 6 * 2 = 28 samples in 8 steps.
+TEST(RunLength, SamplesRoundDownAfterRampUp) {
+  config::Config c = of_samples(0);
+  c.train.rampup_batch_size = "2 2 24";
+  for (const auto& [samples, iterations] :
+       std::vector<std::pair<int64_t, int64_t>>{{28, 8}, {35, 8}, {36, 9}, {43, 9}}) {
+    c.train.train_samples = samples;
+    const plan::MicrobatchSchedule schedule = microbatch_schedule(c, 2);
+    const RunLength length = run_length(c, schedule);
+    EXPECT_EQ(length.iterations, iterations) << samples;
+    EXPECT_LE(length.samples, samples);
+    EXPECT_GT(length.samples + 8, samples);
+    EXPECT_FALSE(more_steps(c.train, schedule, length.iterations, length.samples));
+    EXPECT_EQ(samples_of(schedule, length.iterations), length.samples);
+  }
+}
+
+// Megatron's loop over a step schedule runs while consumed samples < train_samples.
+TEST(RunLength, StepScheduleEndsWithTheBatchThatReachesItsSamples) {
+  config::Config c = stepped("0:4 320:8");
+  c.train.train_iters = 0;
+  c.train.train_samples = 50;
+  EXPECT_EQ(length_of(c).iterations, 12);
+  EXPECT_EQ(length_of(c).samples, 56);
+}
+
+TEST(RunLength, EvaluationHasItsOwnBatchSize) {
+  config::Config c = of_samples(20);
+  EXPECT_EQ(length_of(c).eval_batch_size, 8);
+  c.train.eval_global_batch_size = 6;
+  EXPECT_EQ(length_of(c).eval_batch_size, 6);
+  EXPECT_EQ(length_of(c).full_batch_size, 8);
 }
 
 }  // namespace

@@ -129,6 +129,10 @@ TEST(Verify, NamesWhatDependsOnTheLayoutByWhatItMeans) {
   EXPECT_EQ(found(2, 1, 4), "model.moe_router_load_balancing_type model.moe_expert_capacity_factor ");
   c.model.moe_aux_loss_coeff = "0.1,0";
   EXPECT_EQ(found(1, 1, 2), "");
+  c.model.moe_token_dispatcher_type = config::TokenDispatcher::static_buffer;
+  EXPECT_EQ(found(1, 1, 2), "");
+  c.model.moe_overflow_policy = config::OverflowPolicy::drop;
+  EXPECT_EQ(found(1, 1, 2), "model.moe_overflow_policy ");
 }
 
 // The verdict of layout_dependent against what two layouts do: where it names nothing they agree to the last digit.

@@ -34,6 +34,7 @@ class EchoDispatcher final : public Dispatcher {
     const config::Model& m = spec_.model;
     shape_.sizes = {spec_.experts.ep, static_cast<int>(m.num_moe_experts), spec_.experts.slots};
     shape_.options.planner = m.moe_echo_planner;
+    shape_.options.split = config::echo_split(m);
     shape_.options.eps_bp = config::echo_eps_basis_points(m);
     shape_.options.reclaim = m.moe_echo_reclaim;
     shape_.options.random = m.moe_echo_enable_random_offloading;

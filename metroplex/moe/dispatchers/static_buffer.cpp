@@ -8,6 +8,7 @@
 #include <ATen/ops/clamp_min.h>
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/gather.h>
+#include <ATen/ops/logical_and.h>
 #include <ATen/ops/lt.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
@@ -32,7 +33,7 @@ class StaticBufferDispatcher final : public Dispatcher {
   explicit StaticBufferDispatcher(const DispatcherSpec& spec)
       : Dispatcher(spec), exact_(make_dispatcher(config::TokenDispatcher::alltoall, spec)) {
     const auto on_device = at::TensorOptions().device(spec_.target.memory());
-    flag_ = spec_.experts.step_flags.defined() && spec_.model.moe_overflow_policy != config::OverflowPolicy::drop
+    flag_ = spec_.experts.step_flags.defined() && !drops()
                 ? spec_.experts.step_flags.narrow(0, cuda::kernels::kOverflow, 1)
                 : at::zeros({1}, on_device.dtype(at::kInt));
     wanted_ = at::zeros({spec_.experts.ep}, on_device.dtype(at::kLong));
@@ -60,7 +61,8 @@ class StaticBufferDispatcher final : public Dispatcher {
         permutation(spec_.target, experts, {.num_experts = spec_.columns(), .num_rows = experts.numel()});
     const at::Tensor kept = fitting(comm::all_gather(all.counts.view({1, -1}), 0, spec_.experts.experts), tokens);
     const at::Tensor fit = first_of_each(experts, all, kept.select(0, rank()));
-    return {permutation(spec_.target, fit, permute_how(fit)), kept};
+    const at::Tensor lost = drops() ? fit.lt(0).logical_and(experts.ge(0)) : at::Tensor();
+    return {permutation(spec_.target, fit, permute_how(fit)), kept, {}, lost};
   }
 
   DispatchUnderWay start_dispatch(const at::Tensor& x, const at::Tensor& probs, DispatchPlan plan) const override {
@@ -97,6 +99,7 @@ class StaticBufferDispatcher final : public Dispatcher {
  private:
   int ranks() const { return spec_.experts.experts.size(); }
   int rank() const { return spec_.experts.experts.index(); }
+  bool drops() const { return spec_.model.moe_overflow_policy == config::OverflowPolicy::drop; }
   bool repeats() const { return spec_.experts.buffers && spec_.experts.buffers->repeats; }
   int64_t room(int64_t tokens) const {
     return config::rank_capacity(spec_.model, tokens, spec_.experts.etp, spec_.experts.ep);

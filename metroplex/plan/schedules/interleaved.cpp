@@ -83,6 +83,26 @@ class RankBuilder {
   WarmupCounts counts_;
 };
 
+// The rank order needs groups of at least num_stages microbatches. A smaller last group is completed with
+// microbatches that do not exist, which leave gaps in the schedule.
+void complete_groups(MicrobatchShape& shape) {
+  shape.group_size = std::min(shape.group(), std::max(shape.num_stages, shape.num_microbatches));
+  const int last = shape.num_microbatches % shape.group_size;
+  if (last > 0 && last < shape.num_stages) shape.num_microbatches += shape.num_stages - last;
+}
+
+// The most forwards whose backward has not run, over microbatches below `num_microbatches`. With complete groups it is
+// warm-up + 1.
+int most_live(const std::vector<Slot>& slots, const WarmupCounts& counts, int num_microbatches) {
+  int live = 0, most = 0;
+  for (int k = 0; k < counts.total; ++k) {
+    if (slots[static_cast<size_t>(k)].microbatch < num_microbatches) most = std::max(most, ++live);
+    const int back = k - counts.warmup;
+    if (back >= 0 && slots[static_cast<size_t>(back)].microbatch < num_microbatches) --live;
+  }
+  return most;
+}
+
 }  // namespace
 
 PipelineTable build_interleaved(const ScheduleRequest& request) {
@@ -95,15 +115,17 @@ PipelineTable build_interleaved(const ScheduleRequest& request) {
   shape.forward_only = request.forward_only;
   MPX_CHECK(request.num_stages > 1, "plan",
             "schedule interleaved needs pipeline_model_parallel_size > 1; use none for one pipeline rank");
-  const std::string refusal = interleaved_refusal(shape);
-  MPX_CHECK(refusal.empty(), "plan", refusal);
+  const int group = shape.group();
+  MPX_CHECK(group >= shape.num_stages, "plan", "microbatch_group_size_per_vp_stage = ", group,
+            ": must be at least pipeline_model_parallel_size (", shape.num_stages, "); raise it or leave it 0");
+  complete_groups(shape);
   PipelineTable table = make_table(request, "interleaved");
-  const std::vector<Slot> slots = schedule_table(request.num_microbatches, request.num_chunks, shape.group());
+  const std::vector<Slot> slots = schedule_table(shape.num_microbatches, request.num_chunks, shape.group());
   for (int rank = 0; rank < request.num_stages; ++rank) {
     const WarmupCounts counts = count_warmup(shape, rank);
     RankBuilder(table, rank, slots, counts).write(request.overlap_p2p);
-    const int bound = std::min(counts.total, counts.warmup + 1);
-    table.live_activation_bounds.push_back(request.forward_only ? 0 : bound);
+    table.live_activation_bounds.push_back(request.forward_only ? 0
+                                                                : most_live(slots, counts, request.num_microbatches));
   }
   return table;
 }

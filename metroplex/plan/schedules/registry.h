@@ -43,8 +43,9 @@ PipelineTable build_one_f_one_b(const ScheduleRequest& request);
 // bubble shrinks by their number; paid with more p2p and a longer warm-up. A chunk takes a group of microbatches
 // in a row; with groups larger than num_stages, rank 0 stores what the last rank sends until its turn comes.
 
-// Throws what interleaved_refusal says. Holds the warm-up + 1 forwards (see count_warmup), all if the warm-up is
-// everything.
+// Any number of microbatches: where Megatron refuses a short group (interleaved_refusal), the group waits for as long
+// as a full one would take. Holds the warm-up + 1 forwards (see count_warmup), all if the warm-up is everything.
+// Throws base::Error for one stage, or a group size below num_stages.
 PipelineTable build_interleaved(const ScheduleRequest& request);
 
 }  // namespace metroplex::plan
