@@ -83,13 +83,10 @@ std::string to_checkpoint(files::FileSystem& disk, const ConvertOptions& options
   const auto wanted = [&](const files::TensorForm& tensor) {
     return !options.weights_only || tensor.kind == "weight" || tensor.kind == "buffer";
   };
-  try {
-    checkpoint::rewrite(disk, open, options.directory, state, options.ranks, wanted);
-    disk.replace_file(files::join_path(options.directory, "run.yaml"), state.config_yaml);
-  } catch (const base::Error&) {
-    if (disk.exists(options.directory)) disk.remove_tree(options.directory);  // it was not there before
-    throw;
-  }
+  disk.make_whole(options.directory, [&](const std::string& part) {
+    checkpoint::rewrite(disk, open, part, state, options.ranks, wanted);
+    disk.replace_file(files::join_path(part, "run.yaml"), state.config_yaml);
+  });
   return from;
 }
 

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/command.h"
+#include "apps/console.h"
 #include "base/error.h"
 #include "config/experts.h"
 #include "expert_plan.h"
@@ -61,18 +62,19 @@ struct ClonePlans {
 
 // Throws base::Error for an unknown planner or split.
 plan::EchoOptions planner_options(const ExpertsOptions& options) {
-  config::Model model;
-  try {
-    model.moe_echo_planner = options.planner;
-    if (!options.split.empty()) model.moe_echo_split = options.split;
-  } catch (const base::Error& error) {
-    base::throw_error("config", base::concat("--echo-planner ", options.planner, ", --echo-split ", options.split,
-                                             ": ", error.what()));
-  }
-  MPX_CHECK(model.moe_echo_planner != config::EchoPlanner::binpack || options.slots == 1, "config",
+  const auto planner = config::value_of<config::EchoPlanner>(options.planner);
+  MPX_CHECK(planner.has_value(), "config", "--echo-planner ", options.planner,
+            ": there is no such planner; give greedy, binpack, capfill or exact");
+  const auto split = config::value_of<config::EchoSplit>(options.split.empty() ? "auto" : options.split);
+  MPX_CHECK(split.has_value(), "config", "--echo-split ", options.split,
+            ": there is no such split; give auto, local_first or breadth_then_depth");
+  MPX_CHECK(*planner != config::EchoPlanner::binpack || options.slots == 1, "config",
             "--echo-planner binpack supports one slot a rank, not ", options.slots, "; use another planner");
+  config::Model model;
+  model.moe_echo_planner = *planner;
+  model.moe_echo_split = *split;
   plan::EchoOptions out;
-  out.planner = model.moe_echo_planner;
+  out.planner = *planner;
   out.split = config::echo_split(model);
   return out;
 }
@@ -227,10 +229,10 @@ int run_experts(const std::vector<std::string>& arguments) {
     options.picture.ink = terminal.colour && !options.no_color ? files::Ink::colour : files::Ink::blocks;
   if (!options.svg.empty()) disk.write_output(options.svg, files::draw_svg(trace, options.picture));
   if (options.json) {
-    std::cout << to_json(trace, options.picture, plans).dump(2) << "\n";
+    std::cout << json_text(to_json(trace, options.picture, plans)) << "\n";
   } else {
-    std::cout << files::draw_text(trace, options.picture);
-    if (plans) std::cout << clone_text(trace, options.picture, *plans);
+    write_styled(std::cout, files::draw_text(trace, options.picture));
+    if (plans) write_styled(std::cout, clone_text(trace, options.picture, *plans));
   }
   return 0;
 }

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/command.h"
+#include "apps/console.h"
 #include "apps/commands.h"
 #include "apps/document_lengths.h"
 #include "base/error.h"
@@ -111,7 +112,7 @@ int run_hybrid(const std::vector<std::string>& arguments) {
   if (!parse(app, arguments, exit_code)) return exit_code;
   const plan::HybridPlan plan = plan::plan_hybrid_context(documents_of(options), options.request);
   if (options.json) {
-    std::cout << plan_json(plan).dump(2) << "\n";
+    std::cout << json_text(plan_json(plan)) << "\n";
     return 0;
   }
   // Beside the bar stand the rank and its numbers, some 80 columns.

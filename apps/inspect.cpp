@@ -5,6 +5,7 @@
 
 #include "apps/command.h"
 #include "apps/commands.h"
+#include "apps/console.h"
 #include "apps/inspect.h"
 #include "apps/tensor_sources.h"
 #include "base/bytes_text.h"
@@ -49,7 +50,7 @@ int report_damage(const InspectOptions& options, OrderedJson json, const std::ve
                   const char* sound) {
   if (options.json) {
     if (options.verify) json["problems"] = problems;
-    std::cout << json.dump(2) << '\n';
+    std::cout << json_text(json) << '\n';
   } else if (options.verify) {
     for (const std::string& problem : problems) std::cout << "DAMAGED  " << problem << '\n';
     if (problems.empty()) std::cout << sound << '\n';
@@ -145,7 +146,8 @@ OrderedJson describe_checkpoint(const files::Manifest& manifest, const std::stri
 }
 
 void print_config(const OrderedJson& json) {
-  std::cout << "config:\n" << json.at("config").get<std::string>() << "extra: " << json.at("extra").dump(2) << '\n';
+  std::cout << "config:\n"
+            << json.at("config").get<std::string>() << "extra: " << json_text(json.at("extra")) << '\n';
 }
 
 void print_checkpoint(const OrderedJson& json, bool with_config) {
@@ -243,10 +245,10 @@ int inspect_safetensors(files::FileSystem& disk, const InspectOptions& options) 
                        {"checksum", files::to_hex(files::checksum(file.data(tensor), tensor.end - tensor.begin))}});
   }
   if (options.json) {
-    std::cout << json.dump(2) << '\n';
+    std::cout << json_text(json) << '\n';
   } else {
-    std::cout << options.path << ": " << file.tensors().size() << " tensors, metadata " << json["metadata"].dump()
-              << '\n';
+    std::cout << options.path << ": " << file.tensors().size() << " tensors, metadata "
+              << json_text(json["metadata"], -1) << '\n';
     print_tensors(tensors);
     if (options.verify) std::cout << kWhole;
   }
@@ -266,7 +268,7 @@ int inspect_dataset(files::FileSystem& disk, const InspectOptions& options, cons
                          {"idx_checksum", files::to_hex(files::checksum(index.data, index.size))},
                          {"bin_checksum", files::to_hex(files::checksum(tokens.data, tokens.size))}};
   if (options.json) {
-    std::cout << json.dump(2) << '\n';
+    std::cout << json_text(json) << '\n';
   } else {
     std::cout << prefix << ": " << dataset.num_tokens() << " tokens of " << files::token_type_name(dataset.type())
               << ", " << dataset.num_sequences() << " sequences, " << dataset.num_documents() << " documents\n  .idx "

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <iostream>
 
+#include "apps/console.h"
 #include "apps/inspect.h"
 #include "apps/tensor_sources.h"
 #include "checkpoint/compare.h"
@@ -79,7 +80,7 @@ int inspect_diff(files::FileSystem& disk, const InspectOptions& options) {
   }
   const std::string a = first.source->directory(), b = second.source->directory();
   if (options.json) {
-    std::cout << OrderedJson{{"first", a}, {"second", b}, {"different", different}, {"tensors", rows}}.dump(2)
+    std::cout << json_text(OrderedJson{{"first", a}, {"second", b}, {"different", different}, {"tensors", rows}})
               << '\n';
     return different == 0 ? 0 : kInspectDifferent;
   }

@@ -21,7 +21,9 @@
 
 #include "base/error.h"
 #include "base/out_of_memory.h"
+#include "base/utf8.h"
 #include "bus_error.h"
+#include "console.h"
 #include "omp_spins.h"
 
 namespace metroplex::apps {
@@ -42,7 +44,8 @@ void keep_freed_memory() {
   mallopt(M_TRIM_THRESHOLD, -1);
 }
 
-// Where nothing can catch it: in a destructor of a library, say, that takes memory itself. Takes none.
+// An exception that cannot be caught: in a destructor of a library that takes memory, or in a library's own thread
+// (gloo's, which finds no free descriptor for a connection). Takes no memory.
 std::terminate_handler usual_terminate = nullptr;
 [[noreturn]] void on_terminate() {
   const std::type_info* const type = abi::__cxa_current_exception_type();
@@ -50,6 +53,17 @@ std::terminate_handler usual_terminate = nullptr;
     for (const char* text : {"metroplex: [memory] ", base::kOutOfMemory, "\n"}) std::fputs(text, stderr);
     std::_Exit(kExitConfig);
   }
+  try {
+    if (type != nullptr) throw;
+  } catch (const std::exception& error) {
+    if (std::strstr(error.what(), std::strerror(EMFILE)) != nullptr) {
+      std::fputs(
+          "metroplex: [comm] no free file descriptor (RLIMIT_NOFILE) for a connection: another program connects to "
+          "the ports of this process while its ranks start; raise ulimit -Hn, or keep it away\n",
+          stderr);
+      std::_Exit(kExitPeer);
+    }
+  } catch (...) {}
   usual_terminate();
   std::abort();
 }
@@ -121,6 +135,7 @@ int main(int argc, char** argv) {
   usual_terminate = std::set_terminate(on_terminate);
   // Here and in what is started from here a write over the limit of file sizes fails as on a full disk.
   std::signal(SIGXFSZ, SIG_IGN);
+  const EscapedStreams escaped;
   try {
     std::vector<char*> words(argv, argv + argc);
     take_help_topic(program, words);
@@ -140,7 +155,7 @@ int main(int argc, char** argv) {
     const bool memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
     const std::string message =
         memory ? std::string("[memory] ") + base::kOutOfMemory : program.message_of(error, trace);
-    std::fputs(("metroplex: " + message + "\n").c_str(), stderr);
+    std::fputs(("metroplex: " + base::escape_controls(message) + "\n").c_str(), stderr);
     if (program.tell_others) program.tell_others(error);
     // Peers wait to hear of a failure: libtorch's own teardown would keep them a second or more.
     std::_Exit(exit_code_of(error));

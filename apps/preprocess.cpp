@@ -11,11 +11,14 @@
 #include <fmt/format.h>
 
 #include "apps/command.h"
+#include "apps/console.h"
 #include "base/error.h"
 #include "data/preprocess.h"
 #include "files/checksum.h"
 #include "files/file_system.h"
+#include "text/chat_report.h"
 #include "text/chat_template.h"
+#include "text/end_of_turn.h"
 #include "text/tokenizer.h"
 #include "text/tokenizer_files.h"
 
@@ -114,18 +117,19 @@ class ProgressLine {
     const double share = now.bytes_total > 0
                              ? 100.0 * static_cast<double>(now.bytes_done) / static_cast<double>(now.bytes_total)
                              : 100.0;
-    std::cerr << (terminal_ ? "\r\x1b[K" : "")
-              << fmt::format("{:5.1f} %  {} documents  {} tokens  {:.1f} MB/s  {:.0f} s left", std::min(share, 100.0),
+    if (terminal_) write_styled(std::cerr, kClearLine);
+    std::cerr << fmt::format("{:5.1f} %  {} documents  {} tokens  {:.1f} MB/s  {:.0f} s left", std::min(share, 100.0),
                              now.documents, now.tokens, rate / 1e6, std::max(left, 0.0))
               << (terminal_ ? "" : "\n") << std::flush;
     shown_ = true;
   }
   void end() {
-    if (terminal_ && shown_) std::cerr << "\r\x1b[K";
+    if (terminal_ && shown_) write_styled(std::cerr, kClearLine);
   }
   double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 
  private:
+  static constexpr const char* kClearLine = "\r\x1b[K";
   using Clock = std::chrono::steady_clock;
   bool terminal_ = ::isatty(STDERR_FILENO) == 1, shown_ = false;
   Clock::time_point start_ = Clock::now(), last_ = start_;
@@ -160,10 +164,13 @@ data::Encoder encoder_of(files::FileSystem& disk, const text::Tokenizer& tokeniz
   return encoder;
 }
 
-// Of --chat. The template must outlive the encoder.
-text::ChatTemplate chat_template_of(files::FileSystem& disk, const Arguments& a) {
+std::string tokenizer_folder(files::FileSystem& disk, const Arguments& a) {
   const std::string& model = a.tokenizer_model;
-  const std::string folder = model.empty() || disk.is_directory(model) ? model : files::parent_directory(model);
+  return model.empty() || disk.is_directory(model) ? model : files::parent_directory(model);
+}
+
+// The template of --chat. It must outlive the encoder.
+text::ChatTemplate chat_template_of(const std::string& folder, const Arguments& a) {
   std::optional<text::ChatTemplate> found;
   if (!a.chat_template.empty()) found.emplace(text::read_chat_template(a.chat_template, folder));
   else if (!folder.empty()) found = text::find_chat_template(folder);
@@ -175,20 +182,55 @@ text::ChatTemplate chat_template_of(files::FileSystem& disk, const Arguments& a)
   return std::move(*found);
 }
 
+// The tokens that end an answer when the model generates.
+std::vector<int32_t> end_tokens(const text::Tokenizer& tokenizer, const text::ChatTemplate& chat_template,
+                                const std::string& folder) {
+  std::vector<int32_t> ids;
+  for (const int64_t id : text::configured_end_tokens(folder)) ids.push_back(static_cast<int32_t>(id));
+  if (tokenizer.eos()) ids.push_back(*tokenizer.eos());
+  if (const auto id = text::end_of_turn(chat_template, tokenizer)) ids.push_back(*id);
+  return ids;
+}
+
 void encode_chats(data::Encoder& encoder, const text::Tokenizer& tokenizer, const text::ChatTemplate& chat_template,
-                  const Arguments& a) {
+                  text::ChatReport& report, const Arguments& a) {
   const text::Learned learned = a.learn == "last" ? text::Learned::last : text::Learned::all;
-  encoder.encode_chat = [&tokenizer, &chat_template, learned](std::string_view line) {
-    const text::Chat chat = text::parse_chat(line);
-    text::ChatTokens tokens = text::chat_tokens(tokenizer, chat_template.learned_text(chat, learned));
-    return data::MarkedTokens{std::move(tokens.ids), std::move(tokens.learned)};
-  };
   encoder.longest_chat = a.seq_length > 0 ? a.seq_length + 1 : 0;
   encoder.drops_long_chats = a.long_chats == "drop";
+  const size_t longest = a.seq_length > 0 ? static_cast<size_t>(encoder.longest_chat) : SIZE_MAX;
+  const bool drops = encoder.drops_long_chats;
+  encoder.encode_chat = [&tokenizer, &chat_template, &report, learned, longest, drops](std::string_view line) {
+    const text::Chat chat = text::parse_chat(line);
+    const text::ChatText text = chat_template.learned_text(chat, learned);
+    text::ChatTokens tokens = text::chat_tokens(tokenizer, text);
+    const bool dropped = drops && tokens.ids.size() > longest;
+    report.add(chat, text, tokens, dropped ? 0 : std::min(longest, tokens.ids.size()));
+    return data::MarkedTokens{std::move(tokens.ids), std::move(tokens.learned)};
+  };
   encoder.description +=
       fmt::format(" chats, learn {}, template {}", a.learn,
                   files::to_hex(files::checksum(chat_template.source().data(), chat_template.source().size())));
   for (const std::string& variable : a.variables) encoder.description += " " + variable;
+}
+
+void print_summary(const data::PreprocessProgress& done, const data::Encoder& encoder, const Arguments& a,
+                   double seconds) {
+  const double megabytes = static_cast<double>(done.bytes_done - done.bytes_resumed) / 1e6;
+  if (done.bytes_resumed > 0)
+    std::cout << fmt::format("went on behind {:.1f} MB of an earlier run\n",
+                             static_cast<double>(done.bytes_resumed) / 1e6);
+  std::cout << fmt::format("{}.bin and .idx: {} documents, {} tokens", a.options.output_prefix, done.documents,
+                           done.tokens);
+  if (a.chat) std::cout << fmt::format(", {} of them learned", done.learned);
+  if (done.long_chats > 0)
+    std::cout << fmt::format(" ({} chats of more than {} tokens {})", done.long_chats, encoder.longest_chat,
+                             encoder.drops_long_chats ? "left out" : "cut");
+  if (done.empty_documents > (encoder.drops_long_chats ? done.long_chats : 0))
+    std::cout << fmt::format(" ({} {} left out)",
+                             done.empty_documents - (encoder.drops_long_chats ? done.long_chats : 0),
+                             a.chat ? "chats with nothing to learn" : "empty documents");
+  std::cout << fmt::format("; {:.1f} MB in {:.1f} s, {:.2f} MB/s\n", megabytes, seconds,
+                           megabytes / std::max(seconds, 1e-9));
 }
 
 }  // namespace
@@ -223,6 +265,7 @@ int run_preprocess(const std::vector<std::string>& arguments) {
   a.options.progress = [&line](const data::PreprocessProgress& now) { line.show(now); };
   data::Encoder encoder = encoder_of(disk, *tokenizer, a);
   std::optional<text::ChatTemplate> chat_template;
+  std::optional<text::ChatReport> report;
   const bool chat_options = !a.chat_template.empty() || !a.variables.empty() || a.learn != "all" ||
                             a.seq_length > 0 || a.long_chats != "cut";
   MPX_CHECK(a.chat || !chat_options, "config",
@@ -230,27 +273,16 @@ int run_preprocess(const std::vector<std::string>& arguments) {
   if (a.chat) {
     MPX_CHECK(a.format != "text", "config", "--format text: chats are JSON lines; leave it out");
     a.options.format = data::TextFormat::jsonl;
-    chat_template.emplace(chat_template_of(disk, a));
-    encode_chats(encoder, *tokenizer, *chat_template, a);
+    const std::string folder = tokenizer_folder(disk, a);
+    chat_template.emplace(chat_template_of(folder, a));
+    report.emplace(*chat_template, end_tokens(*tokenizer, *chat_template, folder));
+    encode_chats(encoder, *tokenizer, *chat_template, *report, a);
   }
   const auto done = data::preprocess(disk, a.options, encoder);
   line.end();
-  const double megabytes = static_cast<double>(done.bytes_done - done.bytes_resumed) / 1e6;
-  if (done.bytes_resumed > 0)
-    std::cout << fmt::format("went on behind {:.1f} MB of an earlier run\n",
-                             static_cast<double>(done.bytes_resumed) / 1e6);
-  std::cout << fmt::format("{}.bin and .idx: {} documents, {} tokens", a.options.output_prefix, done.documents,
-                           done.tokens);
-  if (a.chat) std::cout << fmt::format(", {} of them learned", done.learned);
-  if (done.long_chats > 0)
-    std::cout << fmt::format(" ({} chats of more than {} tokens {})", done.long_chats, encoder.longest_chat,
-                             encoder.drops_long_chats ? "left out" : "cut");
-  if (done.empty_documents > (encoder.drops_long_chats ? done.long_chats : 0))
-    std::cout << fmt::format(" ({} {} left out)",
-                             done.empty_documents - (encoder.drops_long_chats ? done.long_chats : 0),
-                             a.chat ? "chats with nothing to learn" : "empty documents");
-  std::cout << fmt::format("; {:.1f} MB in {:.1f} s, {:.2f} MB/s\n", megabytes, line.seconds(),
-                           megabytes / std::max(line.seconds(), 1e-9));
+  print_summary(done, encoder, a, line.seconds());
+  for (const std::string& fact : report ? report->lines() : std::vector<std::string>{})
+    std::cerr << "warning: " << fact << "\n";
   return 0;
 }
 

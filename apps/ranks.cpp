@@ -8,6 +8,7 @@
 #include "config/parallel.h"
 #include "files/file_system.h"
 #include "apps/command.h"
+#include "apps/console.h"
 #include "topology/draw.h"
 #include "topology/megatron_groups.h"
 
@@ -156,7 +157,9 @@ int run_ranks(const std::vector<std::string>& arguments) {
   draw.gpus_per_node = o.gpus_per_node;
   draw.max_rows = o.max_rows;
   draw.max_columns = o.max_columns;
-  draw.colour = !o.no_color && terminal_of_stdout().colour;
+  const Terminal terminal = terminal_of_stdout();
+  draw.colour = !o.no_color && terminal.colour;
+  draw.line_columns = terminal.columns;
   if (o.rank) {
     (void)grid.coordinates(*o.rank);  // refuses a rank that does not exist
     draw.marked_rank = *o.rank;
@@ -169,7 +172,7 @@ int run_ranks(const std::vector<std::string>& arguments) {
     std::cout << topology::to_json(grid, o.gpus_per_node, o.groups, {o.rank, group});
     return 0;
   }
-  std::cout << topology::draw_terminal(grid, draw);
+  write_styled(std::cout, topology::draw_terminal(grid, draw));
   answer(grid, o);
   return 0;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <sstream>
 
 #include "base/error.h"
@@ -113,41 +114,61 @@ void add_config(config::Draft& draft, const std::string& path, RunArguments& out
   out.arguments.insert(out.arguments.end(), {kConfigRead, path, text});
 }
 
-// `strict`: flags of the command line itself, where nothing is passed over without being told to.
-void add_megatron(config::Draft& draft, const megatron::Arguments& args, RunArguments& out, bool strict,
-                  bool ignore) {
+// Megatron flags of a command line, and what remains to be done with them once the whole line is read.
+struct MegatronFlags {
+  megatron::Refused refused = megatron::Refused::kThrow;
+  std::map<std::string, std::string> from_scripts;  // key -> the flag of a script that sets it, with its value
+};
+
+void add_megatron(config::Draft& draft, const megatron::Arguments& args, RunArguments& out) {
   draft.assign(args.assignments);
-  for (const std::string& flag : args.without_effect) out.notes.push_back(flag);
-  std::vector<std::string> refused = args.defining, passed = args.not_known_yet;
-  if (ignore) passed.insert(passed.end(), refused.begin(), refused.end());
-  if (strict) refused.insert(refused.end(), args.not_known_yet.begin(), args.not_known_yet.end());
-  if (!ignore && !refused.empty()) {
-    std::string list;
-    for (const std::string& flag : refused) list += "\n  " + flag;
-    throw base::Error(
-        "config", (strict ? "these options are not known (metroplex train --help lists what is):"
-                          : "these would make another model, or have it learn something else, and are not known:") +
-                      list + "\nleave them out, or add " + kIgnore + " to go on without them");
+  out.notes.insert(out.notes.end(), args.notes.begin(), args.notes.end());
+}
+
+// Drops flags of scripts that have no effect in this configuration, as Megatron ignores them.
+void drop_without_effect(config::Draft& draft, const MegatronFlags& flags, RunArguments& out) {
+  for (bool found = !flags.from_scripts.empty(); found;) {
+    found = false;
+    for (const config::Violation& violation : config::without_effect(draft.finish())) {
+      const auto flag = flags.from_scripts.find(violation.key);
+      if (flag == flags.from_scripts.end() || !draft.given().contains(violation.key)) continue;
+      draft.retract(violation.key);
+      out.notes.push_back(flag->second + ": ignored, as Megatron does: " + violation.rule);
+      found = true;
+    }
   }
-  for (const std::string& flag : passed) out.notes.push_back("not known yet, ignored: " + flag);
 }
 
 bool is_yaml(const std::string& word) {
   return word.size() > 5 && (word.ends_with(".yaml") || word.ends_with(".yml"));
 }
 
+// pretrain_codegeex.py has another activation, and no dropout after the MLP.
+void add_codegeex(config::Draft& draft, const megatron::LaunchScript& script, RunArguments& out) {
+  if (!megatron::trains_codegeex(script.program)) return;
+  draft.assign(std::vector<std::string>{"model.family=codegeex", "model.activation=quick_gelu"});
+  if (draft.finish().model.hidden_dropout > 0)
+    out.notes.push_back(script.program +
+                        " has no dropout after the MLP; this run has; --hidden-dropout 0 is the same");
+}
+
 void take_script(config::Draft& draft, const std::string& path, const megatron::LaunchScript& script, int64_t given,
-                 RunArguments& out, bool ignore) {
+                 RunArguments& out, MegatronFlags& flags) {
   try {
     for (size_t i = 0; i < script.flags.size(); ++i) {
       MPX_CHECK(!script.flags[i].empty(), "config", "Megatron arguments: '", i == 0 ? "" : script.flags[i - 1],
                 "' is followed by an empty word; is a variable not set?");
     }
     const bool another = megatron::trains_another_model(script.program);
-    MPX_CHECK(!another || ignore, "config", script.program, " trains another model than a GPT; write a script of ",
-              "pretrain_gpt.py, or add ", kIgnore, " to train a GPT with its flags");
+    MPX_CHECK(!another || flags.refused == megatron::Refused::kNote, "config", script.program,
+              " trains another model than a GPT; write a script of ", "pretrain_gpt.py, or add ", kIgnore,
+              " to train a GPT with its flags");
     if (another) out.notes.push_back("a GPT is trained, not the model of " + script.program);
-    add_megatron(draft, megatron::parse_arguments(script.flags), out, false, ignore);
+    const megatron::Arguments args =
+        megatron::parse_arguments(script.flags, megatron::Form::kWholeCommand, flags.refused);
+    add_megatron(draft, args, out);
+    for (const auto& [key, flag] : args.given_by) flags.from_scripts[key] = flag;
+    add_codegeex(draft, script, out);
   } catch (const base::Error& error) {
     const std::string text = base::message_of(error);
     const std::string hint = script.arguments_named <= given
@@ -163,7 +184,8 @@ void take_script(config::Draft& draft, const std::string& path, const megatron::
 }
 
 // --from-megatron-args FILE [ARGUMENT ...] [-- ARGUMENT ...]: what stands behind the file is the script's own.
-void add_script(config::Draft& draft, const std::string& path, Words& words, RunArguments& out, bool ignore) {
+void add_script(config::Draft& draft, const std::string& path, Words& words, RunArguments& out,
+                MegatronFlags& flags) {
   std::vector<std::string> arguments;
   while (!words.done() && !is_option(words.peek()) && !is_yaml(words.peek()) && words.peek() != "--")
     arguments.push_back(words.next());
@@ -174,13 +196,13 @@ void add_script(config::Draft& draft, const std::string& path, Words& words, Run
   out.arguments.insert(out.arguments.end(), {kScriptRead, path, std::to_string(arguments.size())});
   const std::vector<std::string> said = megatron::to_words(script);
   out.arguments.insert(out.arguments.end(), said.begin(), said.end());
-  take_script(draft, path, script, static_cast<int64_t>(arguments.size()), out, ignore);
+  take_script(draft, path, script, static_cast<int64_t>(arguments.size()), out, flags);
 }
 
-void add_read_script(config::Draft& draft, Words& words, RunArguments& out, bool ignore) {
+void add_read_script(config::Draft& draft, Words& words, RunArguments& out, MegatronFlags& flags) {
   const std::string path = words.value(kScriptRead), given = words.value(kScriptRead);
   const megatron::LaunchScript script = megatron::from_words(words.all(), words.at());
-  take_script(draft, path, script, std::atoll(given.c_str()), out, ignore);
+  take_script(draft, path, script, std::atoll(given.c_str()), out, flags);
 }
 
 // What model.from says counts for keys that nobody gave. A run.yaml gives all of them: a run that goes on does not
@@ -209,7 +231,9 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
     draft.merge_yaml(without_sections(base_yaml, {"run", "parallel", "memory"}), "the checkpoint's config");
     draft.assign(base::concat("run.seed=", config::parse(base_yaml).run.seed));
   }
-  const bool ignore = std::find(arguments.begin(), arguments.end(), kIgnore) != arguments.end();
+  MegatronFlags megatron_flags;
+  if (std::find(arguments.begin(), arguments.end(), kIgnore) != arguments.end())
+    megatron_flags.refused = megatron::Refused::kNote;
   std::vector<std::string> overrides, flags, allowed;
   Words words(arguments);
   size_t begin = 0;
@@ -221,7 +245,7 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
     const std::string word = words.next();
     const std::string name = name_of(word);
     if (name == "--from-megatron-args") {
-      add_script(draft, words.value(word), words, out, ignore);
+      add_script(draft, words.value(word), words, out, megatron_flags);
       continue;
     }
     const auto own =
@@ -247,7 +271,7 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
       const std::string path = words.value(word);
       draft.merge_yaml(words.value(word), path);
     } else if (word == kScriptRead) {
-      add_read_script(draft, words, out, ignore);
+      add_read_script(draft, words, out, megatron_flags);
     } else if (name == "--checkpoint.allow") {
       allowed.push_back(words.value(word));
       while (!words.done() && is_key(words.peek())) allowed.push_back(words.next());
@@ -262,11 +286,17 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
     }
     keep();
   }
-  if (!flags.empty())
-    add_megatron(draft, megatron::parse_arguments(flags, megatron::Form::kSingleFlags), out, true, ignore);
+  if (!flags.empty()) {
+    const auto args = megatron::parse_arguments(flags, megatron::Form::kSingleFlags, megatron_flags.refused);
+    add_megatron(draft, args, out);
+    for (const auto& [key, flag] : args.given_by) megatron_flags.from_scripts.erase(key);
+  }
   if (!allowed.empty()) overrides.push_back("checkpoint.allow=" + joined(allowed));
   draft.assign(overrides);
+  for (const std::string& override : overrides)
+    megatron_flags.from_scripts.erase(override.substr(0, override.find('=')));
   if (!out.help) add_directory(draft);
+  drop_without_effect(draft, megatron_flags, out);
   out.config = draft.finish();
   return out;
 }

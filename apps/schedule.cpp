@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/command.h"
+#include "apps/console.h"
 #include "apps/commands.h"
 #include "base/error.h"
 #include "config/experts.h"
@@ -345,7 +346,7 @@ int run_schedule(const std::vector<std::string>& arguments) {
   const Graphs graphs = parts ? plan_all(table, options) : Graphs{};
   if (!options.svg.empty()) files::PosixFileSystem().write_output(options.svg, plan::draw_svg(table, timeline));
   if (options.json) {
-    std::cout << to_json(table, timeline, parts ? &graphs : nullptr).dump(2) << "\n";
+    std::cout << json_text(to_json(table, timeline, parts ? &graphs : nullptr)) << "\n";
     return 0;
   }
   if (options.table) {
@@ -359,14 +360,17 @@ int run_schedule(const std::vector<std::string>& arguments) {
   } else {
     options.draw.line_columns = terminal.columns;
   }
-  std::cout << plan::draw_text(table, timeline, options.draw);
+  write_styled(std::cout, plan::draw_text(table, timeline, options.draw));
   std::cout << "bubble of all ranks " << 100 * timeline.total_bubble_share << " %, by formula "
             << 100 * plan::formula_bubble_share(table) << " %; length " << timeline.length << "\n";
   if (options.graphs && !parts) {
     std::cout << "\ngraphs of every rank: 2, a training step and an evaluation, with all microbatches, chunks and "
                  "sends in them; no layer hands anything on\n";
   }
-  if (parts) { std::cout << "\n" << plan::draw_graphs(table, timeline, graphs.plans, graphs.numbers, options.draw); }
+  if (parts) {
+    std::cout << "\n";
+    write_styled(std::cout, plan::draw_graphs(table, timeline, graphs.plans, graphs.numbers, options.draw));
+  }
   return 0;
 }
 

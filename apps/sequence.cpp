@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/command.h"
+#include "apps/console.h"
 #include "apps/commands.h"
 #include "apps/document_lengths.h"
 #include "base/error.h"
@@ -101,7 +102,7 @@ int run_sequence(const std::vector<std::string>& arguments) {
     MPX_CHECK(file.good(), "files", "cannot write '", options.svg, "'; does its folder exist and is there room?");
   }
   if (options.json) {
-    std::cout << to_json(picture).dump(2) << "\n";
+    std::cout << json_text(to_json(picture)) << "\n";
     return 0;
   }
   // Beside the bar stand the rank and its numbers, some 60 columns.

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/command.h"
+#include "apps/console.h"
 #include "base/error.h"
 #include "data/documents.h"
 #include "files/file_system.h"
@@ -69,8 +70,8 @@ void run_train(const TokenizerOptions& options) {
   const std::string model = text::train_sentencepiece_on_files(options.training, inputs);
   disk.write_output(path, model);
   const auto tokenizer = text::load_tokenizer("sentencepiece", path);
-  fmt::print("{}: {} with {} ids, end of document {}\n", path, options.training.model_type, tokenizer->vocab_size(),
-             tokenizer->eod().value_or(-1));
+  std::cout << fmt::format("{}: {} with {} ids, end of document {}\n", path, options.training.model_type,
+                           tokenizer->vocab_size(), tokenizer->eod().value_or(-1));
 }
 
 void print_ids(const text::Tokenizer& tokenizer, const TokenizerOptions& options, std::string_view text) {
@@ -105,8 +106,7 @@ void run_decode(const TokenizerOptions& options) {
               tokenizer->vocab_size() - 1, "; are these ids of another one?");
   }
   const std::string out = options.skip_special ? tokenizer->decode_skip_special(ids) : tokenizer->decode(ids);
-  std::fwrite(out.data(), 1, out.size(), stdout);
-  std::fputc('\n', stdout);
+  write_text(out + "\n");
 }
 
 void run_info(const TokenizerOptions& options) {
@@ -116,12 +116,12 @@ void run_info(const TokenizerOptions& options) {
   if (options.json) {
     nlohmann::json out{{"type", tokenizer->name()}, {"vocab_size", tokenizer->vocab_size()}};
     for (const auto& [name, id] : special) out[name] = id ? nlohmann::json(*id) : nlohmann::json();
-    fmt::print("{}\n", out.dump());
+    std::cout << json_text(out, -1) << "\n";
     return;
   }
-  fmt::print("type        {}\nvocab_size  {}\n", tokenizer->name(), tokenizer->vocab_size());
+  std::cout << fmt::format("type        {}\nvocab_size  {}\n", tokenizer->name(), tokenizer->vocab_size());
   for (const auto& [name, id] : special) {
-    if (id) fmt::print("{:<12}{}  {}\n", name, *id, tokenizer->id_to_token(*id));
+    if (id) std::cout << fmt::format("{:<12}{}  {}\n", name, *id, tokenizer->id_to_token(*id));
   }
 }
 

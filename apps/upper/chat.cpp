@@ -11,11 +11,12 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include "apps/console.h"
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "comm/launch.h"
 #include "files/file_system.h"
-#include "files/json_text.h"
+#include "text/end_of_turn.h"
 #include "text/utf8.h"
 #include "upper/stop_signal.h"
 
@@ -27,41 +28,6 @@ constexpr const char* kDialogHelp =
     "/reset forgets the chat, /system TEXT sets the system message and forgets, /exit or ctrl-D ends, ctrl-C ends an "
     "answer\n";
 
-// What is known of generation_config.json: the tokens that end a text.
-void add_stop_tokens(const std::string& directory, std::vector<int64_t>& tokens) {
-  files::PosixFileSystem disk;
-  const std::string file = files::join_path(directory, "generation_config.json");
-  if (directory.empty() || !disk.exists(file)) return;
-  const nlohmann::json json = files::parse_json_strictly(disk.read(file), file);
-  const auto found = json.is_object() ? json.find("eos_token_id") : json.end();
-  if (!json.is_object() || found == json.end()) return;
-  for (const auto& id : found->is_array() ? *found : nlohmann::json::array({*found})) {
-    if (id.is_number_integer()) tokens.push_back(id.get<int64_t>());
-  }
-}
-
-// The special token behind an answer, where the template puts one there.
-void add_end_of_turn(const Chatting& chatting, std::vector<int64_t>& tokens) {
-  const std::string answer = "An answer.";
-  text::Chat chat = text::chat_from_json({{"messages", {{{"role", "user"}, {"content", "A question."}}}}});
-  chatting.add(chat, "assistant", answer);
-  text::ChatTokens behind;
-  try {
-    const std::string whole = chatting.chat_template.text(chat, false);
-    const size_t at = whole.rfind(answer);
-    if (at == std::string::npos) return;
-    behind = text::chat_tokens(*chatting.tokenizer, {whole, {{at + answer.size(), whole.size()}}});
-  } catch (const base::Error&) {
-    return;
-  }  // a template that wants more of a chat, a tokenizer that changes text: only what the tokenizer says ends it
-  const auto first = std::find(behind.learned.begin(), behind.learned.end(), 1);
-  if (first == behind.learned.end()) return;
-  const int32_t id = behind.ids[static_cast<size_t>(first - behind.learned.begin())];
-  const bool special =
-      !chatting.tokenizer->decode({id}).empty() && chatting.tokenizer->decode_skip_special({id}).empty();
-  if (special) tokens.push_back(id);
-}
-
 // Shows an answer as it grows: what is whole UTF-8 of it.
 class GrowingText {
  public:
@@ -72,12 +38,13 @@ class GrowingText {
     size_t end = text::valid_utf8_prefix(all);
     // A character of which bytes are still to come is decoded as U+FFFD.
     while (end >= 3 && all.compare(end - 3, 3, "\xef\xbf\xbd") == 0) end -= 3;
-    if (end > shown_) std::cout << all.substr(shown_, end - shown_) << std::flush;
+    if (end > shown_) write_text(all.substr(shown_, end - shown_));
+    std::cout.flush();
     shown_ = std::max(shown_, end);
   }
   std::string finish() {
     std::string all = tokenizer_.decode_skip_special(ids_);
-    if (all.size() > shown_) std::cout << all.substr(shown_);
+    if (all.size() > shown_) write_text(all.substr(shown_));
     std::cout << std::endl;
     return all;
   }
@@ -206,8 +173,9 @@ std::optional<Chatting> find_chatting(const config::Data& data, std::shared_ptr<
   else if (!folder.empty() && disk.exists(folder)) found = text::find_chat_template(folder);
   if (!found) return std::nullopt;
   Chatting chatting{std::move(tokenizer), std::move(*found), "", {}, 0};
-  add_stop_tokens(directory, chatting.stop_tokens);
-  add_end_of_turn(chatting, chatting.stop_tokens);
+  chatting.stop_tokens = text::configured_end_tokens(directory);
+  if (const auto end = text::end_of_turn(chatting.chat_template, *chatting.tokenizer))
+    chatting.stop_tokens.push_back(*end);
   return chatting;
 }
 

@@ -2,13 +2,17 @@
 // keeps out of the way.
 #pragma once
 
+#include <poll.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <mutex>
 #include <string>
 
 #include "base/log.h"
+#include "base/utf8.h"
+#include "upper/stop_signal.h"
 
 namespace metroplex::apps {
 
@@ -37,9 +41,22 @@ class ConsoleLog final : public base::Log {
  private:
   void write(FILE* stream, const std::string& line) {
     const std::lock_guard lock(mutex_);
+    if (!takes_a_line(stream)) return;
     clear();
-    std::fprintf(stream, "%s\n", line.c_str());
+    std::fprintf(stream, "%s\n", base::escape_controls(line).c_str());
     std::fflush(stream);
+  }
+  // False: a run that is to stop does not wait for a full pipe whose reader does not read.
+  bool takes_a_line(FILE* stream) {
+    constexpr int kTickMs = 100, kStoppingMs = 1000;
+    pollfd out{fileno(stream), POLLOUT, 0};
+    for (int ready = 0; (ready = ::poll(&out, 1, stuck_ ? 0 : kTickMs)) <= 0;) {
+      if (ready < 0 && errno != EINTR) return true;
+      if (!stop_requested()) continue;
+      stuck_ = stuck_ || ::poll(&out, 1, kStoppingMs) <= 0;
+      if (stuck_) return false;
+    }
+    return true;
   }
   void clear() {
     if (!drawn_) return;
@@ -50,6 +67,7 @@ class ConsoleLog final : public base::Log {
 
   bool progress_, quiet_;
   bool drawn_ = false;
+  bool stuck_ = false;
   std::mutex mutex_;
 };
 

@@ -81,12 +81,13 @@ std::string too_many_samples(const preflight::DryRun& run) {
                       "); ask for fewer (train.train_iters, train.train_samples)");
 }
 
-void print(const preflight::DryRun& run, bool json) {
-  if (json) {
+void print(const preflight::DryRun& run, const TrainFlags& flags) {
+  if (flags.json) {
     std::cout << preflight::json(run) << "\n";
     return;
   }
-  std::cout << config::dump(run.request.config) << "\n" << preflight::text(run);
+  if (flags.print_config) std::cout << config::dump(run.request.config) << "\n";
+  std::cout << preflight::text(run);
 }
 
 }  // namespace
@@ -134,7 +135,7 @@ int run_dry(const RunArguments& parsed, const config::Config& given, const Train
     refused = error;
     run.refused = error.what();
   }
-  print(run, flags.json);
+  print(run, flags);
   std::cout.flush();
   MPX_CHECK(run.fits(), "config", "this run cannot fit");
   if (refused) throw *refused;

@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 
+#include "apps/console.h"
 #include "base/error.h"
 #include "files/file_system.h"
 #include "numbers.h"
@@ -283,11 +284,14 @@ void write_texts(train::Assembly& assembly, const GenerateCommand& command) {
     const auto made = train::generate_batch(assembly, batch, command.options);
     for (size_t i = begin; speaks && i < end; ++i) {
       const std::vector<int64_t>& tokens = made[i - begin];
-      if (command.lines.empty()) std::cout << whole(i, tokens) << std::endl;  // it may hold a NUL
-      else
+      if (command.lines.empty()) {
+        write_text(whole(i, tokens));  // it may hold a NUL
+        std::cout << std::endl;
+      } else {
         std::cout << answer_line(command.lines[i],
                                  command.tokenizer->decode_skip_special({tokens.begin(), tokens.end()}))
                   << std::endl;
+      }
     }
   }
 }

@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <thread>
 
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "comm/failure.h"
 #include "comm/launch.h"
 #include "comm/network.h"
@@ -40,7 +42,7 @@ int code_of(const std::exception_ptr& failure) {
 }
 
 [[noreturn]] void end_stuck_process(const std::exception_ptr& failure) {
-  std::fputs(("metroplex: " + comm::cause_of(failure) + "\n").c_str(), stderr);
+  std::fputs(("metroplex: " + base::escape_controls(comm::cause_of(failure)) + "\n").c_str(), stderr);
   std::fflush(stderr);
   _exit(code_of(failure));
 }
@@ -129,7 +131,8 @@ int spawn_here(const config::Config& config, const topology::RankGrid& grid,
   };
   const comm::SpawnResult result = comm::spawn_processes(options);
   const bool told = result.exit_code == kExitStopped || result.exit_code == kExitUnsaved || result.signal != 0;
-  if (result.exit_code != kExitOk && !told) std::fprintf(stderr, "metroplex: %s\n", result.message.c_str());
+  if (result.exit_code != kExitOk && !told)
+    std::fprintf(stderr, "metroplex: %s\n", base::escape_controls(result.message).c_str());
   return result.exit_code;
 }
 
@@ -229,7 +232,11 @@ int launch_ranks(const config::Config& config, const std::vector<std::string>& c
 }
 
 std::vector<std::string> command_line(const std::string& command, const std::vector<std::string>& arguments) {
-  std::vector<std::string> line{"/proc/self/exe", command};
+  // Under this name the ranks appear in ps and top. The path is gone if the program was installed anew since.
+  std::error_code code;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", code);
+  const bool exists = !code && std::filesystem::exists(program, code);
+  std::vector<std::string> line{exists ? program.string() : "/proc/self/exe", command};
   line.insert(line.end(), arguments.begin(), arguments.end());
   return line;
 }

@@ -40,7 +40,7 @@ script with its arguments: bash tries it, behind a filter that lets it start too
 --print-config prints the configuration with everything that was derived, and ends; a run that saves writes it into
 run.yaml of its folder. --quiet leaves warnings and errors on the console.
 
---dry-run says what the run would be, and ends with 0, with 2 where it cannot fit, or with what its start would end with
+--dry-run (with --print-config after the configuration) says what the run would be, and ends with 0, with 2 where it cannot fit, or with what its start would end with
 (save folder, checkpoint, directory, data): parameters, operations, bytes of every pipeline rank beside what there is,
 bubble, tokens and epochs; with --json for programs. --device-memory SIZE
 (memory.device_memory_gib) tells what a GPU, or a machine, has. A run that cannot fit is refused before it starts.
@@ -83,14 +83,15 @@ int64_t take_command_line(const RunArguments& parsed, const TrainFlags& flags, c
 
 // --dry-run and --print-config.
 int run_without_ranks(const RunArguments& parsed, const TrainFlags& flags) {
-  MPX_CHECK(!flags.print_config || !flags.dry_run, "config",
-            "--dry-run prints the configuration too; give one of --dry-run and --print-config");
   config::Config config = parsed.config;
   const int64_t world_size = take_command_line(parsed, flags, config);
   if (flags.dry_run) return run_dry(parsed, config, flags);
   tokenizer_facts(config);
   config = checked_config(config, world_size);
-  if (wished_placing(config.run, world_size).rank == 0) std::cout << config::dump(config);
+  if (wished_placing(config.run, world_size).rank != 0) return kExitOk;
+  ConsoleLog log(false);
+  for (const std::string& note : parsed.notes) log.warn(note);
+  std::cout << config::dump(config);
   return kExitOk;
 }
 

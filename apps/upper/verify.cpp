@@ -10,6 +10,7 @@
 #include "program.h"
 #include "run_config.h"
 #include "train/verify.h"
+#include "upper/console_log.h"
 #include "upper/launch.h"
 #include "upper/run_tokenizer.h"
 #include "upper/verify_graphs.h"
@@ -42,6 +43,8 @@ int run_verify(const std::vector<std::string>& arguments) {
            "would get wrong is printed with segment and operator. Exit 0 without a finding, else 5.\n";
     return kExitOk;
   }
+  ConsoleLog log(false);
+  for (const std::string& note : parsed.notes) log.warn(note);
   const int64_t steps = whole_number("--steps", steps_text, 1);
   config::Config config = parsed.config;
   take_script_ranks(config.run, parsed.script_ranks);

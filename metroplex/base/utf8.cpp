@@ -1,5 +1,6 @@
 #include "base/utf8.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -68,6 +69,56 @@ std::string replace_invalid_utf8(std::string_view text) {
     out += "\xEF\xBF\xBD";
   }
   return out;
+}
+
+namespace {
+
+bool is_control(char32_t c) {
+  if (c < 0x20) return c != '\t' && c != '\n';
+  return (c >= 0x7F && c < 0xA0) || (c >= 0x202A && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
+}
+
+// Of one whole code point.
+char32_t decode(std::string_view point) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(point[i]); };
+  if (point.size() == 1) return byte(0);
+  char32_t value = byte(0) & (0xFFu >> (point.size() + 1));
+  for (size_t i = 1; i < point.size(); ++i) value = value << 6 | (byte(i) & 0x3Fu);
+  return value;
+}
+
+void append_hex(std::string& out, const char* prefix, char32_t value, int digits) {
+  out += prefix;
+  while (digits-- > 0) out += "0123456789abcdef"[value >> 4 * digits & 15];
+}
+
+}  // namespace
+
+std::string escape_controls(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (size_t position = 0; position < text.size();) {
+    bool whole = false;
+    const std::string_view point = text.substr(position, scan_code_point(text.substr(position), whole));
+    position += point.size();
+    if (whole && !is_control(decode(point))) out += point;
+    else if (whole) append_hex(out, "\\u", decode(point), 4);
+    for (size_t i = 0; !whole && i < point.size(); ++i)
+      append_hex(out, "\\x", static_cast<unsigned char>(point[i]), 2);
+  }
+  return out;
+}
+
+size_t incomplete_utf8_suffix(std::string_view text) {
+  for (size_t size = 1; size <= std::min<size_t>(3, text.size()); ++size) {
+    const std::string_view suffix = text.substr(text.size() - size);
+    const auto lead = static_cast<unsigned char>(suffix[0]);
+    if (lead < 0x80) return 0;
+    if (lead < 0xC0) continue;
+    bool whole = false;
+    return scan_code_point(suffix, whole) == size && !whole && lead >= 0xC2 && lead <= 0xF4 ? size : 0;
+  }
+  return 0;
 }
 
 }  // namespace metroplex::base

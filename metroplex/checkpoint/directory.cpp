@@ -71,7 +71,12 @@ std::vector<std::string> other_entries(files::FileSystem& disk, const std::strin
 Latest read_latest(files::FileSystem& disk, const std::string& root) {
   const std::string path = join_path(root, kLatest);
   if (!disk.exists(path)) return {};
-  const std::string text = disk.read(path);
+  // A FIFO would be waited for.
+  if (!disk.file_size(path)) return {std::nullopt, base::concat("'", path, "' is no regular file")};
+  std::string text;
+  try {
+    text = disk.read(path);
+  } catch (const base::Error& error) { return {std::nullopt, base::message_of(error)}; }
   const std::string word = text.substr(0, std::min(text.find(' '), text.size()));
   const auto name = parse_name(word);
   if (name && text == latest_text(word)) return {name, ""};

@@ -19,6 +19,10 @@ using files::printable;
 Reader::Reader(FileSystem& disk, std::string directory) : TensorSource(std::move(directory)), disk_(disk) {
   const std::string path = join_path(this->directory(), files::kManifestName);
   manifest_ = files::parse_manifest(disk_.map(path).text(), path);
+  const auto name = parse_name(files::base_name(disk_.canonical(this->directory())));
+  MPX_CHECK(!name || name->iteration == manifest_.iteration, "checkpoint", "'", this->directory(),
+            "' has the name of iteration ", name ? name->iteration : 0, ", its manifest says iteration ",
+            manifest_.iteration, "; give the folder the name that it was saved under");
   files_.resize(manifest_.files.size());
   covered_.resize(manifest_.tensors.size());
   for (const ManifestTensor& tensor : manifest_.tensors) {

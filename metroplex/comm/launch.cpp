@@ -97,6 +97,11 @@ void sum_halves_in_fp32() {
 
 }  // namespace
 
+// libtorch's pool waits forever for a thread that the system does not start.
+static void check_threads(int count) {
+  base::run_together(count, [](int) {});
+}
+
 void prepare_rank_thread(int num_threads, c10::Device device) {
   at::set_num_threads(num_threads);
   if (!device.is_cpu()) cuda::set_device(device.index());
@@ -107,6 +112,7 @@ void run_threads(int world_size, const topology::RankGrid& grid, const ThreadsOp
                  const RankBody& body) {
   check_world(world_size, grid);
   check_clock(world_size, options);
+  check_threads(world_size * options.threads_per_rank);
   sum_halves_in_fp32();
   const Hub hub(world_size, {options.timeout, options.rendezvous, describe_in(grid)});
   FirstFailure failure;
@@ -139,6 +145,15 @@ void report_cause(const LaunchEnvironment& launch, const ProcessOptions& options
   [[maybe_unused]] const ssize_t written = ::write(launch.cause_fd, text.data(), text.size());
 }
 
+// c10d logs each failed attempt and each closed connection, which we report once ourselves.
+void quiet_c10d() {
+  ::setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
+  c10::initLogging();  // reads the variable
+}
+
+// The store's server, its client's limit, the watch, the monitor, and gloo's device, event loop and worker.
+constexpr int kThreadsOfConnections = 7;
+
 // What leads to the store.
 GlooOptions store_options(const LaunchEnvironment& launch) {
   GlooOptions gloo;
@@ -148,6 +163,7 @@ GlooOptions store_options(const LaunchEnvironment& launch) {
   gloo.master_port = launch.master_port;
   gloo.listen_fd = launch.listen_fd;
   gloo.agent_store = launch.agent_store;
+  gloo.secret = launch.secret;
   gloo.attempt = launch.attempt;
   gloo.meet_first = launch.cause_fd < 0;  // our own launcher ends the others of a rank that cannot start
   return gloo;
@@ -175,7 +191,9 @@ GlooOptions control_options(const LaunchEnvironment& launch, const ProcessOption
 
 void refuse_to_start(const LaunchEnvironment& launch, const std::string& cause) {
   const GlooOptions options = store_options(launch);
-  if (options.meet_first && launch.world_size > 1) tell_refusal(options, cause);
+  if (!options.meet_first || launch.world_size == 1) return;
+  quiet_c10d();
+  tell_refusal(options, cause);
 }
 
 void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid, const ProcessOptions& options,
@@ -184,11 +202,12 @@ void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid
   bool told = false;
   try {
     check_world(launch.world_size, grid);
+    check_threads(options.threads_per_rank + kThreadsOfConnections);
     sum_halves_in_fp32();
     prepare_rank_thread(options.threads_per_rank, device_of(options.gpu));
     if (options.backend == ProcessBackend::nccl && !options.interface.empty())
       ::setenv("NCCL_SOCKET_IFNAME", ("=" + options.interface).c_str(), /*overwrite=*/0);  // =: no prefix of a name
-    c10::initLogging();  // TORCH_CPP_LOG_LEVEL counts only from here on
+    quiet_c10d();
     GlooContext control(control_options(launch, options, describe));
     std::shared_ptr<NcclContext> nccl;  // outlives the telling below: to destroy its communicators may block
     try {

@@ -45,6 +45,7 @@ struct LaunchEnvironment {
   uint16_t master_port = 29500;
   bool agent_store = false;  // the launcher serves the store
   int64_t attempt = 0;       // how often torchrun has restarted the job
+  std::string secret{};      // METROPLEX_SECRET: authenticates the ranks to each other
   std::string interface {};  // GLOO_SOCKET_IFNAME: network interfaces that the environment chose
   int listen_fd = -1;        // rank 0 of our own launcher: the open socket of master_port
   int cause_fd = -1;         // our own launcher: where a failing rank says why

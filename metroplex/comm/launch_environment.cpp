@@ -206,6 +206,7 @@ std::optional<LaunchEnvironment> launch_from_environment(const Environment& envi
     if (!environment(launcher.marker)) continue;
     if (launcher.read == read_slurm && !is_task_of_srun(environment)) return std::nullopt;
     LaunchEnvironment launch = launcher.read(environment);
+    launch.secret = environment("METROPLEX_SECRET").value_or("");
     launch.interface = environment("GLOO_SOCKET_IFNAME").value_or("");
     MPX_CHECK(launch.rank < launch.world_size, "comm", launch.launcher, " calls this rank ", launch.rank, " of ",
               launch.world_size, "; ranks count from 0");

@@ -23,6 +23,8 @@
 namespace metroplex::comm {
 namespace {
 
+constexpr int kBacklog = 1024;
+
 std::string numeric(const sockaddr* address) {
   const socklen_t size = address->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
   char text[NI_MAXHOST] = "";
@@ -130,6 +132,70 @@ void allow_open_files(int64_t world_size) {
             limit.rlim_cur, " files, and with ", world_size, " ranks over gloo it may open ", needed,
             ": its files and connections; raise the limit (ulimit -Hn, or LimitNOFILE of the service), start fewer "
             "ranks, or take run.backend = threads on one machine");
+}
+
+std::string host_name() {
+  char name[256] = "";
+  ::gethostname(name, sizeof name - 1);
+  return name[0] == '\0' ? "unnamed" : name;
+}
+
+std::string peer_address(int fd) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return "";
+  return numeric(reinterpret_cast<sockaddr*>(&address));
+}
+
+static int listening_on(const addrinfo& at, int& error) {
+  const int one = 1, zero = 0;
+  const int fd = ::socket(at.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd >= 0) ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+  if (fd >= 0 && at.ai_family == AF_INET6) ::setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
+  if (fd >= 0 && ::bind(fd, at.ai_addr, at.ai_addrlen) == 0 && ::listen(fd, kBacklog) == 0) return fd;
+  error = errno;
+  if (fd >= 0) ::close(fd);
+  return -1;
+}
+
+int listen_at_name(const std::string& host, uint16_t port, bool others) {
+  int error = 0;
+  const auto listen_at_first = [&](const Addresses& list) {
+    for (const addrinfo* at = list.get(); at != nullptr; at = at->ai_next) {
+      if (others && is_loopback(numeric(at->ai_addr))) return -1;
+      const int fd = listening_on(*at, error);
+      if (fd >= 0 || error == EADDRINUSE) return fd;
+    }
+    return -1;
+  };
+  int fd = listen_at_first(resolve(host, port, SOCK_STREAM, 0));
+  for (const char* const any : {"::", "0.0.0.0"}) {
+    if (fd < 0 && error != EADDRINUSE) fd = listen_at_first(resolve(any, port, SOCK_STREAM, AI_NUMERICHOST));
+  }
+  MPX_CHECK(fd >= 0, "comm", "port ", port, " of ", host, ": ",
+            error == EADDRINUSE ? "is in use by another program, or by a second process that was started as rank 0; "
+                                  "choose another master port, or give each process a rank of its own"
+                                : std::strerror(error));
+  return fd;
+}
+
+std::string why_unreachable(const std::string& host, uint16_t port, std::chrono::milliseconds timeout) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kLongestPause{1000}, kLongestTry{5000};
+  const auto end = Clock::now() + timeout;
+  std::string error = "no answer";
+  for (std::chrono::milliseconds pause{20};; pause = std::min(2 * pause, kLongestPause)) {
+    const Addresses list = resolve(host, port, SOCK_STREAM, 0);
+    for (const addrinfo* at = list.get(); at != nullptr; at = at->ai_next) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
+      const int fd = connect_to(numeric(at->ai_addr), port, std::clamp(left, pause, kLongestTry), error);
+      if (fd < 0) continue;
+      ::close(fd);
+      return "";
+    }
+    if (Clock::now() + pause > end) return error;
+    std::this_thread::sleep_for(pause);
+  }
 }
 
 std::pair<int, uint16_t> listen_at(const std::string& address) {

@@ -34,10 +34,21 @@ std::string why_unknown(const std::string& host, std::chrono::milliseconds patie
 // is less than a rank of `world_size` over gloo opens.
 void allow_open_files(int64_t world_size);
 
+// The name that this machine gives itself.
+std::string host_name();
+
 // A socket listening at `address` (numeric), and its port.
 std::pair<int, uint16_t> listen_at(const std::string& address);
 // Connected; -1 with `error` set.
 int connect_to(const std::string& address, uint16_t port, std::chrono::milliseconds timeout, std::string& error);
+// The numeric address of the other end; empty if there is none.
+std::string peer_address(int fd);
+// A socket listening on `port` of the first address of `host` that this machine has; on all addresses if it has none
+// of them (an address that is translated), or if `others` (ranks on other machines) cannot reach a loopback name.
+// Throws base::Error("comm").
+int listen_at_name(const std::string& host, uint16_t port, bool others);
+// Waits until `host` accepts a connection on `port`; empty, or the last error after `timeout`.
+std::string why_unreachable(const std::string& host, uint16_t port, std::chrono::milliseconds timeout);
 // Small messages leave at once, calls do not block, and the kernel gives a silent machine up after `silence`.
 void prepare_socket(int fd, std::chrono::seconds silence);
 

@@ -12,10 +12,11 @@
 #include <vector>
 
 #include "base/error.h"
+#include "comm/backends/watch_tree.h"
 
 namespace metroplex::comm {
 
-Listener::Listener(uint16_t port) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+Listener::Listener(uint16_t port) : secret_(random_secret()), fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
   MPX_CHECK(fd_ >= 0, "comm", "no socket: ", std::strerror(errno));
   const int one = 1;
   ::setsockopt(fd_, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
@@ -44,11 +45,9 @@ std::vector<std::string> environment_of(int rank, const SpawnOptions& options, c
                                         int cause_fd) {
   std::vector<std::string> variables;
   bool has_threads = false;
-  bool has_log_level = false;
   for (char** entry = environ; *entry; ++entry) {
     const std::string text = *entry;
     has_threads = has_threads || text.rfind("OMP_NUM_THREADS=", 0) == 0;
-    has_log_level = has_log_level || text.rfind("TORCH_CPP_LOG_LEVEL=", 0) == 0;
     if (text.rfind("METROPLEX_", 0) != 0 || text.rfind("METROPLEX_DEPS", 0) == 0) variables.push_back(text);
   }
   const auto set = [&](const std::string& name, const std::string& value) {
@@ -60,10 +59,10 @@ std::vector<std::string> environment_of(int rank, const SpawnOptions& options, c
   set("METROPLEX_LOCAL_WORLD_SIZE", std::to_string(options.num_processes));
   set("METROPLEX_MASTER_ADDR", "127.0.0.1");
   set("METROPLEX_MASTER_PORT", std::to_string(listener.port()));
+  set("METROPLEX_SECRET", listener.secret());
   set("METROPLEX_CAUSE_FD", std::to_string(cause_fd));
   if (rank == 0) set("METROPLEX_LISTEN_FD", std::to_string(listener.fd()));
   if (!has_threads) set("OMP_NUM_THREADS", "1");
-  if (!has_log_level) set("TORCH_CPP_LOG_LEVEL", "ERROR");  // a closed connection is told once, by us
   return variables;
 }
 

@@ -46,8 +46,10 @@ class Listener {
   Listener& operator=(const Listener&) = delete;
   int fd() const { return fd_; }
   uint16_t port() const { return port_; }
+  const std::string& secret() const { return secret_; }  // of the run
 
  private:
+  const std::string secret_;
   int fd_;
   uint16_t port_ = 0;
 };

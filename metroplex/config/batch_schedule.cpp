@@ -5,6 +5,7 @@
 #include <charconv>
 #include <sstream>
 
+#include "base/digit_groups.h"
 #include "base/error.h"
 
 namespace metroplex::config {
@@ -28,7 +29,8 @@ static double unit(char letter) {
   }
 }
 
-std::optional<int64_t> read_count(const std::string& text, std::string& problem) {
+std::optional<int64_t> read_count(const std::string& written, std::string& problem) {
+  const std::string text = base::without_digit_groups(written);
   const auto refuse = [&](const char* rule) {
     problem = concat("'", text, "' is not a count: ", rule, ", like 768, 1.5K or 250B");
     return std::nullopt;
@@ -107,7 +109,7 @@ std::string rampup_problem(const BatchRampup& r) {
 
 std::optional<BatchRampup> read_batch_rampup(const std::string& text, int64_t global_batch_size,
                                              std::string& problem) {
-  std::istringstream stream(text);
+  std::istringstream stream(base::without_digit_groups(text));
   BatchRampup rampup;
   std::string rest;
   if (!(stream >> rampup.start >> rampup.increment >> rampup.samples) || stream >> rest) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "base/digit_groups.h"
 #include "base/error.h"
 #include "config/experts.h"
 #include "config/parallel.h"
@@ -38,7 +39,8 @@ std::vector<CpCommType> cp_comm_types(const Parallel& parallel) {
 std::optional<std::vector<int64_t>> read_context_levels(const Parallel& parallel) {
   std::vector<int64_t> sizes;
   if (parallel.hierarchical_context_parallel_sizes.empty()) return sizes;
-  for (const std::string& word : comma_list(parallel.hierarchical_context_parallel_sizes)) {
+  for (const std::string& written : comma_list(parallel.hierarchical_context_parallel_sizes)) {
+    const std::string word = base::without_digit_groups(written);
     int64_t size = 0;
     const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), size);
     if (error != std::errc() || end != word.data() + word.size() || size < 1 || size > 65536) return std::nullopt;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <utility>
 
+#include "base/digit_groups.h"
 #include "base/error.h"
 #include "config/derived.h"
 
@@ -226,7 +227,8 @@ std::vector<std::string> comma_list(const std::string& text) {
 
 std::optional<std::vector<double>> read_coefficients(const std::string& text, std::string& problem) {
   std::vector<double> numbers;
-  for (const std::string& word : comma_list(text)) {
+  for (const std::string& written : comma_list(text)) {
+    const std::string word = base::without_digit_groups(written);
     double value = 0;
     const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
     if (error != std::errc() || end != word.data() + word.size() || !(value >= 0) || std::isinf(value)) {

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "base/digit_groups.h"
 #include "base/error.h"
 #include "base/utf8.h"
 #include "config/section_fields.h"
@@ -200,7 +201,8 @@ std::string to_yaml(const Field& field) { return write(field, true); }
 std::string to_text(const Field& field) { return write(field, false); }
 
 template <class Number>
-static bool read_number(const std::string& text, Number& member) {
+static bool read_number(const std::string& written, Number& member) {
+  const std::string text = base::without_digit_groups(written);
   const char* begin = text.data() + (text.size() > 1 && text[0] == '+' && text[1] != '-' ? 1 : 0);
   const char* end = text.data() + text.size();
   Number value{};
@@ -232,6 +234,14 @@ bool assign_scalar(const Field& field, const std::string& text) {
                                [&](const ChoiceMember& choice) { return choice.assign(choice.member, text); },
                                [&](std::vector<std::string>*) { return false; }},
                     field.member);
+}
+
+void copy_value(const Field& to, const Field& from) {
+  if (auto* const list = std::get_if<std::vector<std::string>*>(&to.member)) {
+    **list = *std::get<std::vector<std::string>*>(from.member);
+    return;
+  }
+  MPX_ASSERT(assign_scalar(to, to_text(from)), to.key());
 }
 
 static bool inside(double value, const Limits& limits) {

@@ -77,6 +77,9 @@ std::string number_text(double value);
 // Reads one scalar into a field that is no list. False when it is not one; the field is then unchanged.
 bool assign_scalar(const Field& field, const std::string& text);
 
+// Copies the value of the same field of another Config.
+void copy_value(const Field& to, const Field& from);
+
 // "" when the value is inside the field's own limits, else the rule it breaks.
 std::string broken_limit(const Field& field);
 

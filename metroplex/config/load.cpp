@@ -306,6 +306,15 @@ void Draft::assign(const std::vector<std::string>& assignments) {
   *this = std::move(next);
 }
 
+void Draft::retract(const std::string& key) {
+  Config defaults;
+  const std::vector<Field> list = fields(config_), standard = fields(defaults);
+  const Field *field = find(list, key), *from = find(standard, key);
+  MPX_ASSERT(field != nullptr, key);
+  copy_value(*field, *from);
+  given_.erase(key);
+}
+
 Config Draft::finish() const {
   Config config = config_;
   const std::vector<Field> list = fields(config);

@@ -21,6 +21,9 @@ class Draft {
   void assign(const std::string& assignment);
   void assign(const std::vector<std::string>& assignments);
 
+  // Back to the default, as if the key had not been given.
+  void retract(const std::string& key);
+
   const std::set<std::string>& given() const { return given_; }
   // The configuration, with the presets of model.family for the keys that were not given.
   Config finish() const;

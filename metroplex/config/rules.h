@@ -31,6 +31,14 @@ class Rules {
     }
   }
 
+  // The same for a value that changes nothing, where Megatron ignores the flag instead of refusing it.
+  template <class Value>
+  void require_effect(bool holds, const char* key, const Value& value, const std::string& rule,
+                      const std::string& fix) {
+    require(holds, key, value, rule, fix);
+    if (!holds) list.back().without_effect = true;
+  }
+
   bool trains() const { return use != Use::evaluation; }
   // How the steps are captured; none: they are not.
   Choice<CudaGraphImpl> captured_by() const {

@@ -29,6 +29,10 @@ bool of_latents(std::string_view name) {
 bool of_yarn(std::string_view name) {
   return std::find(std::begin(kYarnKeys), std::end(kYarnKeys), name) != std::end(kYarnKeys);
 }
+// The softmax of latent attention is scaled by mscale_all_dim and rotary_scaling_factor with any rope_type.
+bool of_yarn_alone(std::string_view name) {
+  return of_yarn(name) && name != "rotary_scaling_factor" && name != "mscale_all_dim";
+}
 
 void check_latent(Rules& rules) {
   const Model& m = rules.config.model;
@@ -37,10 +41,10 @@ void check_latent(Rules& rules) {
   rules.require(m.num_query_groups == 0 || m.num_query_groups == m.num_attention_heads, "model.num_query_groups",
                 m.num_query_groups, concat("has no meaning with ", kSwitch, ": every head has keys of its own"),
                 "leave it 0");
-  rules.require(m.kv_channels == 0, "model.kv_channels", m.kv_channels,
-                concat("has no meaning with ", kSwitch,
-                       ", whose heads are as wide as model.qk_head_dim + model.qk_pos_emb_head_dim"),
-                "leave it 0");
+  rules.require_effect(m.kv_channels == 0, "model.kv_channels", m.kv_channels,
+                       concat("has no meaning with ", kSwitch,
+                              ", whose heads are as wide as model.qk_head_dim + model.qk_pos_emb_head_dim"),
+                       "leave it 0");
   rules.require(m.position_embedding_type == PositionEmbedding::rope, "model.position_embedding_type",
                 m.position_embedding_type, concat("must be rope with ", kSwitch), "set it to rope");
   rules.require(m.qk_pos_emb_head_dim % 2 == 0, "model.qk_pos_emb_head_dim", m.qk_pos_emb_head_dim, "must be even",
@@ -57,7 +61,8 @@ void check_frequencies(Rules& rules) {
   const Model& m = rules.config.model;
   const bool rope = m.position_embedding_type == PositionEmbedding::rope;
   if (!m.yarn()) {
-    refuse_without(rules, "model.rope_type = yarn", of_yarn);
+    const bool scales_softmax = m.multi_latent_attention && m.mscale_all_dim != 0;
+    refuse_without(rules, "model.rope_type = yarn", scales_softmax ? of_yarn_alone : of_yarn);
   } else {
     rules.require(rope, "model.rope_type", m.rope_type, "needs model.position_embedding_type = rope",
                   "use rope, or leave rope_type out");
@@ -67,10 +72,11 @@ void check_frequencies(Rules& rules) {
     rules.require(m.beta_fast > m.beta_slow, "model.beta_fast", m.beta_fast,
                   concat("must exceed model.beta_slow = ", number_text(m.beta_slow)), "raise it");
   }
-  rules.require(rope || !m.rotary_interleaved, "model.rotary_interleaved", "true",
-                "needs model.position_embedding_type = rope", "leave it out");
-  rules.require(rope || m.rotary_seq_len_interpolation_factor == 1, "model.rotary_seq_len_interpolation_factor",
-                m.rotary_seq_len_interpolation_factor, "needs model.position_embedding_type = rope", "leave it out");
+  rules.require_effect(rope || !m.rotary_interleaved, "model.rotary_interleaved", "true",
+                       "needs model.position_embedding_type = rope", "leave it out");
+  rules.require_effect(rope || m.rotary_seq_len_interpolation_factor == 1,
+                       "model.rotary_seq_len_interpolation_factor", m.rotary_seq_len_interpolation_factor,
+                       "needs model.position_embedding_type = rope", "leave it out");
 }
 
 void check_window(Rules& rules) {
@@ -78,10 +84,10 @@ void check_window(Rules& rules) {
   static constexpr const char* kLayers = "model.window_attn_skip_freq";
   const Family* const family = find_family(m.family);
   if (!m.has_window()) {
-    rules.require(m.window_attn_skip_freq.empty(), kLayers, m.window_attn_skip_freq,
-                  "has no effect without model.window_size", "leave it out, or give the window");
-    rules.require(m.rotary_base_local == 0, "model.rotary_base_local", m.rotary_base_local,
-                  "has no effect without model.window_size", "leave it out, or give the window");
+    rules.require_effect(m.window_attn_skip_freq.empty(), kLayers, m.window_attn_skip_freq,
+                         "has no effect without model.window_size", "leave it out, or give the window");
+    rules.require_effect(m.rotary_base_local == 0, "model.rotary_base_local", m.rotary_base_local,
+                         "has no effect without model.window_size", "leave it out, or give the window");
     return;
   }
   std::string problem;
@@ -115,8 +121,8 @@ void check_layer_parts(Rules& rules) {
   rules.require(!m.sandwich_norm || family == nullptr || !family->top_query, "model.sandwich_norm", "true",
                 concat("excludes model.family = ", m.family), "turn it off, or use another family");
   static constexpr const char* kUnits = "has no effect without model.gated_linear_unit";
-  rules.require(m.gated_linear_unit || m.activation_func_clamp_value == 0, "model.activation_func_clamp_value",
-                m.activation_func_clamp_value, kUnits, "leave it 0, or turn the gate on");
+  rules.require_effect(m.gated_linear_unit || m.activation_func_clamp_value == 0, "model.activation_func_clamp_value",
+                       m.activation_func_clamp_value, kUnits, "leave it 0, or turn the gate on");
   rules.require(m.gated_linear_unit || m.glu_linear_offset == 0, "model.glu_linear_offset", m.glu_linear_offset,
                 kUnits, "leave it 0, or turn the gate on");
 }

@@ -1,5 +1,7 @@
 // Rules about context parallelism: lengths that can be cut, and exchanges that a layer can make.
 #include <algorithm>
+#include <functional>
+#include <numeric>
 
 #include "config/derived.h"
 #include "config/experts.h"
@@ -58,9 +60,15 @@ int64_t check_levels(Rules& rules, bool used) {
     return int64_t{0};
   };
   if (text.empty() && !used) return 0;
-  if (!used)
-    return refuse("has no effect: no layer exchanges by a2a+p2p", "leave it out, or set parallel.cp_comm_type");
   const auto sizes = read_context_levels(p);
+  if (!used) {
+    refuse("has no effect: no layer exchanges by a2a+p2p", "leave it out, or set parallel.cp_comm_type");
+    // Megatron refuses another product anyway.
+    rules.list.back().without_effect =
+        sizes && sizes->size() <= 3 &&
+        std::accumulate(sizes->begin(), sizes->end(), int64_t{1}, std::multiplies<>()) == p.cp();
+    return 0;
+  }
   if (!sizes || sizes->size() != 2)
     return refuse("parallel.cp_comm_type = a2a+p2p needs two numbers from 1 up with a comma between",
                   "give the ranks that share heads and the groups of them, as 4,2 for context_parallel_size 8");

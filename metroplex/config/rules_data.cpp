@@ -130,15 +130,18 @@ static void check_allow(Rules& rules) {
 void check_checkpoint(Rules& rules) {
   check_allow(rules);
   const Checkpoint& c = rules.config.checkpoint;
-  rules.require(c.save_retain_interval == 0 || (c.save_interval > 0 && c.save_retain_interval % c.save_interval == 0),
-                "checkpoint.save_retain_interval", c.save_retain_interval,
-                concat("must be a multiple of checkpoint.save_interval = ", c.save_interval), "choose a multiple");
   const bool saves = !c.save.empty() || !rules.trains();  // what only evaluates takes a run's keys
-  rules.require(c.save_interval == 0 || saves, "checkpoint.save_interval", c.save_interval,
-                "needs checkpoint.save: nothing is saved without a folder",
-                "say where to save, or set it to 0 for a run that saves nothing");
-  rules.require(!c.async_save || saves, "checkpoint.async_save", "given", "needs checkpoint.save",
-                "say where to save, or leave it out");
+  static constexpr const char* kRetain = "checkpoint.save_retain_interval";
+  const bool multiple = c.save_interval > 0 && c.save_retain_interval % c.save_interval == 0;
+  rules.require(c.save_retain_interval == 0 || multiple || !saves, kRetain, c.save_retain_interval,
+                concat("must be a multiple of checkpoint.save_interval = ", c.save_interval), "choose a multiple");
+  rules.require_effect(c.save_retain_interval == 0 || saves, kRetain, c.save_retain_interval, "needs checkpoint.save",
+                       "say where to save, or leave it out");
+  rules.require_effect(c.save_interval == 0 || saves, "checkpoint.save_interval", c.save_interval,
+                       "needs checkpoint.save: nothing is saved without a folder",
+                       "say where to save, or set it to 0 for a run that saves nothing");
+  rules.require_effect(!c.async_save || saves, "checkpoint.async_save", "given", "needs checkpoint.save",
+                       "say where to save, or leave it out");
   rules.require(c.export_hf.empty() || saves, "checkpoint.export_hf", c.export_hf,
                 "needs checkpoint.save: it is made of the last checkpoint", "say where to save, or leave it out");
   const std::pair<const char*, bool> need_load[] = {
@@ -147,8 +150,8 @@ void check_checkpoint(Rules& rules) {
       {"checkpoint.exit_on_missing_checkpoint", c.exit_on_missing_checkpoint},
       {"checkpoint.resume_with_other_data", c.resume_with_other_data}};
   for (const auto& [key, set] : need_load) {
-    rules.require(!set || !c.load.empty(), key, "given", "needs checkpoint.load",
-                  "say what to load, or leave it out");
+    rules.require_effect(!set || !c.load.empty(), key, "given", "needs checkpoint.load",
+                         "say what to load, or leave it out");
   }
   rules.require(c.ckpt_step == 0 || !c.finetune, "checkpoint.ckpt_step", c.ckpt_step,
                 "excludes checkpoint.finetune, which starts from the latest",

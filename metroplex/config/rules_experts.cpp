@@ -19,15 +19,19 @@ void check_dense(Rules& rules) {
   for (size_t i = 0; i < given.size(); ++i) {
     const bool experts = given[i].name.rfind("moe_", 0) == 0 || given[i].name == "expert_ranks_per_node" ||
                          given[i].name == "expert_trace_file" || given[i].name == "log_experts_interval";
-    rules.require(!experts || to_text(given[i]) == to_text(standard[i]), given[i].key().c_str(), to_text(given[i]),
-                  "has no meaning in a model without experts (model.num_moe_experts = 0)",
-                  "leave it out, or give the model experts");
+    if (!experts || to_text(given[i]) == to_text(standard[i])) continue;
+    rules.require_effect(false, given[i].key().c_str(), to_text(given[i]),
+                         "has no meaning in a model without experts (model.num_moe_experts = 0)",
+                         "leave it out, or give the model experts");
+    // Megatron refuses a width of experts unless moe_layer_freq leaves layers without them.
+    if (given[i].name == "moe_ffn_hidden_size" && here.model.moe_layer_freq == defaults.model.moe_layer_freq)
+      rules.list.back().without_effect = false;
   }
   const Parallel& p = rules.config.parallel;
-  rules.require(p.etp() == p.tp(), "parallel.expert_tensor_parallel_size", p.etp(),
-                concat("must be 0 or ", key_is("parallel.tensor_model_parallel_size", p.tp()),
-                       " in a model without experts (model.num_moe_experts = 0)"),
-                "set it to 0, or give the model experts");
+  rules.require_effect(p.etp() == p.tp(), "parallel.expert_tensor_parallel_size", p.etp(),
+                       concat("must be 0 or ", key_is("parallel.tensor_model_parallel_size", p.tp()),
+                              " in a model without experts (model.num_moe_experts = 0)"),
+                       "set it to 0, or give the model experts");
   for (const std::string& module : rules.config.memory.recompute_modules) {
     rules.require(module != "moe" && module != "shared_experts", "memory.recompute_modules", module,
                   "names what a model without experts (model.num_moe_experts = 0) has not", "leave it out");
@@ -269,10 +273,10 @@ void check_shared(Rules& rules) {
   static constexpr const char* kWidth = "model.moe_shared_expert_intermediate_size";
   if (width == 0) {
     const std::string none = concat("needs a shared expert: ", kWidth, " is 0");
-    rules.require(!m.moe_shared_expert_gate, "model.moe_shared_expert_gate", "true", none,
-                  "give its width, or turn this off");
-    rules.require(!m.moe_shared_expert_overlap, "model.moe_shared_expert_overlap", "true", none,
-                  "give its width, or turn this off");
+    rules.require_effect(!m.moe_shared_expert_gate, "model.moe_shared_expert_gate", "true", none,
+                         "give its width, or turn this off");
+    rules.require_effect(!m.moe_shared_expert_overlap, "model.moe_shared_expert_overlap", "true", none,
+                         "give its width, or turn this off");
     for (const std::string& module : rules.config.memory.recompute_modules)
       rules.require(module != "shared_experts", "memory.recompute_modules", module, none, "leave it out");
     return;

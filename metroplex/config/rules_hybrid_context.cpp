@@ -100,8 +100,8 @@ void check_hybrid_neighbours(Rules& rules) {
 void check_hybrid_context(Rules& rules) {
   const Parallel& p = rules.config.parallel;
   if (!p.hybrid_context_parallel) {
-    rules.require(p.max_seqlen_per_dp_cp_rank == 0, kMostTokens, p.max_seqlen_per_dp_cp_rank,
-                  concat("has no effect without ", kHybrid), "leave it out, or turn that on");
+    rules.require_effect(p.max_seqlen_per_dp_cp_rank == 0, kMostTokens, p.max_seqlen_per_dp_cp_rank,
+                         concat("has no effect without ", kHybrid), "leave it out, or turn that on");
     return;
   }
   check_hybrid_documents(rules);

@@ -91,14 +91,18 @@ void check_recompute(Rules& rules) {
   check_saved_activations(rules);
   if (m.recomputes_all()) return check_full_recompute(rules);
   const std::string granularity = "memory.recompute_granularity = " + m.recompute_granularity;
-  rules.require(m.recompute_method == RecomputeMethod::none, "memory.recompute_method", m.recompute_method,
-                "is for full recompute, but " + granularity, "leave it empty or use full");
-  if (m.recompute_granularity != Recompute::none) return;
-  rules.require(m.recompute_num_layers == 0, "memory.recompute_num_layers", m.recompute_num_layers,
-                "is for full recompute, but " + granularity, "leave it 0 or use full");
-  rules.require(m.recompute_modules.empty(), "memory.recompute_modules",
-                concat(m.recompute_modules.size(), " modules"), "are for selective recompute, but " + granularity,
-                "leave the list empty or use selective");
+  const bool has_method = m.recompute_method != RecomputeMethod::none;
+  static constexpr const char *kMethod = "memory.recompute_method", *kLeaveMethod = "leave it empty or use full";
+  if (m.recompute_granularity == Recompute::selective)
+    return rules.require(!has_method, kMethod, m.recompute_method, "is for full recompute, but " + granularity,
+                         kLeaveMethod);
+  rules.require_effect(!has_method, kMethod, m.recompute_method, "is for full recompute, but " + granularity,
+                       kLeaveMethod);
+  rules.require_effect(m.recompute_num_layers == 0, "memory.recompute_num_layers", m.recompute_num_layers,
+                       "is for full recompute, but " + granularity, "leave it 0 or use full");
+  rules.require_effect(m.recompute_modules.empty(), "memory.recompute_modules",
+                       concat(m.recompute_modules.size(), " modules"),
+                       "are for selective recompute, but " + granularity, "leave the list empty or use selective");
 }
 
 void check_offload(Rules& rules) {

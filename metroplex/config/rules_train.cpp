@@ -116,14 +116,15 @@ static void check_schedule_parts(Rules& rules) {
                 "say how long the last part is");
   rules.require(!wsd || decay == 0 || last <= decay, last_key, last, concat("must not exceed the decay of ", decay),
                 "shorten it");
-  rules.require(wsd || last == 0, last_key, last, "belongs to optim.lr_decay_style = WSD", "leave it 0 or use WSD");
+  rules.require_effect(wsd || last == 0, last_key, last, "belongs to optim.lr_decay_style = WSD",
+                       "leave it 0 or use WSD");
 }
 
 static void check_decoupled_rates(Rules& rules) {
   const Optim& o = rules.config.optim;
   const bool given = o.decoupled_lr > 0;
-  rules.require(given || o.decoupled_min_lr == 0, "optim.decoupled_min_lr", o.decoupled_min_lr,
-                "has no meaning without optim.decoupled_lr", "give optim.decoupled_lr or leave it 0");
+  rules.require_effect(given || o.decoupled_min_lr == 0, "optim.decoupled_min_lr", o.decoupled_min_lr,
+                       "has no meaning without optim.decoupled_lr", "give optim.decoupled_lr or leave it 0");
   rules.require(!given || o.decoupled_min_lr <= o.decoupled_lr, "optim.decoupled_min_lr", o.decoupled_min_lr,
                 "must not exceed optim.decoupled_lr = " + number_text(o.decoupled_lr), "lower it");
   rules.require(!given || o.lr_warmup_init <= o.decoupled_lr, "optim.lr_warmup_init", o.lr_warmup_init,

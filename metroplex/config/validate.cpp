@@ -24,9 +24,9 @@ void refuse_without(Rules& rules, const char* switched, bool (*belongs)(std::str
   Config here = rules.config, defaults;
   const std::vector<Field> given = fields(here), standard = fields(defaults);
   for (size_t i = 0; i < given.size(); ++i) {
-    rules.require(!belongs(given[i].name) || to_text(given[i]) == to_text(standard[i]), given[i].key().c_str(),
-                  to_text(given[i]), base::concat("has no effect without ", switched),
-                  base::concat("leave it out, or turn ", switched, " on"));
+    rules.require_effect(!belongs(given[i].name) || to_text(given[i]) == to_text(standard[i]), given[i].key().c_str(),
+                         to_text(given[i]), base::concat("has no effect without ", switched),
+                         base::concat("leave it out, or turn ", switched, " on"));
   }
 }
 
@@ -37,14 +37,6 @@ static std::string fix_for_limit(const Field& field) {
   }
   const bool number = std::holds_alternative<int64_t*>(field.member) || std::holds_alternative<double*>(field.member);
   return number ? "choose a value inside" : "choose another name or path";
-}
-
-static void set_to(const Field& field, const Field& standard) {
-  if (auto* const list = std::get_if<std::vector<std::string>*>(&field.member)) {
-    **list = *std::get<std::vector<std::string>*>(standard.member);
-    return;
-  }
-  MPX_ASSERT(assign_scalar(field, to_text(standard)), field.key());
 }
 
 // The violations of each key's own limits. Those keys get their default in `config`, so that the rules behind can
@@ -58,7 +50,7 @@ static std::vector<Violation> check_limits(Config& config) {
     if (rule.empty()) continue;
     const std::string value = to_text(list[i]);
     found.push_back({list[i].key(), value.empty() ? "(empty)" : value, rule, fix_for_limit(list[i])});
-    set_to(list[i], standard[i]);
+    copy_value(list[i], standard[i]);
   }
   return found;
 }
@@ -90,6 +82,20 @@ std::vector<Violation> violations(const Config& config, int64_t world_size, Use 
   const std::vector<Violation> limits = found;
   for (Violation& violation : rules.list) {
     if (!follows_from(violation, limits)) found.push_back(std::move(violation));
+  }
+  return found;
+}
+
+std::vector<Violation> without_effect(const Config& config) {
+  const Parallel& p = config.parallel;
+  const int64_t ranks = std::max<int64_t>(p.tp(), 1) * std::max<int64_t>(p.pp(), 1) * std::max<int64_t>(p.cp(), 1);
+  const std::vector<Violation> all = violations(config, ranks);
+  std::vector<Violation> found;
+  for (const Violation& violation : all) {
+    const bool only_that = std::all_of(all.begin(), all.end(), [&](const Violation& other) {
+      return other.without_effect || other.key != violation.key;
+    });
+    if (violation.without_effect && only_that) found.push_back(violation);
   }
   return found;
 }

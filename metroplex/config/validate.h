@@ -15,10 +15,11 @@ namespace metroplex::config {
 // One broken rule, in the four parts a user needs.
 
 struct Violation {
-  std::string key;    // "parallel.tensor_model_parallel_size"
-  std::string value;  // what it is
-  std::string rule;   // what it must be, with the other values that matter
-  std::string fix;    // what to do
+  std::string key;              // "parallel.tensor_model_parallel_size"
+  std::string value;            // what it is
+  std::string rule;             // what it must be, with the other values that matter
+  std::string fix;              // what to do
+  bool without_effect = false;  // the value changes nothing, and Megatron ignores its flag
 };
 
 // Adds one to `list`. An empty value is written "(empty)": nothing would look like a mistake of the message.
@@ -34,6 +35,10 @@ void refuse(std::vector<Violation>& list, const char* key, const Value& value, c
 enum class Use { training, capture, evaluation };
 
 std::vector<Violation> violations(const Config& config, int64_t world_size, Use use = Use::training);
+
+// The values that change nothing in this configuration (Violation::without_effect), on the smallest number of ranks.
+// Keys that break another rule too are left out.
+std::vector<Violation> without_effect(const Config& config);
 
 // Throws one base::Error("config", ...) that lists all violations; does nothing when there are none.
 void check(const Config& config, int64_t world_size, Use use = Use::training);

@@ -340,7 +340,9 @@ std::unique_ptr<FileLock> PosixFileSystem::try_lock(const std::string& path) {
   auto lock = std::make_unique<PosixLock>(fd);
   if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return lock;
   if (errno == EWOULDBLOCK) return nullptr;
-  if (errno == ENOLCK || errno == ENOTSUP || errno == EINVAL) return lock;  // a file system without locks
+  for (const int no_locks : {ENOLCK, ENOTSUP, ENOSYS, EINVAL}) {  // file systems without them, Lustre without flock
+    if (errno == no_locks) return lock;
+  }
   fail("lock", path, errno);
 }
 

@@ -17,8 +17,8 @@ static const std::vector<Row>& model_rows() {
       {"--group-query-attention", kNone, "gqa=true"},
       {"--num-query-groups", kOne, "query_groups=$"},
       {"--max-position-embeddings", kOne, "model.max_position_embeddings=$"},
-      {"--position-embedding-type", kOne, "model.position_embedding_type=$"},
-      {"--use-rotary-position-embeddings", kNone, "model.position_embedding_type=rope"},
+      {"--position-embedding-type", kOne, "position_type=$"},
+      {"--use-rotary-position-embeddings", kNone, "rotary=true"},
       {"--no-position-embedding", kNone, "no_position=true"},
       {"--rotary-base", kOne, "model.rotary_base=$"},
       {"--use-rope-scaling", kNone, "model.use_rope_scaling=true"},
@@ -29,8 +29,13 @@ static const std::vector<Row>& model_rows() {
       {"--rope-type", kOne, "model.rope_type=$"},
       {"--rotary-scaling-factor", kOne, "model.rotary_scaling_factor=$"},
       {"--original-max-position-embeddings", kOne, "model.original_max_position_embeddings=$"},
+      {"--yarn-original-max-position-embeddings", kOne, "yarn_positions=$"},
       {"--beta-fast", kOne, "model.beta_fast=$"},
+      {"--yarn-beta-fast", kOne, "yarn_beta_fast=$"},
       {"--beta-slow", kOne, "model.beta_slow=$"},
+      {"--yarn-beta-slow", kOne, "yarn_beta_slow=$"},
+      {"--yarn-correction-range-round-to-int", kNone, "yarn_rounds=true"},
+      {"--no-yarn-correction-range-round-to-int", kNone, "yarn_rounds=false"},
       {"--mscale", kOne, "model.mscale=$"},
       {"--mscale-all-dim", kOne, "model.mscale_all_dim=$"},
       {"--window-size", kText, "window=$"},
@@ -48,20 +53,20 @@ static const std::vector<Row>& model_rows() {
       {"--v-head-dim", kOne, "model.v_head_dim=$"},
       {"--mtp-num-layers", kOne, "model.mtp_num_layers=$"},
       {"--mtp-loss-scaling-factor", kOne, "model.mtp_loss_scaling_factor=$"},
-      {"--normalization", kOne, "model.normalization=$"},
+      {"--normalization", kOne, "normalization=$"},
       {"--norm-epsilon", kOne, "model.layernorm_epsilon=$"},
       {"--layernorm-epsilon", kOne, "model.layernorm_epsilon=$"},
-      {"--swiglu", kNone, "model.activation=silu;model.gated_linear_unit=true"},
-      {"--quick-geglu", kNone, "model.activation=quick_gelu;model.gated_linear_unit=true"},
-      {"--squared-relu", kNone, "model.activation=squared_relu"},
-      {"--openai-gelu", kNone, "model.activation=gelu_tanh"},
+      {"--swiglu", kNone, "swiglu=true"},
+      {"--quick-geglu", kNone, "quick_geglu=true"},
+      {"--squared-relu", kNone, "squared_relu=true"},
+      {"--openai-gelu", kNone, "openai_gelu=true"},
       {"--no-bias-gelu-fusion", kNone, "no_gelu_fusion=true"},
       {"--disable-bias-linear", kNone, "model.add_bias_linear=false"},
       {"--add-qkv-bias", kNone, "model.add_qkv_bias=true"},
       {"--qk-layernorm", kNone, "model.qk_layernorm=true"},
       {"--untie-embeddings-and-output-weights", kNone, "model.untie_embeddings_and_output_weights=true"},
       {"--make-vocab-size-divisible-by", kOne, "model.make_vocab_size_divisible_by=$"},
-      {"--vocab-size", kOne, "model.vocab_size=$"},
+      {"--vocab-size", kOne, "vocab_size=$"},
       {"--attention-dropout", kOne, "model.attention_dropout=$"},
       {"--hidden-dropout", kOne, "model.hidden_dropout=$"},
       {"--init-method-std", kOne, "model.init_method_std=$"},
@@ -134,16 +139,20 @@ static const std::vector<Row>& parallel_rows() {
       {"--hybrid-context-parallel", kNone,
        "parallel.hybrid_context_parallel=true;parallel.context_parallel_cut=balanced"},
       {"--max-seqlen-per-dp-cp-rank", kOne, "parallel.max_seqlen_per_dp_cp_rank=$"},
+      {"--max-seqlen-per-cp-rank", kOne, "parallel.max_seqlen_per_dp_cp_rank=$"},
       {"--expert-model-parallel-size", kOne, "parallel.expert_model_parallel_size=$"},
       {"--expert-tensor-parallel-size", kOne, "parallel.expert_tensor_parallel_size=$"},
       {"--sequence-parallel", kNone, "parallel.sequence_parallel=true"},
       {"--use-tp-pp-dp-mapping", kNone, "parallel.order=tp-cp-ep-pp-dp"},
       {"--no-overlap-p2p-communication", kNone, "no_overlap_p2p=true"},
+      {"--overlap-p2p-communication", kNone, "overlap_p2p=true"},
       {"--overlap-grad-reduce", kNone, "parallel.overlap_grad_reduce=true"},
-      {"--ddp-bucket-size", kOne, "parallel.ddp_bucket_size=$"},
+      {"--ddp-bucket-size", kOne, "bucket_size=$"},
       {"--use-distributed-optimizer", kNone, "sharded=optim"},
       {"--use-megatron-fsdp", kNone, "fsdp=true"},
       {"--use-custom-fsdp", kNone, "fsdp=true"},
+      {"--use-torch-fsdp2", kNone, "torch_fsdp2=true"},
+      {"--torch-fsdp2-no-reshard-after-forward", kNone, "fsdp2_keeps_weights=true"},
       {"--data-parallel-sharding-strategy", kOne, "strategy=$"},
       {"--overlap-param-gather", kNone, "parallel.overlap_param_gather=true"},
       {"--align-param-gather", kNone, "align_param_gather=true"},
@@ -186,6 +195,9 @@ static const std::vector<Row>& optim_rows() {
       {"--muon-num-ns-steps", kOne, "optim.muon_num_ns_steps=$"},
       {"--muon-nesterov", kNone, "optim.muon_use_nesterov=true"},
       {"--muon-use-nesterov", kNone, "optim.muon_use_nesterov=true"},
+      {"--muon-no-use-nesterov", kNone, "optim.muon_use_nesterov=false"},
+      {"--muon-coefficient-type", kOne, "optim.muon_coefficient_type=$"},
+      {"--muon-no-split-qkv", kNone, "optim.muon_split_qkv=false"},
       {"--muon-scale-mode", kOne, "optim.muon_scale_mode=$"},
       {"--muon-extra-scale-factor", kOne, "optim.muon_extra_scale_factor=$"},
       {"--decoupled-lr", kOne, "optim.decoupled_lr=$"},
@@ -200,7 +212,9 @@ static const std::vector<Row>& optim_rows() {
       {"--optimizer-cpu-offload", kNone, "optim.optimizer_cpu_offload=true"},
       {"--clip-grad", kOne, "optim.clip_grad=$"},
       {"--override-opt-param-scheduler", kNone, "optim.override_opt_param_scheduler=true"},
+      {"--override-lr-scheduler", kNone, "optim.override_opt_param_scheduler=true"},
       {"--use-checkpoint-opt-param-scheduler", kNone, "optim.use_checkpoint_opt_param_scheduler=true"},
+      {"--use-checkpoint-lr-scheduler", kNone, "optim.use_checkpoint_opt_param_scheduler=true"},
   };
   return kRows;
 }
@@ -210,12 +224,14 @@ static const std::vector<Row>& precision_rows() {
       {"--bf16", kNone, "bf16=true;precision.params_dtype=bf16"},
       {"--fp16", kNone, "fp16=true;precision.params_dtype=fp16"},
       {"--fp32-residual-connection", kNone, "precision.fp32_residual_connection=true"},
-      {"--accumulate-allreduce-grads-in-fp32", kNone, "precision.main_grads_dtype=fp32"},
-      {"--grad-reduce-in-bf16", kNone, "precision.main_grads_dtype=params"},
+      {"--accumulate-allreduce-grads-in-fp32", kNone, "grads_in_fp32=true"},
+      {"--grad-reduce-in-bf16", kNone, "grads_in_bf16=true"},
       {"--main-grads-dtype", kOne, "main_grads_dtype=$"},
+      {"--megatron-fsdp-main-grads-dtype", kOne, "fsdp_grads_dtype=$"},
       {"--loss-scale", kOne, "precision.loss_scale=$"},
       {"--initial-loss-scale", kOne, "precision.initial_loss_scale=$"},
       {"--min-loss-scale", kOne, "precision.min_loss_scale=$"},
+      {"--min-scale", kOne, "precision.min_loss_scale=$"},
       {"--loss-scale-window", kOne, "precision.loss_scale_window=$"},
       {"--hysteresis", kOne, "precision.hysteresis=$"},
       {"--check-for-nan-in-loss-and-grad", kNone,
@@ -230,14 +246,20 @@ static const std::vector<Row>& precision_rows() {
 
 static const std::vector<Row>& memory_rows() {
   static const std::vector<Row> kRows = {
-      {"--recompute-granularity", kOne, "memory.recompute_granularity=$"},
-      {"--recompute-activations", kNone, "memory.recompute_granularity=selective"},
+      {"--recompute-granularity", kOne, "granularity=$"},
+      {"--recompute-activations", kNone, "recompute_activations=true"},
       {"--recompute-method", kOne, "memory.recompute_method=$"},
       {"--recompute-num-layers", kOne, "memory.recompute_num_layers=$"},
       {"--recompute-modules", kList, "recompute_modules=$"},
       {"--distribute-saved-activations", kNone, "memory.distribute_saved_activations=true"},
+      {"--distribute-checkpointed-activations", kNone, "memory.distribute_saved_activations=true"},
+      {"--activations-checkpoint-method", kOne, "checkpoint_method=$"},
+      {"--activations-checkpoint-num-layers", kOne, "memory.recompute_num_layers=$"},
+      {"--checkpoint-activations", kNone, "full_recompute=true"},
+      {"--checkpoint-num-layers", kOne, "memory.recompute_num_layers=$"},
       {"--fine-grained-activation-offloading", kNone, "memory.offload_activations=host"},
       {"--cpu-offloading", kNone, "memory.offload_activations=host"},
+      {"--cpu-offloading-num-layers", kOne, "offload_layers=$"},
   };
   return kRows;
 }
@@ -255,6 +277,7 @@ static const std::vector<Row>& data_rows() {
       {"--tokenizer-model", kOne, "data.tokenizer_model=$"},
       {"--vocab-file", kOne, "data.vocab_file=$"},
       {"--merge-file", kOne, "data.merge_file=$"},
+      {"--multiple-validation-sets", kNone, "data.multiple_validation_sets=true"},
       {"--dataloader-type", kOne, "data.dataloader_type=$"},
       {"--no-data-sharding", kNone, "data.data_sharding=false"},
       {"--reset-position-ids", kNone, "data.reset_position_ids=true"},
@@ -291,6 +314,9 @@ static const std::vector<Row>& train_rows() {
       {"--train-samples", kOne, "train.train_samples=$"},
       {"--eval-interval", kOne, "train.eval_interval=$"},
       {"--eval-iters", kOne, "train.eval_iters=$"},
+      {"--skip-train", kNone, "train.skip_train=true"},
+      {"--full-validation", kNone, "train.full_validation=true"},
+      {"--eval-global-batch-size", kOne, "train.eval_global_batch_size=$"},
       {"--log-interval", kOne, "train.log_interval=$"},
       {"--exit-interval", kOne, "train.exit_interval=$"},
       {"--exit-duration-in-mins", kOne, "train.exit_duration_in_mins=$"},
@@ -311,91 +337,11 @@ static const std::vector<Row>& train_rows() {
   return kRows;
 }
 
-// Nothing to set: how the program works anyway, or a choice that it does not have.
-static const std::vector<Row>& rows_without_effect() {
-  static constexpr const char* kAlways = "it is always so";
-  static constexpr const char* kOneWay = "ignored, there is one implementation";
-  static constexpr const char* kPython = "ignored, there is no Python here";
-  static constexpr const char* kBackend = "ignored, backends are chosen with --backend";
-  static constexpr const char* kOwnFormat =
-      "ignored, checkpoints have one format of their own (docs/checkpoint_format.md)";
-  static constexpr const char* kTimers = "ignored, timers are printed as their minimum and maximum over the ranks";
-  static constexpr const char* kCounters = "ignored, random numbers are functions of a position, captured or not";
-  static constexpr const char* kNoGraphs = "ignored, generation captures no graphs";
-  static const std::vector<Row> kRows = {
-      {"--use-mcore-models", kNone, "", kAlways},
-      {"--transformer-impl", kOne, "", kOneWay},
-      {"--attention-backend", kOne, "", kOneWay},
-      {"--use-flash-attn", kNone, "", kOneWay},
-      {"--no-masked-softmax-fusion", kNone, "", kOneWay},
-      {"--no-bias-swiglu-fusion", kNone, "", kOneWay},
-      {"--no-bias-dropout-fusion", kNone, "", kOneWay},
-      {"--no-rope-fusion", kNone, "", kOneWay},
-      {"--no-persist-layer-norm", kNone, "", kOneWay},
-      {"--no-gradient-accumulation-fusion", kNone, "", kOneWay},
-      {"--cross-entropy-loss-fusion", kNone, "", kOneWay},
-      {"--cross-entropy-fusion-impl", kOne, "", kOneWay},
-      {"--attention-softmax-in-fp32", kNone, "", kAlways},
-      {"--no-create-attention-mask-in-dataloader", kNone, "", kAlways},
-      {"--no-mmap-bin-files", kNone, "", "ignored, datasets are always memory-mapped"},
-      {"--num-dataset-builder-threads", kOne, "", "ignored, an index is built by one thread of one rank"},
-      {"--exit-signal-handler", kNone, "", kAlways},
-      {"--manual-gc", kNone, "", kPython},
-      {"--manual-gc-interval", kOne, "", kPython},
-      {"--empty-unused-memory-level", kOne, "", "ignored, freed memory is kept"},
-      {"--log-throughput", kNone, "", kAlways},
-      {"--log-progress", kNone, "", "ignored, no progress.txt is written; train.metrics_file has the same numbers"},
-      {"--log-timers-to-tensorboard", kNone, "", kTimers},
-      {"--log-validation-ppl-to-tensorboard", kNone, "", kAlways},
-      {"--tensorboard-queue-size", kOne, "", "ignored, every point is written at once"},
-      {"--ckpt-format", kOne, "", kOwnFormat},
-      {"--use-dist-ckpt", kNone, "", kOwnFormat},
-      {"--auto-detect-ckpt-format", kNone, "", kOwnFormat},
-      {"--no-ckpt-fully-parallel-save", kNone, "", "ignored, every rank writes what it owns"},
-      {"--ckpt-fully-parallel-load", kNone, "", "ignored, every rank reads what it needs"},
-      {"--local-rank", kOne, "", "ignored, the launcher's environment says it"},
-      {"--no-one-logger", kNone, "", kAlways},
-      {"--tp-comm-bootstrap-backend", kOne, "", kBackend},
-      {"--no-barrier-with-level-1-timing", kNone, "", "ignored, timers set no barriers"},
-      {"--timing-log-option", kOne, "", kTimers},
-      {"--moe-permute-fusion", kNone, "", kOneWay},
-      {"--moe-router-fusion", kNone, "", kOneWay},
-      {"--moe-use-grouped-tensor", kNone, "", kOneWay},
-      {"--moe-single-grouped-weight", kNone, "", kOneWay},
-      {"--moe-single-grouped-bias", kNone, "", kOneWay},
-      {"--moe-enable-deepep", kNone, "", kOneWay},
-      {"--moe-flex-dispatcher-num-sms", kOne, "", kOneWay},
-      {"--moe-deepep-num-sms", kOne, "", kOneWay},
-      {"--moe-hybridep-num-sms", kOne, "", kOneWay},
-      {"--moe-echo-expert-dispatcher-type", kOne, "", kOneWay},
-      {"--moe-use-device-initiated-grouped-gemm", kNone, "",
-       "ignored, products always read their sizes on the device"},
-      {"--moe-permute-fusion-into-hybridep", kNone, "", kOneWay},
-      {"--moe-hybridep-pad-uneven-dispatch-inputs", kNone, "", kOneWay},
-      {"--moe-router-padding-for-quantization", kNone, "", "ignored, there are no products in fp8 or fp4"},
-      {"--moe-router-padding-for-fp8", kNone, "", "ignored, there are no products in fp8 or fp4"},
-      {"--moe-pad-experts-for-cuda-graph-inference", kNone, "", kNoGraphs},
-      {"--inference-cuda-graph-scope", kOne, "", kNoGraphs},
-      {"--inference-cuda-graph-all-prefills", kNone, "", kNoGraphs},
-      {"--inference-cuda-graph-max-tokens", kOne, "", kNoGraphs},
-      {"--inference-dynamic-batching-num-cuda-graphs", kOne, "", kNoGraphs},
-      {"--decode-only-cuda-graphs", kNone, "", kNoGraphs},
-      {"--optimizer-cuda-graph", kNone, "", "ignored, full_iteration captures the optimizer, partial graphs do not"},
-      {"--cuda-graph-use-single-mempool", kNone, "",
-       "ignored, the graphs of full_iteration share a pool, sets of partial graphs do not"},
-      {"--cuda-graph-retain-backward-graph", kNone, "", "ignored, a captured backward keeps nothing of autograd's"},
-      {"--te-rng-tracker", kNone, "", kCounters},
-      {"--inference-rng-tracker", kNone, "", kCounters},
-      {"--moe-per-layer-logging", kNone, "", "ignored, train.log_experts_interval shows every layer"},
-  };
-  return kRows;
-}
-
 const std::vector<FlagRow>& flag_table() {
   static const std::vector<FlagRow> kTable = [] {
     std::vector<FlagRow> all;
     for (const auto* rows : {&model_rows(), &expert_rows(), &parallel_rows(), &optim_rows(), &precision_rows(),
-                             &memory_rows(), &data_rows(), &train_rows(), &rows_without_effect()}) {
+                             &memory_rows(), &data_rows(), &train_rows(), &fork_rows()}) {
       all.insert(all.end(), rows->begin(), rows->end());
     }
     return all;
@@ -403,24 +349,46 @@ const std::vector<FlagRow>& flag_table() {
   return kTable;
 }
 
-const std::vector<std::pair<const char*, const char*>>& fixed_flags() {
-  static const std::vector<std::pair<const char*, const char*>> kFixed = {
-      {"--muon-tp-mode", "duplicated"},
-      {"--muon-tp-mode", "distributed"},
-      {"--muon-scalar-optimizer", "adam"},
-      {"--outer-dp-sharding-strategy", "no_shard"},
-  };
-  return kFixed;
+const std::vector<const char*>& positive_flags() {
+  static const std::vector<const char*> kFlags = {"--ffn-hidden-size",
+                                                  "--kv-channels",
+                                                  "--num-query-groups",
+                                                  "--max-position-embeddings",
+                                                  "--vocab-size",
+                                                  "--q-lora-rank",
+                                                  "--softmax-scale",
+                                                  "--activation-func-clamp-value",
+                                                  "--moe-ffn-hidden-size",
+                                                  "--moe-intermediate-size",
+                                                  "--moe-shared-expert-intermediate-size",
+                                                  "--moe-expert-capacity-factor",
+                                                  "--expert-tensor-parallel-size",
+                                                  "--decoder-first-pipeline-num-layers",
+                                                  "--decoder-last-pipeline-num-layers",
+                                                  "--microbatch-group-size-per-virtual-pipeline-stage",
+                                                  "--max-seqlen-per-dp-cp-rank",
+                                                  "--max-seqlen-per-cp-rank",
+                                                  "--lr-decay-iters",
+                                                  "--lr-decay-samples",
+                                                  "--decoupled-lr",
+                                                  "--global-batch-size",
+                                                  "--eval-global-batch-size"};
+  return kFlags;
 }
 
-const std::vector<std::pair<const char*, const char*>>& removed_flags() {
-  static const std::vector<std::pair<const char*, const char*>> kRemoved = {
-      {"--batch-size", "use --micro-batch-size"},
-      {"--warmup", "use --lr-warmup-fraction"},
-      {"--model-parallel-size", "use --tensor-model-parallel-size"},
-      {"--checkpoint-activations", "use --recompute-activations"},
+const std::vector<std::pair<const char*, const char*>>& exclusive_flags() {
+  static const std::vector<std::pair<const char*, const char*>> kPairs = {
+      {"--num-layers", "--encoder-num-layers"},
+      {"--seq-length", "--encoder-seq-length"},
+      {"--bf16", "--fp16"},
+      {"--swiglu", "--squared-relu"},
+      {"--swiglu", "--quick-geglu"},
+      {"--group-query-attention", "--multi-latent-attention"},
+      {"--global-batch-size", "--step-batch-size-schedule"},
+      // the gate of Megatron-DeepSpeed is another function
+      {"--deepspeed", "--num-experts"},
   };
-  return kRemoved;
+  return kPairs;
 }
 
 const std::vector<const char*>& defaults() {

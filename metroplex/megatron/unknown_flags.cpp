@@ -1,5 +1,6 @@
-// Which of Megatron's flags and programs may not be passed over, though nothing here reads them.
+// Flags and programs that are refused: why, and what to use instead.
 #include <algorithm>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -8,97 +9,179 @@
 
 namespace metroplex::megatron {
 
-// Names, or with a dash at the end the beginnings of names, of flags that change the function which is computed, the
-// weights it starts from, or what is learned. Others change speed, memory, rounding, or what is printed and kept.
-static const std::vector<std::string>& defining_names() {
-  static const std::vector<std::string> kNames = {
-      // experts
-      "--moe-", "--num-moe-experts", "--num-experts",
-      // attention
-      "--qk-l2-norm", "--qk-clip", "--qk-clip-", "--attention-output-gate", "--apply-query-key-layer-scaling",
-      "--experimental-attention-variant", "--dsa-", "--linear-", "--dataloader-inter-document-masking",
-      // positions
-      "--rope-", "--no-rope-freq", "--mrope-", "--yarn-", "--relative-attention-",
-      // layers
-      "--layernorm-zero-centered-gamma", "--apply-residual-connection-post-layernorm", "--enable-mhc-connections",
-      "--mhc-", "--use-mup", "--mup-", "--mtp-", "--spec", "--hybrid-layer-pattern", "--hybrid-override-pattern",
-      "--hybrid-attention-ratio", "--hybrid-mlp-ratio", "--is-hybrid-model", "--mamba-", "--gdp-", "--heterogeneous-",
-      "--decoder-num-layers", "--decoder-seq-length", "--bert-", "--vision-", "--retro-", "--num-classes",
-      "--vocab-extra-ids", "--padded-vocab-size", "--no-pad-vocab-size", "--yaml-cfg",
-      // weights to start from
-      "--embedding-init-method-std", "--init-method-xavier-uniform", "--pretrained-checkpoint",
-      "--use-checkpoint-args", "--load-main-params-from-ckpt",
-      // what is learned
-      "--data-args-path", "--per-split-data-args-path", "--per-dataset-sequences-path", "--fim-", "--sft", "--sft-",
-      "--perform-rl-step", "--rl-", "--grpo-", "--logits-load-", "--freeze-", "--iterations-to-skip",
-      "--phase-transition-iterations", "--mask-prob", "--no-decoupled-weight-decay"};
-  return kNames;
+namespace {
+
+struct Reason {
+  const char* text;
+  const char* flags;
+};
+
+// Megatron's own flags that are not implemented.
+constexpr Reason kNotImplemented[] = {
+    {"Megatron refuses it too", "--cache-mla-latents --moe-token-dropping"},
+    {"Xavier initialization", "--init-method-xavier-uniform"},
+    {"a model of ModelOpt", "--modelopt-enabled"},
+    {"a resumed run may start with a part of its weights",
+     "--disable-strict-fsdp-dtensor-load --no-strict-fsdp-dtensor-load"},
+    {"a stage with the embedding alone", "--standalone-embedding-stage"},
+    {"another attention", "--experimental-attention-variant --linear-attention-type"},
+    {"another order of rows in the first matrix of the experts",
+     "--moe-mlp-glu-interleave-size --moe-shared-expert-glu-interleave-size"},
+    {"attention within documents", "--dataloader-inter-document-masking"},
+    {"biases the router", "--moe-router-force-biased"},
+    {"casts the embedding to fp32", "--embedding-weights-in-fp32"},
+    {"changes the vocabulary and its special ids", "--tiktoken-special-tokens --tokenizer-special-tokens"},
+    {"changes the weights of a blend", "--renormalize-blend-weights"},
+    {"context-parallel groups of changing size", "--dynamic-context-parallel --sequence-packing-scheduler"},
+    {"cuts gradients between the prediction modules and the model", "--mtp-detach-heads"},
+    {"cuts weights over more ranks, which changes the data-parallel size",
+     "--expert-tensor-parallel-num-weight-shards --tensor-parallel-num-weight-shards"},
+    {"data from a list in a file", "--data-args-path --per-split-data-args-path"},
+    {"distillation from saved logits", "--logits-load-dir"},
+    {"distills from a teacher", "--export-kd-teacher-load"},
+    {"each data-parallel rank starts with other weights", "--data-parallel-random-init"},
+    {"encoder stages of a T5", "--pipeline-model-parallel-split-rank"},
+    {"ends a run at each phase and counts its data anew", "--phase-transition-iterations"},
+    {"ends or repeats a run at a spiky loss", "--check-for-spiky-loss"},
+    {"experts of a narrower width than the model", "--moe-latent-size"},
+    {"fill-in-the-middle data", "--fim-data"},
+    {"format in which gradients are reduced", "--fp32-allreduce"},
+    {"format in which gradients of some parameters are added up",
+     "--ddp-param-name-patterns-for-fp32-local-accumulation"},
+    {"format of the logits", "--output-logit-dtype"},
+    {"gates the output of attention", "--attention-output-gate --head-wise-attn-gate"},
+    {"id of the end of a document, which masks and losses depend on", "--null-tokenizer-eod-id"},
+    {"instruction data", "--finetune-hf-dataset --sft --use-varlen-dataset"},
+    {"iteration and data position of a resumed run", "--override-ckpt-iteration"},
+    {"layers of other kinds",
+     "--heterogeneous-layers-config-encoded-json --heterogeneous-layers-config-path --hybrid-layer-pattern "
+     "--hybrid-override-pattern --is-hybrid-model"},
+    {"layers of the decoder of a T5", "--decoder-num-layers"},
+    {"layers without rotary positions", "--no-rope-freq"},
+    {"leaves the process groups to another program", "--lazy-mpu-init"},
+    {"legacy models add the residual behind the norm; Megatron Core ignores it",
+     "--apply-residual-connection-post-layernorm"},
+    {"length of the decoder of a T5", "--decoder-seq-length"},
+    {"library and class of the tokenizer", "--tokenizer-metadata"},
+    {"loads checkpoints of another library", "--load-model-opt-format"},
+    {"losses in fp16", "--fp16-lm-cross-entropy"},
+    {"main parameters of a checkpoint", "--load-main-params-from-ckpt"},
+    {"makes experts of a dense checkpoint", "--moe-use-upcycling"},
+    {"masks the loss at tokens that share the id of the padding", "--allow-ambiguous-pad-tokens"},
+    {"maximal update parameterization: other initialization and learning rates", "--use-mup"},
+    {"mixes the inputs of the prediction modules", "--mtp-hsm"},
+    {"no communication: every rank trains a model of its own", "--fake-process-group"},
+    {"norms of queries and keys without weights", "--qk-l2-norm"},
+    {"nothing is trained", "--freeze-all-layers"},
+    {"one set of weights for all prediction modules", "--mtp-use-repeated-layer"},
+    {"only converts a checkpoint and exits", "--ckpt-convert-format"},
+    {"products in fp4", "--fp4-format"},
+    {"products in fp8", "--fp8-e4m3 --fp8-format --fp8-hybrid"},
+    {"quantizes modules",
+     "--kitchen-config-file --kitchen-recipe-number --te-precision-config-file --use-kitchen-attention"},
+    {"reinforcement learning", "--perform-rl-step"},
+    {"rescales the weights of queries and keys after a step", "--qk-clip"},
+    {"residual streams (mHC)", "--enable-hyper-connections --enable-mhc-connections"},
+    {"retrieval-enhanced model", "--retro-add-retriever"},
+    {"rotary base per layer", "--rotary-base-per-layer"},
+    {"routes by a hash of the token", "--moe-n-hash-layers"},
+    {"routes to the experts of a few ranks", "--moe-router-topk-limited-devices"},
+    {"rows of the embedding", "--disable-pad-vocab-size --no-pad-vocab-size --padded-vocab-size"},
+    {"shards over the outer data-parallel ranks too", "--enable-full-sharding-in-hsdp"},
+    {"skips iterations", "--iterations-to-skip --result-rejected-tracker-filename"},
+    {"special tokens of the tokenizer", "--tokenizer-sentencepiece-legacy"},
+    {"standard deviation of the embedding, which is then not decayed either", "--embedding-init-method-std"},
+    {"takes the model from a checkpoint", "--use-checkpoint-args"},
+    {"the whole configuration is in a YAML file", "--yaml-cfg"},
+    {"weights start uninitialized", "--no-initialization"},
+    {"weights to start from", "--pretrained-checkpoint"},
+};
+
+// Removed flags of Megatron, and flags of its forks.
+constexpr Reason kReplacements[] = {
+    {"removed from Megatron; use --lr-warmup-fraction", "--warmup"},
+    {"removed from Megatron; use --micro-batch-size", "--batch-size"},
+    {"removed from Megatron; use --tensor-model-parallel-size", "--model-parallel-size"},
+    {"use --normalization RMSNorm", "--use-rms-norm --use-rmsnorm --rms-norm"},
+    {"use --untie-embeddings-and-output-weights", "--no-tie-embed-logits --untie-embeddings --no-tie-embeddings"},
+    {"use --group-query-attention --num-query-groups N", "--num-attention-heads-kv --num-kv-heads --n-head-kv"},
+    {"use --rotary-base", "--rope-theta"},
+    {"linear scaling in Megatron-LLM; use --rotary-seq-len-interpolation-factor", "--rope_scaling_factor"},
+    {"use --window-size N,0", "--sliding-window --sliding-window-size"},
+    {"use --vocab-size and --make-vocab-size-divisible-by 1", "--extra-vocab-size"},
+    {"use --cp-comm-type", "--context-parallel-algo"},
+    {"use --moe-shared-expert-intermediate-size", "--n-shared-experts"},
+    {"use --moe-layer-freq", "--first-k-dense-replace"},
+    {"use --tokenizer-model", "--tokenizer-name-or-path"},
+    {"use --swiglu", "--glu-activation"},
+    {"counts tokens, one iteration late; use --lr-warmup-samples", "--lr-warmup-tokens"},
+    {"counts tokens, one iteration late; use --lr-decay-samples", "--lr-decay-tokens"},
+    {"counts tokens; use --train-samples", "--train-tokens"},
+    {"the settings in this file are not read; write them as flags", "--deepspeed-config"},
+};
+
+template <class Reasons>
+const char* find_reason(const Reasons& reasons, const std::string& flag) {
+  for (const Reason& reason : reasons) {
+    std::istringstream flags(reason.flags);
+    for (std::string name; flags >> name;) {
+      if (name == flag) return reason.text;
+    }
+  }
+  return nullptr;
 }
 
-bool defines_the_model(const std::string& flag) {
-  const auto& table = flag_table();
-  if (std::any_of(table.begin(), table.end(), [&](const FlagRow& row) { return flag == row.flag; })) return false;
-  const std::vector<std::string>& names = defining_names();
-  const bool named = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
-    return flag == name || (name.back() == '-' && flag.compare(0, name.size(), name) == 0);
+// Words of a program's name: "tools/pretrain_gpt.py" has tools, pretrain, gpt, py.
+std::vector<std::string> name_words(const std::string& name) {
+  std::vector<std::string> words(1);
+  for (const char c : name) {
+    if (c == '/' || c == '_' || c == '.' || c == '-') words.emplace_back();
+    else words.back() += c;
+  }
+  return words;
+}
+
+bool has_word(const std::string& name, const std::vector<std::string>& words) {
+  const std::vector<std::string> own = name_words(name);
+  return std::any_of(own.begin(), own.end(), [&](const std::string& word) {
+    return std::find(words.begin(), words.end(), word) != words.end();
   });
-  // A slip of the pen in a long name counts too.
-  return named || std::any_of(names.begin(), names.end(), [&](const std::string& name) {
-           return name.size() >= 10 && name.back() != '-' && base::edit_distance(flag, name) <= 2;
-         });
 }
 
-std::string nearest_flag(const std::string& flag, bool loose) {
+size_t base_name(const std::string& program) {
+  const size_t slash = program.rfind('/');
+  return slash == std::string::npos ? 0 : slash + 1;
+}
+
+}  // namespace
+
+std::string refusal_reason(const std::string& flag) {
+  if (const char* reason = find_reason(kReplacements, flag)) return reason;
+  const char* reason = find_reason(kNotImplemented, flag);
+  return reason == nullptr ? "" : base::concat("not implemented (", reason, ")");
+}
+
+std::string nearest_flag(const std::string& flag) {
   std::vector<std::string> names;
   for (const FlagRow& row : flag_table()) names.emplace_back(row.flag);
-  const std::string nearest = base::nearest_name(flag, names);
-  const int slips = flag.size() < 10 ? 1 : 2;
-  return loose || (!nearest.empty() && base::edit_distance(flag, nearest) <= slips) ? nearest : "";
+  for (const HarmlessFlag& known : harmless_flags()) names.push_back(known.flag);
+  return base::nearest_name(flag, names);
 }
 
-bool decides_what_is_learned(const std::string& flag) {
-  static const std::vector<std::string> kBeginnings = {"model.",
-                                                       "optim.",
-                                                       "precision.",
-                                                       "train.",
-                                                       "data.",
-                                                       "checkpoint.",
-                                                       "run.seed",
-                                                       "gqa",
-                                                       "query_groups",
-                                                       "no_position",
-                                                       "no_gelu_fusion",
-                                                       "balancing",
-                                                       "aux_loss_coeff",
-                                                       "tokenizer",
-                                                       "no_weight_decay_cond_type"};
-  for (const FlagRow& row : flag_table()) {
-    if (flag != row.flag) continue;
-    const std::string sets = row.sets;
-    return std::any_of(kBeginnings.begin(), kBeginnings.end(),
-                       [&](const std::string& begin) { return (";" + sets).find(";" + begin) != std::string::npos; });
-  }
-  return false;
+bool trains_codegeex(const std::string& program) {
+  return has_word(program.substr(base_name(program)), {"codegeex"});
 }
 
 bool trains_another_model(const std::string& program) {
-  static const std::vector<std::string> kWords = {"bert",       "t5",        "hybrid", "mamba",  "vlm",
-                                                  "ict",        "rl",        "retro",  "vision", "mimo",
-                                                  "multimodal", "biencoder", "dino",   "mae",    "inpaint"};
-  // The program's own name, and its folder's where the name is train.py or the like.
-  const size_t slash = program.rfind('/'), name = slash == std::string::npos ? 0 : slash + 1;
+  static const std::vector<std::string> kWords = {
+      "bert",      "t5",    "hybrid", "mamba", "vlm",     "ict",   "rl",   "retro", "vision", "mimo",   "multimodal",
+      "biencoder", "dino",  "mae",    "yuan",  "inpaint", "glm",   "rwkv", "vit",   "dit",    "clip",   "llava",
+      "chatglm",   "gemma", "falcon", "jamba", "zamba",   "realm", "sora", "gan",   "swin",   "whisper"};
+  // The name of the program, and of its folder for names like train.py.
+  const size_t name = base_name(program);
   if (program.compare(name, std::string::npos, "pretrain_gpt.py") == 0) return false;
   const size_t folder = name < 2 ? std::string::npos : program.rfind('/', name - 2);
-  std::string word;
-  for (const char c : program.substr(folder == std::string::npos ? 0 : folder) + "/") {
-    if (c != '/' && c != '_' && c != '.' && c != '-') {
-      word += c;
-      continue;
-    }
-    if (std::find(kWords.begin(), kWords.end(), word) != kWords.end()) return true;
-    word.clear();
-  }
-  return false;
+  return has_word(program.substr(folder == std::string::npos ? 0 : folder), kWords);
 }
 
 }  // namespace metroplex::megatron

@@ -31,10 +31,8 @@ at::Tensor adapted(Linear& linear, const Input& in, const Microbatch& batch) {
 
 CoreSpec latent_core(const AttentionSpec& spec, const config::Model& model, const LayerContext& context) {
   CoreSpec core = core_spec(spec, model, context);
-  if (model.yarn()) {
-    const double mscale = yarn_mscale(model.rotary_scaling_factor, model.mscale_all_dim);
-    core.softmax_scale *= mscale * mscale;
-  }
+  const double mscale = yarn_mscale(model.rotary_scaling_factor, model.mscale_all_dim);
+  core.softmax_scale *= mscale * mscale;
   return core;
 }
 

@@ -118,28 +118,55 @@ BpeModel::Entry BpeModel::enter(std::string_view character) const {
   return entry;
 }
 
-void BpeModel::fill_symbols(std::string_view part, std::vector<int32_t>& symbols) const {
+void BpeModel::fill_symbols(std::string_view part, std::vector<int32_t>& symbols,
+                            std::vector<TextRange>* ranges) const {
   symbols.clear();
-  bool unknown = false;  // one that waits for the next that is no byte tokens
+  std::optional<TextRange> unknown;  // one that waits for the next that is no byte tokens
+  const auto push = [&](int32_t id, TextRange range) {
+    symbols.push_back(id);
+    if (ranges) ranges->push_back(range);
+  };
   Entry made;
   for (size_t position = 0; position < part.size();) {
     const auto lead = static_cast<unsigned char>(part[position]);
-    const size_t size = byte_level_ ? 1 : code_point_size(lead);
+    const size_t begin = position, size = byte_level_ ? 1 : code_point_size(lead);
     const Entry* entry = byte_level_ ? &byte_entries_[lead] : lead < 128 ? &ascii_entries_[lead] : &made;
     if (entry == &made) made = enter(part.substr(position, size));
     position += size;
     if (entry->id >= 0) {
-      if (unknown) symbols.push_back(unk_);
-      unknown = false;
-      symbols.push_back(entry->id);
+      if (unknown) push(unk_, *unknown);
+      unknown.reset();
+      push(entry->id, {begin, position});
     } else if (!entry->bytes.empty()) {
-      symbols.insert(symbols.end(), entry->bytes.begin(), entry->bytes.end());
+      for (size_t i = 0; i < entry->bytes.size(); ++i) push(entry->bytes[i], {begin + i, begin + i + 1});
     } else if (unk_ >= 0) {
-      if (unknown && !fuse_unk_) symbols.push_back(unk_);
-      unknown = true;
+      if (unknown && !fuse_unk_) push(unk_, *unknown);
+      unknown = {unknown && fuse_unk_ ? unknown->begin : begin, position};
     }
   }
-  if (unknown) symbols.push_back(unk_);
+  if (unknown) push(unk_, *unknown);
+}
+
+void BpeModel::append_ranges(std::string_view word, std::span<const int32_t> ids,
+                             std::vector<TextRange>& ranges) const {
+  if (ignore_merges_ && ids.size() == 1) {
+    ranges.push_back({0, word.size()});
+    return;
+  }
+  std::vector<int32_t> symbols;
+  std::vector<TextRange> of_symbols;
+  fill_symbols(word, symbols, &of_symbols);
+  size_t next = 0;
+  for (const int32_t id : ids) {
+    // A token is spelled by the symbols that were merged into it.
+    TextRange range = of_symbols.at(next);
+    const size_t spelled = tokens_[static_cast<size_t>(id)].size();
+    for (size_t bytes = 0; next < symbols.size() && (bytes < spelled || bytes == 0); ++next) {
+      bytes += tokens_[static_cast<size_t>(symbols[next])].size();
+      range.end = of_symbols[next].end;
+    }
+    ranges.push_back(range);
+  }
 }
 
 void BpeModel::encode_part(std::string_view part, BpeScratch& scratch, std::vector<int32_t>& out) const {
@@ -166,7 +193,7 @@ void BpeModel::encode_part(std::string_view part, BpeScratch& scratch, std::vect
       return;
     }
   }
-  fill_symbols(part, scratch.symbols);
+  fill_symbols(part, scratch.symbols, nullptr);
   merge_all(merges_, scratch.symbols, scratch.merges);
   scratch.cache.keep(part, scratch.symbols.data(), scratch.symbols.size());
   out.insert(out.end(), scratch.symbols.begin(), scratch.symbols.end());

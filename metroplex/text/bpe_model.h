@@ -6,12 +6,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "text/text_cuts.h"
+#include "text/text_range.h"
 #include "text/word_cache.h"
 
 namespace metroplex::text {
@@ -96,6 +98,10 @@ class BpeModel {
   // Appends the ids of one word of the pre-tokenizer; it must be valid UTF-8 or, at byte level, may be anything.
   void encode(std::string_view word, BpeScratch& scratch, std::vector<int32_t>& out) const;
 
+  // The bytes of `word` that each of its ids stands for; ids are those that encode appended for it. A byte
+  // token stands for its byte.
+  void append_ranges(std::string_view word, std::span<const int32_t> ids, std::vector<TextRange>& ranges) const;
+
   const std::string* token(int32_t id) const;
   std::optional<int32_t> id(std::string_view token) const;
   int64_t num_ids() const { return static_cast<int64_t>(tokens_.size()); }  // largest id + 1
@@ -112,7 +118,8 @@ class BpeModel {
   void find_cuts(const BpeSpec& spec);
   Entry enter(std::string_view character) const;
   void encode_part(std::string_view part, BpeScratch& scratch, std::vector<int32_t>& out) const;
-  void fill_symbols(std::string_view part, std::vector<int32_t>& symbols) const;
+  // `ranges`, which may be null, gets the bytes that each symbol stands for.
+  void fill_symbols(std::string_view part, std::vector<int32_t>& symbols, std::vector<TextRange>* ranges) const;
 
   bool byte_level_, byte_fallback_, fuse_unk_, ignore_merges_;
   int32_t unk_ = -1;

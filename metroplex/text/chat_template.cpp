@@ -11,37 +11,9 @@
 namespace metroplex::text {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-// ShareGPT's spelling of a message.
-Json message_of(const Json& turn) {
-  static constexpr std::pair<const char*, const char*> kRoles[] = {{"human", "user"},
-                                                                   {"gpt", "assistant"},
-                                                                   {"chatgpt", "assistant"},
-                                                                   {"bot", "assistant"},
-                                                                   {"model", "assistant"}};
-  MPX_CHECK(turn.is_object() && turn.contains("from") && turn.contains("value") && turn["from"].is_string(), "text",
-            "a turn of \"conversations\" is not {\"from\": ..., \"value\": ...}");
-  std::string role = turn["from"];
-  for (const auto& [theirs, ours] : kRoles) {
-    if (role == theirs) role = ours;
-  }
-  return {{"role", role}, {"content", turn["value"]}};
-}
-
-// As transformers: reasoning under one name is there under the names that templates read.
-Json with_reasoning(const Json& message) {
-  for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {
-    if (!message.contains(name) || message[name].is_null()) continue;
-    Json out = {{"thinking", message[name]}};
-    for (const auto& [key, value] : message.items()) out[key] = value;
-    out["reasoning_content"] = message[name];
-    return out;
-  }
-  return message;
-}
-
-bool is_assistant(const Json& message) { return message["role"] == "assistant"; }
+bool is_assistant(const OrderedJson& message) { return message["role"] == "assistant"; }
 
 bool has_generation_block(std::string_view source) {
   for (size_t at = source.find("{%"); at != std::string_view::npos; at = source.find("{%", at + 2)) {
@@ -53,30 +25,16 @@ bool has_generation_block(std::string_view source) {
   return false;
 }
 
-// What a chat or the program gives a template; a variable of that name would take its place.
-void check_variable_name(const std::string& name) {
-  static constexpr const char* kTaken[] = {"messages",  "tools",     "documents", "add_generation_prompt",
-                                           "bos_token", "eos_token", "pad_token", "unk_token"};
-  MPX_CHECK(std::find(std::begin(kTaken), std::end(kTaken), name) == std::end(kTaken), "config", "'", name,
-            "' is what the chat and its tokenizer give the template; choose another name");
-  const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; };
-  const bool identifier = letter(name[0]) && std::all_of(name.begin(), name.end(),
-                                                         [&](char c) { return letter(c) || (c >= '0' && c <= '9'); });
-  MPX_CHECK(identifier, "config", "'", name, "' is no name that a template can use: letters, digits and _");
-}
-
-const char* kind_of_content(const Json& message) {
+const char* kind_of_content(const OrderedJson& message) {
   if (!message.contains("content")) return "no content";
-  const Json& content = message["content"];
-  return content.is_null()    ? "null for its content"
-         : content.is_array() ? "a list of parts for its content"
-                              : "no text for its content";
+  const OrderedJson& content = message["content"];
+  return content.is_array() ? "a list of parts for its content" : "no text for its content";
 }
 
 // Where a template fails: the first message without a text, which may be why.
-std::string hint_of(const Json& messages, size_t count) {
+std::string hint_of(const OrderedJson& messages, size_t count) {
   for (size_t i = 0; i < count; ++i) {
-    const Json& message = messages[i];
+    const OrderedJson& message = messages[i];
     if (message.contains("content") && message["content"].is_string()) continue;
     return base::concat(" (message ", i + 1, ", of role ", files::printable(message["role"].get<std::string>()),
                         ", has ", kind_of_content(message),
@@ -85,38 +43,19 @@ std::string hint_of(const Json& messages, size_t count) {
   return "";
 }
 
-}  // namespace
-
-Chat chat_from_json(Json json) {
-  Chat chat;
-  if (json.is_object() && json.contains("tools")) chat.tools = json["tools"];
-  if (json.is_object() && json.contains("messages")) chat.messages = json["messages"];
-  else if (json.is_object() && json.contains("conversations")) {
-    MPX_CHECK(json["conversations"].is_array(), "text", "\"conversations\" is no list");
-    chat.messages = Json::array();
-    for (const Json& turn : json["conversations"])
-      chat.messages.push_back(turn.is_object() && turn.contains("role") ? turn : message_of(turn));
-  } else {
-    MPX_CHECK(json.is_array(), "text",
-              "a chat is {\"messages\": [{\"role\": ..., \"content\": ...}, ...]}; this has no \"messages\"");
-    chat.messages = std::move(json);
-  }
-  MPX_CHECK(chat.messages.is_array() && !chat.messages.empty(), "text", "\"messages\" is no list of messages");
-  for (Json& message : chat.messages) {
-    MPX_CHECK(message.is_object() && message.contains("role") && message["role"].is_string(), "text",
-              "a message without a \"role\"");
-    message = with_reasoning(message);
-  }
-  return chat;
+// Messages that are not learned: all but the assistant's, and those marked by "weight": 0 and similar keys.
+bool is_learned(const Chat& chat, size_t message) {
+  return is_assistant(chat.messages[message]) && (message >= chat.not_learned.size() || !chat.not_learned[message]);
 }
 
-Chat parse_chat(std::string_view json_text) { return chat_from_json(files::parse_ordered_json(json_text)); }
+bool is_word_character(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+}
+
+}  // namespace
 
 ChatTemplate::ChatTemplate(std::string_view source, std::string where, const SpecialNames& names)
-    : source_(source),
-      where_(std::move(where)),
-      has_generation_(has_generation_block(source)),
-      template_(std::make_shared<const jinja::Template>(source, where_)) {
+    : source_(source), main_(make_variant(source, std::move(where))) {
   for (const auto& [name, token] : {std::pair{"bos_token", names.bos},
                                     {"eos_token", names.eos},
                                     {"pad_token", names.pad},
@@ -125,11 +64,31 @@ ChatTemplate::ChatTemplate(std::string_view source, std::string where, const Spe
   }
 }
 
-void ChatTemplate::set_tool_use(std::string_view source, std::string where) {
-  tool_use_ = std::make_shared<const jinja::Template>(source, std::move(where));
+ChatTemplate::Variant ChatTemplate::make_variant(std::string_view source, std::string where) {
+  auto parsed = std::make_shared<const jinja::Template>(source, where);
+  return {std::move(where), has_generation_block(source), std::move(parsed)};
 }
 
-void ChatTemplate::set_variable(const std::string& name, const Json& value) {
+void ChatTemplate::set_tool_use(std::string_view source, std::string where) {
+  tool_use_ = make_variant(source, std::move(where));
+  source_ += source;
+}
+
+const ChatTemplate::Variant& ChatTemplate::variant(const Chat& chat) const {
+  return tool_use_ && !chat.tools.is_null() ? *tool_use_ : main_;
+}
+
+bool ChatTemplate::mentions(std::string_view name) const {
+  for (size_t at = source_.find(name); at != std::string::npos; at = source_.find(name, at + 1)) {
+    const size_t end = at + name.size();
+    if ((at == 0 || !is_word_character(source_[at - 1])) &&
+        (end == source_.size() || !is_word_character(source_[end])))
+      return true;
+  }
+  return false;
+}
+
+void ChatTemplate::set_variable(const std::string& name, const OrderedJson& value) {
   variables_.set(name, jinja::from_json(value));
 }
 
@@ -140,9 +99,9 @@ void ChatTemplate::set_variable(const std::string& assignment) {
   check_variable_name(name);
   MPX_CHECK(valid_utf8_prefix(value) == value.size(), "config", "the value of ", name, " is not UTF-8");
   // Whatever is no JSON is a text.
-  const bool is_json = Json::accept(value);
+  const bool is_json = OrderedJson::accept(value);
   try {
-    set_variable(name, is_json ? files::parse_ordered_json(value) : Json(value));
+    set_variable(name, is_json ? files::parse_ordered_json(value) : OrderedJson(value));
   } catch (const base::Error& error) {
     throw base::Error("config", base::concat("variable '", name, "': ", base::message_of(error)));
   }
@@ -150,16 +109,18 @@ void ChatTemplate::set_variable(const std::string& assignment) {
 
 jinja::Rendered ChatTemplate::render(const Chat& chat, size_t messages, bool add_generation_prompt) const {
   jinja::Dict variables;
-  Json list = Json::array();
+  OrderedJson list = OrderedJson::array();
   for (size_t i = 0; i < messages; ++i) list.push_back(chat.messages[i]);
   variables.set("messages", jinja::from_json(list));
   variables.set("tools", jinja::from_json(chat.tools));
   variables.set("documents", jinja::None{});
   variables.set("add_generation_prompt", add_generation_prompt);
   for (const auto& [name, value] : variables_.items()) variables.set(name, value);
-  const jinja::Template& chosen = tool_use_ && !chat.tools.is_null() ? *tool_use_ : *template_;
+  if (chat.variables.is_object()) {
+    for (const auto& [name, value] : chat.variables.items()) variables.set(name, jinja::from_json(value));
+  }
   try {
-    return chosen.render(variables, static_cast<int64_t>(std::time(nullptr)));
+    return variant(chat).parsed->render(variables, static_cast<int64_t>(std::time(nullptr)));
   } catch (const base::Error& error) {
     throw base::Error(error.room(), base::message_of(error) + hint_of(chat.messages, messages));
   }
@@ -174,64 +135,126 @@ std::vector<LearnedRange> ChatTemplate::ranges_by_prefixes(const Chat& chat, con
   std::vector<LearnedRange> ranges;
   const size_t count = chat.messages.size();
   for (size_t i = learned == Learned::last ? count - 1 : 0; i < count; ++i) {
-    if (!is_assistant(chat.messages[i])) continue;
+    if (!is_learned(chat, i)) continue;
     const std::string prompt = render(chat, i, true).text;
     const std::string until = i + 1 == count ? text : render(chat, i + 1, false).text;
-    MPX_CHECK(text.starts_with(until) && until.starts_with(prompt), "text", where_,
-              " has no {% generation %} blocks, and ", "writes the chat up to message ", i + 1,
-              " (an assistant's) otherwise than in the whole chat, so that what ",
-              "is learned of it cannot be told; give a template with {% generation %} blocks (--chat-template), or ",
-              "learn from the last message only (--learn last)");
-    if (until.size() > prompt.size()) ranges.emplace_back(prompt.size(), until.size());
+    const auto differs = std::mismatch(prompt.begin(), prompt.end(), until.begin(), until.end());
+    auto begin = static_cast<size_t>(differs.first - prompt.begin());
+    bool extends = begin == prompt.size();
+    if (!extends) {
+      // The prompt for an answer may hold text that a finished turn lacks, such as an opened <think>.
+      const std::string before = i == 0 ? "" : render(chat, i, false).text;
+      extends = begin >= before.size() && prompt.starts_with(before);
+      const auto content = chat.messages[i].find("content");
+      if (content != chat.messages[i].end() && content->is_string()) {
+        // The prefix may reach into an answer that begins like that text.
+        const std::string& answer = content->get_ref<const std::string&>();
+        const size_t at = until.rfind(answer, begin);
+        if (at != std::string::npos && at >= before.size() && at + answer.size() >= begin) begin = at;
+      }
+      while (begin > 0 && begin < until.size() && (static_cast<unsigned char>(until[begin]) & 0xC0) == 0x80) --begin;
+    }
+    MPX_CHECK(
+        text.starts_with(until) && extends, "text", variant(chat).where,
+        " has no {% generation %} blocks, and it renders message ", i + 1,
+        " or those before it differently than in the whole chat, so the learned text is unknown; give a template "
+        "with {% generation %} blocks (--chat-template), or learn the last message only (--learn last)");
+    if (until.size() > begin) ranges.emplace_back(begin, until.size());
+  }
+  return ranges;
+}
+
+// Each message has as many blocks as it adds to the rendering of the messages before it.
+std::vector<LearnedRange> ChatTemplate::generated_ranges(const Chat& chat, const jinja::Rendered& whole) const {
+  const size_t count = chat.messages.size(), total = whole.generated.size();
+  std::vector<bool> left_out(total);
+  const auto blocks_until = [&](size_t messages) {
+    return messages == 0 ? 0 : messages == count ? total : render(chat, messages, false).generated.size();
+  };
+  for (size_t i = 0; i < count; ++i) {
+    if (!is_assistant(chat.messages[i]) || is_learned(chat, i)) continue;
+    const size_t from = blocks_until(i), to = blocks_until(i + 1);
+    MPX_CHECK(
+        from < to && to <= total, "text", variant(chat).where, ": message ", i + 1,
+        " is not to be learned, but its {% generation %} block is not found by rendering the messages before it; "
+        "remove the chat or its weight");
+    std::fill(left_out.begin() + static_cast<std::ptrdiff_t>(from),
+              left_out.begin() + static_cast<std::ptrdiff_t>(to), true);
+  }
+  std::vector<LearnedRange> ranges;
+  for (size_t i = 0; i < total; ++i) {
+    if (!left_out[i] && whole.generated[i].second > whole.generated[i].first) ranges.push_back(whole.generated[i]);
   }
   return ranges;
 }
 
 ChatText ChatTemplate::learned_text(const Chat& chat, Learned learned) const {
   jinja::Rendered whole = render(chat, chat.messages.size(), false);
-  ChatText out{std::move(whole.text), {}};
-  if (!has_generation_) {
-    out.learned = ranges_by_prefixes(chat, out.text, learned);
-    return out;
+  ChatText out;
+  if (!variant(chat).has_generation) {
+    out.learned = ranges_by_prefixes(chat, whole.text, learned);
+  } else {
+    MPX_CHECK(!whole.generated_elsewhere, "text", variant(chat).where,
+              ": a {% generation %} block inside of a macro, a {% set %} or another block; where its text ends up is "
+              "unknown");
+    if (learned == Learned::all || is_learned(chat, chat.messages.size() - 1))
+      out.learned = generated_ranges(chat, whole);
+    if (learned == Learned::last && !out.learned.empty()) out.learned = {out.learned.back()};
   }
-  MPX_CHECK(!whole.generated_elsewhere, "text", where_,
-            ": a {% generation %} block inside of a macro, a {% set %} or another block; where its text ends up is "
-            "unknown");
-  for (const LearnedRange& range : whole.generated) {
-    if (range.second > range.first) out.learned.push_back(range);
-  }
-  if (learned == Learned::last && !out.learned.empty())
-    out.learned = is_assistant(chat.messages.back()) ? std::vector<LearnedRange>{out.learned.back()}
-                                                     : std::vector<LearnedRange>{};
+  out.text = std::move(whole.text);
   return out;
 }
 
-std::optional<ChatTemplate> find_chat_template(const std::string& folder) {
+namespace {
+
+struct NamedTemplate {
+  std::string name, source, where;
+};
+
+std::vector<NamedTemplate> templates_of_files(const std::string& folder) {
   files::PosixFileSystem disk;
-  const SpecialNames names = read_special_names(folder);
-  const std::string file = files::join_path(folder, "chat_template.jinja");
-  if (disk.exists(file)) return ChatTemplate(disk.read(file), file, names);
+  std::vector<NamedTemplate> found;
+  for (const auto& [name, file] :
+       {std::pair{"default", files::join_path(folder, "chat_template.jinja")},
+        {"tool_use", files::join_path(folder, "additional_chat_templates/tool_use.jinja")}}) {
+    if (disk.exists(file)) found.push_back({name, disk.read(file), file});
+  }
+  return found;
+}
+
+std::vector<NamedTemplate> templates_of_config(const std::string& folder) {
+  files::PosixFileSystem disk;
   const std::string config = files::join_path(folder, "tokenizer_config.json");
-  if (!disk.exists(config)) return std::nullopt;
+  if (!disk.exists(config)) return {};
   const nlohmann::json json = files::parse_json_strictly(disk.read(config), config);
   const auto found = json.is_object() ? json.find("chat_template") : json.end();
-  if (!json.is_object() || found == json.end() || found->is_null()) return std::nullopt;
+  if (!json.is_object() || found == json.end() || found->is_null()) return {};
   const std::string where = config + ", chat_template";
-  if (found->is_string()) return ChatTemplate(found->get<std::string>(), where, names);
+  if (found->is_string()) return {{"default", found->get<std::string>(), where}};
   MPX_CHECK(found->is_array(), "text", where, " is neither a template nor a list of templates");
-  std::optional<ChatTemplate> chosen;
-  const auto named = [&](const char* name) -> const nlohmann::json* {
-    for (const auto& one : *found) {
-      if (files::json_string(one, "name", where) == name) return &one;
-    }
-    return nullptr;
+  std::vector<NamedTemplate> out;
+  for (const auto& one : *found) {
+    const std::string name = files::json_string(one, "name", where);
+    out.push_back({name, files::json_string(one, "template", where), where + " " + name});
+  }
+  MPX_CHECK(!out.empty(), "text", where, " is an empty list; give a template with --chat-template FILE");
+  return out;
+}
+
+}  // namespace
+
+std::optional<ChatTemplate> find_chat_template(const std::string& folder) {
+  std::vector<NamedTemplate> templates = templates_of_files(folder);
+  if (templates.empty()) templates = templates_of_config(folder);
+  if (templates.empty()) return std::nullopt;
+  const auto named = [&](const char* name) {
+    return std::find_if(templates.begin(), templates.end(), [&](const auto& one) { return one.name == name; });
   };
-  const auto* usual = named("default");
-  MPX_CHECK(usual != nullptr, "text", where,
-            " has no template of the name 'default'; give one with --chat-template FILE");
-  chosen.emplace(files::json_string(*usual, "template", where), where + " default", names);
-  if (const auto* tools = named("tool_use"))
-    chosen->set_tool_use(files::json_string(*tools, "template", where), where + " tool_use");
+  const auto main = named("default"), tools = named("tool_use");
+  MPX_CHECK(main != templates.end(), "text", templates[0].where,
+            ": there is no template of the name 'default'; give one with --chat-template FILE");
+  ChatTemplate chosen(main->source, main->where, read_special_names(folder));
+  if (tools != templates.end()) chosen.set_tool_use(tools->source, tools->where);
   return chosen;
 }
 

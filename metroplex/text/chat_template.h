@@ -12,21 +12,12 @@
 
 #include <nlohmann/json.hpp>
 
+#include "text/chat.h"
 #include "text/jinja/template.h"
 #include "text/tokenizer.h"
 #include "text/tokenizer_files.h"
 
 namespace metroplex::text {
-
-struct Chat {
-  nlohmann::ordered_json messages;  // [{"role", "content", ...}, ...]
-  nlohmann::ordered_json tools;     // null: none
-};
-
-// From {"messages": [...]} with "tools" or not, from {"conversations": [{"from", "value"}, ...]}, or from the list
-// alone. Throws base::Error naming what is missing.
-Chat chat_from_json(nlohmann::ordered_json json);
-Chat parse_chat(std::string_view json_text);
 
 // Of a text: bytes [begin, end).
 using LearnedRange = std::pair<size_t, size_t>;
@@ -42,7 +33,7 @@ class ChatTemplate {
  public:
   // `where` names the source in messages. Throws base::Error.
   ChatTemplate(std::string_view source, std::string where, const SpecialNames& names);
-  // With another for chats with tools ("tool_use" of a list of templates).
+  // Adds the template of chats that have tools, even an empty list ("tool_use" among several templates).
   void set_tool_use(std::string_view source, std::string where);
   // Variables that every rendering sees, by name.
   void set_variable(const std::string& name, const nlohmann::ordered_json& value);
@@ -51,35 +42,48 @@ class ChatTemplate {
   // Throws base::Error: what the template refuses, or does not find in the chat.
   std::string text(const Chat& chat, bool add_generation_prompt) const;
 
-  // The whole chat and what is learned of it: what stands in {% generation %} blocks; of a template without them,
-  // what each turn of the assistant adds behind the prompt for it, found by rendering the chat up to there. Throws
-  // base::Error where the template rewrites what came before, so that no part of the text is the turn's.
+  // The whole chat and its learned ranges: the {% generation %} blocks; for a template without them, the text that
+  // each turn of the assistant adds after its common prefix with the generation prompt, found by rendering the chat
+  // up to there. Ranges of messages in Chat::not_learned are left out. Throws base::Error if the template rewrites
+  // earlier turns, so that no range is the turn's.
   ChatText learned_text(const Chat& chat, Learned learned) const;
 
+  // The source of the template, or of both.
   const std::string& source() const { return source_; }
+  // Whether the name occurs in the source as a word.
+  bool mentions(std::string_view name) const;
 
  private:
+  struct Variant {
+    std::string where;
+    bool has_generation = false;
+    std::shared_ptr<const jinja::Template> parsed;  // copies share it
+  };
+  static Variant make_variant(std::string_view source, std::string where);
+  const Variant& variant(const Chat& chat) const;
   jinja::Rendered render(const Chat& chat, size_t messages, bool add_generation_prompt) const;
   std::vector<LearnedRange> ranges_by_prefixes(const Chat& chat, const std::string& text, Learned learned) const;
+  std::vector<LearnedRange> generated_ranges(const Chat& chat, const jinja::Rendered& whole) const;
 
-  std::string source_, where_;
-  bool has_generation_ = false;
-  std::shared_ptr<const jinja::Template> template_;  // copies share it
-  std::shared_ptr<const jinja::Template> tool_use_;
+  std::string source_;
+  Variant main_;
+  std::optional<Variant> tool_use_;
   jinja::Dict variables_;
 };
 
-// That of a tokenizer's folder; nullopt where it has none. Throws base::Error for a file that cannot be read.
+// The template of a tokenizer's folder, as transformers finds it: chat_template.jinja with
+// additional_chat_templates/tool_use.jinja, else chat_template of tokenizer_config.json, one template or a list with
+// names. nullopt if there is none. Throws base::Error for a file that cannot be read.
 std::optional<ChatTemplate> find_chat_template(const std::string& folder);
 // Of a file of its own; bos_token and the like are those of `folder`, where it is not empty.
 ChatTemplate read_chat_template(const std::string& file, const std::string& folder);
 
 struct ChatTokens {
   std::vector<int32_t> ids;
-  std::vector<uint8_t> learned;  // 1: a token that holds some of what is learned
+  std::vector<uint8_t> learned;   // 1: the token's range overlaps a learned one, as in transformers
+  std::vector<TextRange> ranges;  // in the chat's text; empty if no text is learned
 };
 
-// Throws base::Error where the tokens do not spell the text (a normalizer changed it).
 ChatTokens chat_tokens(const Tokenizer& tokenizer, const ChatText& chat);
 
 }  // namespace metroplex::text

@@ -109,7 +109,7 @@ void Decoder::add(const JsonPart& part, int depth) {
     });
   } else if (type == "Replace") {
     steps_.push_back([replace = make_replace(part)](Tokens tokens, RegexScratch& scratch) {
-      for (std::string& token : tokens) token = replace(token, scratch);
+      for (std::string& token : tokens) token = replace(token, scratch, nullptr);
       return tokens;
     });
   } else if (type == "Strip") {

@@ -1,6 +1,7 @@
 #include "text/json_tokenizer.h"
 
 #include <algorithm>
+#include <span>
 
 #include "base/error.h"
 #include "text/utf8.h"
@@ -24,6 +25,8 @@ struct JsonTokenizer::Scratch {
   Words words;
   std::vector<AddedSplit> splits, normalized_splits;
   std::string normalized;
+  Sources sources;                 // of `normalized`
+  std::vector<TextRange> in_word;  // of the tokens of one word
 };
 
 JsonTokenizer::~JsonTokenizer() = default;
@@ -64,40 +67,100 @@ std::vector<int32_t> JsonTokenizer::encode(std::string_view text) const {
   ScratchPool<Scratch>::Lease scratch(*pool_, text.size());
   const size_t valid = valid_utf8_prefix(text);
   if (valid == text.size()) {
-    encode_valid(text, *scratch, out);
+    encode_valid(text, *scratch, out, nullptr);
     return out;
   }
   MPX_CHECK(invalid_utf8_ == InvalidUtf8::replace, "text", "the text is not UTF-8 at byte ", valid, " of ",
             text.size(), "; convert it, or ask for invalid UTF-8 to be replaced by U+FFFD");
-  encode_valid(replace_invalid_utf8(text), *scratch, out);
+  encode_valid(replace_invalid_utf8(text), *scratch, out, nullptr);
   return out;
 }
 
-void JsonTokenizer::encode_valid(std::string_view text, Scratch& scratch, std::vector<int32_t>& out) const {
+void JsonTokenizer::encode_valid(std::string_view text, Scratch& scratch, std::vector<int32_t>& out,
+                                 std::vector<TextRange>* ranges) const {
   scratch.splits.clear();
+  scratch.words.has_sources = ranges != nullptr;
   plain_.split(text, scratch.splits);
   for (const AddedSplit& split : scratch.splits) {
+    const size_t num_before = ranges ? ranges->size() : 0;
+    const auto begin = static_cast<size_t>(split.text.data() - text.data());
     if (split.id >= 0) {
       out.push_back(split.id);
+      if (ranges) ranges->push_back({0, split.text.size()});
+    } else {
+      encode_split(split.text, begin == 0, scratch, out, ranges);
+    }
+    for (size_t i = num_before; ranges && i < ranges->size(); ++i) {
+      (*ranges)[i].begin += begin;
+      (*ranges)[i].end += begin;
+    }
+  }
+}
+
+// `first`: the text begins with this split. The ranges are those in the split.
+void JsonTokenizer::encode_split(std::string_view split, bool first, Scratch& scratch, std::vector<int32_t>& out,
+                                 std::vector<TextRange>* ranges) const {
+  std::string_view normalized = split;
+  if (ranges || !parts_.normalizer.empty()) {
+    scratch.normalized = parts_.normalizer.apply(split, scratch.words.regex, ranges ? &scratch.sources : nullptr);
+    normalized = scratch.normalized;
+  }
+  const auto add_range = [&](const char* first_byte, const char* last_byte) {
+    const auto begin = static_cast<size_t>(first_byte - normalized.data());
+    const auto last = static_cast<size_t>(last_byte - normalized.data());
+    ranges->push_back(original_range(split, scratch.sources, {begin, last + 1}));
+  };
+  scratch.normalized_splits.clear();
+  normalized_.split(normalized, scratch.normalized_splits);
+  for (const AddedSplit& part : scratch.normalized_splits) {
+    if (part.id >= 0) {
+      out.push_back(part.id);
+      if (ranges) add_range(part.text.data(), part.text.data() + part.text.size() - 1);
       continue;
     }
-    std::string_view normalized = split.text;
-    if (!parts_.normalizer.empty()) {
-      scratch.normalized = parts_.normalizer.apply(split.text, scratch.words.regex);
-      normalized = scratch.normalized;
+    scratch.words.start(part.text, first && part.text.data() == normalized.data());
+    parts_.pretokenizer.cut(scratch.words);
+    for (const std::string_view word : scratch.words.words) {
+      const size_t num_before = out.size();
+      parts_.model.encode(word, scratch.bpe, out);
+      if (!ranges) continue;
+      scratch.in_word.clear();
+      parts_.model.append_ranges(word, std::span(out).subspan(num_before), scratch.in_word);
+      for (const TextRange& range : scratch.in_word)
+        add_range(scratch.words.source(word.data() + range.begin), scratch.words.source(word.data() + range.end - 1));
     }
-    scratch.normalized_splits.clear();
-    normalized_.split(normalized, scratch.normalized_splits);
-    const bool first = split.text.data() == text.data();
-    for (const AddedSplit& part : scratch.normalized_splits) {
-      if (part.id >= 0) {
-        out.push_back(part.id);
-        continue;
-      }
-      scratch.words.start(part.text, first && part.text.data() == normalized.data());
-      parts_.pretokenizer.cut(scratch.words);
-      for (const std::string_view word : scratch.words.words) parts_.model.encode(word, scratch.bpe, out);
+  }
+}
+
+LocatedIds JsonTokenizer::encode_with_ranges(std::string_view text) const {
+  LocatedIds located;
+  MPX_CHECK(valid_utf8_prefix(text) == text.size(), "text", "the text is not UTF-8 at byte ", valid_utf8_prefix(text),
+            " of ", text.size(), "; convert it");
+  ScratchPool<Scratch>::Lease scratch(*pool_, text.size());
+  encode_valid(text, *scratch, located.ids, &located.ranges);
+  if (parts_.trims_ranges) trim_ranges(located);
+  return located;
+}
+
+// As process_offsets of the package.
+void JsonTokenizer::trim_ranges(LocatedIds& located) const {
+  constexpr char32_t kSpaceByte = 0x120;  // a space in GPT-2's alphabet
+  for (size_t i = 0; i < located.ids.size(); ++i) {
+    const std::string token = id_to_token(located.ids[i]);
+    size_t leading = 0, trailing = 0;
+    bool only_space = true;
+    for (size_t position = 0; position < token.size();) {
+      const char32_t c = next_code_point(token, position);
+      const bool space = c == kSpaceByte || is_white_space(c);
+      only_space = only_space && space;
+      leading += only_space;
+      trailing = space ? trailing + 1 : 0;
     }
+    auto& [begin, end] = located.ranges[i];
+    // A single space in front may be one that the pre-tokenizer added.
+    if (leading == 1 && parts_.keeps_first_space && (i == 0 || begin == 0)) leading = 0;
+    begin = std::min(begin + leading, end);
+    if (end >= trailing) end = std::max(end - trailing, begin);
   }
 }
 

@@ -27,6 +27,9 @@ struct JsonTokenizerParts {
   BpeModel model;
   std::vector<AddedToken> added;
   std::vector<int32_t> around;  // ids of encode_with_special; kText stands for the text
+  // The post-processor takes white space off both ends of the ranges of tokens. With `keeps_first_space` a single
+  // space in front of the first token stays.
+  bool trims_ranges = false, keeps_first_space = false;
   static constexpr int32_t kText = -1;
 };
 
@@ -46,6 +49,7 @@ class JsonTokenizer final : public Tokenizer {
   std::string name() const override { return "bpe"; }
   std::vector<int32_t> encode(std::string_view text) const override;
   std::vector<int32_t> encode_with_special(std::string_view text) const override;
+  LocatedIds encode_with_ranges(std::string_view text) const override;
   std::string decode(const std::vector<int32_t>& ids) const override { return decode(ids, false); }
   std::string decode_skip_special(const std::vector<int32_t>& ids) const override { return decode(ids, true); }
   std::string id_to_token(int32_t id) const override;
@@ -59,7 +63,12 @@ class JsonTokenizer final : public Tokenizer {
   struct Scratch;  // what encoding writes to
 
   std::string decode(const std::vector<int32_t>& ids, bool skip_special) const;
-  void encode_valid(std::string_view text, Scratch& scratch, std::vector<int32_t>& out) const;
+  // `ranges` may be null.
+  void encode_valid(std::string_view text, Scratch& scratch, std::vector<int32_t>& out,
+                    std::vector<TextRange>* ranges) const;
+  void encode_split(std::string_view split, bool first, Scratch& scratch, std::vector<int32_t>& out,
+                    std::vector<TextRange>* ranges) const;
+  void trim_ranges(LocatedIds& located) const;
   void find_special_ids(const SpecialNames& names);
   const std::string* spelling(int32_t id) const;
 

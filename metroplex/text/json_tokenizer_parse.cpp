@@ -120,16 +120,21 @@ int32_t second_of_pair(const JsonPart& part) {
   return part.value()[1].get<int32_t>();
 }
 
-// `around` is replaced by the one processor that adds ids; more than one cannot be said for a single text.
-void parse_post_processor(const JsonPart& part, std::vector<int32_t>& around, int depth) {
+// `parts.around` is replaced by the one processor that adds ids; more than one cannot be said for a single text.
+void parse_post_processor(const JsonPart& part, JsonTokenizerParts& parts, int depth) {
   if (part.is_null()) return;
   part.check(depth <= kMaxSequenceDepth, "Sequence holds Sequence more than ", kMaxSequenceDepth, " times");
   const std::string type = part.type();
   if (type == "Sequence") {
-    for (const JsonPart& item : part.member("processors").items()) parse_post_processor(item, around, depth + 1);
+    for (const JsonPart& item : part.member("processors").items()) parse_post_processor(item, parts, depth + 1);
     return;
   }
-  if (type == "ByteLevel") return;  // trims offsets, which are not kept here
+  if (type == "ByteLevel" || type == "RobertaProcessing") {
+    parts.trims_ranges = part.flag("trim_offsets", true);
+    parts.keeps_first_space = part.flag("add_prefix_space", true);
+  }
+  if (type == "ByteLevel") return;
+  std::vector<int32_t>& around = parts.around;
   part.check(around.size() == 1, "a second post-processor that adds tokens is not supported");
   if (type == "TemplateProcessing") {
     parse_template(part, around);
@@ -186,7 +191,7 @@ JsonTokenizerParts parse_tokenizer_json(std::string_view json_text, const std::s
                              {},
                              {JsonTokenizerParts::kText}};
     parts.added = parse_added(file.member("added_tokens"), parts.model);
-    parse_post_processor(file.member("post_processor"), parts.around, 0);
+    parse_post_processor(file.member("post_processor"), parts, 0);
     return parts;
   });
 }

@@ -1,42 +1,30 @@
 #include "text/normalizer.h"
 
-#include <cstdlib>
 #include <memory>
+#include <optional>
 
 #include <utf8proc.h>
 
+#include "text/normal_forms.h"
 #include "text/utf8.h"
 
 namespace metroplex::text {
 namespace {
 
-std::string normal_form(std::string_view text, int options) {
-  if (is_ascii(text)) return std::string(text);
-  utf8proc_uint8_t* raw = nullptr;
-  const auto size =
-      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()),
-                   &raw, static_cast<utf8proc_option_t>(options | UTF8PROC_STABLE));
-  const std::unique_ptr<utf8proc_uint8_t, void (*)(void*)> owner(raw, std::free);
-  MPX_CHECK(size >= 0, "text", "Unicode normalization fails: ", utf8proc_errmsg(size));
-  return {reinterpret_cast<const char*>(raw), static_cast<size_t>(size)};
-}
-
-std::string lowercase(std::string_view text) {
+std::string lowercase(std::string_view text, Sources* sources) {
   std::string out;
-  size_t position = 0;
-  while (position < text.size()) {
+  for (size_t position = 0; position < text.size();) {
+    const size_t begin = position;
     const char32_t c = next_code_point(text, position);
-    append_utf8(out, static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c))));
-    if (c == 0x130) {  // the one character whose lower case is two: i and a dot above
-      out.pop_back();
-      while (!out.empty() && (static_cast<unsigned char>(out.back()) & 0xC0) == 0x80) out.pop_back();
-      out += "i\xCC\x87";
-    }
+    std::string lower;
+    append_utf8(lower, static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c))));
+    if (c == 0x130) lower = "i\xCC\x87";  // the one character whose lower case is two: i and a dot above
+    append_from(out, sources, lower, begin);
   }
   return out;
 }
 
-std::string strip(std::string_view text, bool left, bool right) {
+std::string strip(std::string_view text, bool left, bool right, Sources* sources) {
   size_t begin = 0, end = 0;
   bool seen = false;
   for (size_t position = 0; position < text.size();) {
@@ -46,27 +34,34 @@ std::string strip(std::string_view text, bool left, bool right) {
     seen = true;
     end = position;
   }
-  if (!seen) return left || right ? "" : std::string(text);
-  if (!left) begin = 0;
-  if (!right) end = text.size();
-  return std::string(text.substr(begin, end - begin));
+  if (!seen && !left && !right) end = text.size();
+  if (seen && !left) begin = 0;
+  if (seen && !right) end = text.size();
+  std::string out;
+  append_unchanged(out, sources, text, {begin, end});
+  return out;
 }
 
-int form_options(const std::string& type) {
-  if (type == "NFC") return UTF8PROC_COMPOSE;
-  if (type == "NFD") return UTF8PROC_DECOMPOSE;
-  if (type == "NFKC") return UTF8PROC_COMPOSE | UTF8PROC_COMPAT;
-  if (type == "NFKD") return UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT;
-  return 0;
+std::optional<NormalForm> to_form(const std::string& type) {
+  if (type == "NFC") return NormalForm::nfc;
+  if (type == "NFD") return NormalForm::nfd;
+  if (type == "NFKC") return NormalForm::nfkc;
+  if (type == "NFKD") return NormalForm::nfkd;
+  return std::nullopt;
 }
 
-std::string replace_literal(std::string_view text, const std::string& from, const std::string& to) {
+// `matches` from left to right, none overlapping. The content stands for the last character that it replaces.
+std::string replace_matches(std::string_view text, const std::vector<TextRange>& matches, const std::string& content,
+                            Sources* sources) {
   std::string out;
   size_t done = 0;
-  for (size_t at; (at = text.find(from, done)) != std::string_view::npos; done = at + from.size()) {
-    out.append(text.substr(done, at - done)).append(to);
+  for (const TextRange& match : matches) {
+    append_unchanged(out, sources, text, {done, match.begin});
+    append_from(out, sources, content, match.end > 0 ? match.end - 1 : kNoSource);
+    done = match.end;
   }
-  return out.append(text.substr(done));
+  append_unchanged(out, sources, text, {done, text.size()});
+  return out;
 }
 
 }  // namespace
@@ -77,19 +72,18 @@ Rewrite make_replace(const JsonPart& part) {
   if (pattern.has("String")) {
     const std::string from = pattern.string("String");
     pattern.check(!from.empty(), "is an empty string");
-    return [from, content](std::string_view text, RegexScratch&) { return replace_literal(text, from, content); };
+    return [from, content](std::string_view text, RegexScratch&, Sources* sources) {
+      std::vector<TextRange> matches;
+      for (size_t at = 0; (at = text.find(from, at)) != std::string_view::npos; at += from.size())
+        matches.push_back({at, at + from.size()});
+      return replace_matches(text, matches, content, sources);
+    };
   }
   const auto regex = std::make_shared<const Regex>(pattern.string("Regex"));
-  return [regex, content](std::string_view text, RegexScratch& scratch) {
+  return [regex, content](std::string_view text, RegexScratch& scratch, Sources* sources) {
     std::vector<TextRange> matches;
     regex->find_all(text, scratch, matches);
-    std::string out;
-    size_t done = 0;
-    for (const TextRange& match : matches) {
-      out.append(text.substr(done, match.begin - done)).append(content);
-      done = match.end;
-    }
-    return out.append(text.substr(done));
+    return replace_matches(text, matches, content, sources);
   };
 }
 
@@ -101,30 +95,44 @@ void Normalizer::add(const JsonPart& part, int depth) {
   const std::string type = part.type();
   if (type == "Sequence") {
     for (const JsonPart& item : part.member("normalizers").items()) add(item, depth + 1);
-  } else if (const int options = form_options(type)) {
-    steps_.push_back([options](std::string_view text, RegexScratch&) { return normal_form(text, options); });
+  } else if (const auto form = to_form(type)) {
+    steps_.push_back([form = *form](std::string_view text, RegexScratch&, Sources* sources) {
+      return normalize(text, form, sources);
+    });
   } else if (type == "Prepend") {
     const std::string prefix = part.string("prepend");
-    steps_.push_back([prefix](std::string_view text, RegexScratch&) {
-      return text.empty() ? std::string() : prefix + std::string(text);
+    steps_.push_back([prefix](std::string_view text, RegexScratch&, Sources* sources) {
+      std::string out;
+      if (!text.empty()) append_from(out, sources, prefix, 0);
+      append_unchanged(out, sources, text, {0, text.size()});
+      return out;
     });
   } else if (type == "Replace") {
     steps_.push_back(make_replace(part));
   } else if (type == "Lowercase") {
-    steps_.push_back([](std::string_view text, RegexScratch&) { return lowercase(text); });
+    steps_.push_back([](std::string_view text, RegexScratch&, Sources* sources) { return lowercase(text, sources); });
   } else if (type == "Strip") {
     const bool left = part.flag("strip_left", true), right = part.flag("strip_right", true);
-    steps_.push_back([left, right](std::string_view text, RegexScratch&) { return strip(text, left, right); });
+    steps_.push_back([left, right](std::string_view text, RegexScratch&, Sources* sources) {
+      return strip(text, left, right, sources);
+    });
   } else {
     part.check(false, "normalizer '", type,
                "' is not known; known are NFC, NFD, NFKC, NFKD, Prepend, Replace, Lowercase, Strip ", "and Sequence");
   }
 }
 
-std::string Normalizer::apply(std::string_view text, RegexScratch& scratch) const {
-  std::string out(text);
+std::string Normalizer::apply(std::string_view text, RegexScratch& scratch, Sources* sources) const {
+  std::string out;
+  if (sources) sources->clear();
+  append_unchanged(out, sources, text, {0, text.size()});
   for (const Rewrite& step : steps_) {
-    if (!out.empty()) out = step(out, scratch);
+    if (out.empty()) break;
+    Sources of_step;
+    out = step(out, scratch, sources ? &of_step : nullptr);
+    if (!sources) continue;
+    for (size_t& source : of_step) source = source == kNoSource ? kNoSource : (*sources)[source];
+    sources->swap(of_step);
   }
   return out;
 }

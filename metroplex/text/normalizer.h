@@ -9,12 +9,14 @@
 
 #include "text/json_part.h"
 #include "text/regex.h"
+#include "text/text_range.h"
 
 namespace metroplex::text {
 
-// Replaces every match of a string or a regular expression.
-using Rewrite = std::function<std::string(std::string_view, RegexScratch&)>;
+// Rewrites a text. Appends the source of each byte of the result to the last argument unless it is null.
+using Rewrite = std::function<std::string(std::string_view, RegexScratch&, Sources*)>;
 
+// Replaces every match of a string or a regular expression.
 // From {"pattern": {"String"|"Regex": ...}, "content": ...}; used by the normalizer and the decoder of that name.
 Rewrite make_replace(const JsonPart& part);
 
@@ -25,7 +27,8 @@ class Normalizer {
 
   bool empty() const { return steps_.empty(); }
   // `text` must be valid UTF-8; so is the result.
-  std::string apply(std::string_view text, RegexScratch& scratch) const;
+  // With `sources` it also gives the source of each byte of the result.
+  std::string apply(std::string_view text, RegexScratch& scratch, Sources* sources = nullptr) const;
 
  private:
   void add(const JsonPart& part, int depth);

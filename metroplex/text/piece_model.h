@@ -15,6 +15,7 @@
 #include "text/scratch_pool.h"
 #include "text/sentencepiece_file.h"
 #include "text/text_cuts.h"
+#include "text/text_range.h"
 #include "text/word_cache.h"
 
 namespace metroplex::text {
@@ -22,8 +23,9 @@ namespace metroplex::text {
 class PieceModel {
  public:
   virtual ~PieceModel() = default;
-  // The ids of a text that the model's normalizer has been over.
-  virtual std::vector<int32_t> encode(std::string_view normalized) const = 0;
+  // The ids of a text that the model's normalizer has been over. `ranges`, which may be null, gets the bytes of
+  // `normalized` that each id stands for; all byte pieces of a character have the range of the character.
+  virtual std::vector<int32_t> encode(std::string_view normalized, std::vector<TextRange>* ranges) const = 0;
 };
 
 // Unigram and BPE models; null for what is left to the library: words, characters, and BPE with unused pieces.
@@ -38,11 +40,11 @@ class SentencePieceBpe final : public PieceModel {
   // The pieces need not outlive the call; none may be of type unused.
   explicit SentencePieceBpe(const SentencePieceFile& file);
 
-  std::vector<int32_t> encode(std::string_view normalized) const override;
+  std::vector<int32_t> encode(std::string_view normalized, std::vector<TextRange>* ranges) const override;
 
  private:
   static BpeSpec make_rules(const SentencePieceFile& file);
-  void settle_unknown(std::vector<int32_t>& ids) const;
+  void settle_unknown(std::vector<int32_t>& ids, std::vector<TextRange>* ranges) const;
 
   BpeModel model_;
   ByteTrie user_defined_;
@@ -67,7 +69,7 @@ class UnigramModel final : public PieceModel {
   explicit UnigramModel(const SentencePieceFile& file);
 
   // What no piece covers becomes byte pieces where the model has them, else one unknown id for a run.
-  std::vector<int32_t> encode(std::string_view normalized) const override;
+  std::vector<int32_t> encode(std::string_view normalized, std::vector<TextRange>* ranges) const override;
 
  private:
   struct Step {
@@ -83,11 +85,14 @@ class UnigramModel final : public PieceModel {
 
   // `score` is that of the document before the part, and then behind it.
   void encode_part(std::string_view part, Scratch& scratch, float& score, std::vector<int32_t>& ids) const;
-  void find_best(std::string_view part, float& score, std::vector<Step>& steps) const;
+  // Leaves the best segmentation in scratch.steps and scratch.path.
+  void find_best(std::string_view part, float& score, Scratch& scratch) const;
   bool is_certain(std::string_view part, std::vector<std::pair<double, double>>& two_best) const;
   template <class Visit>
   void for_each_piece(std::string_view part, size_t begin, size_t character, Visit visit) const;
   void append_unknown(std::string_view text, std::vector<int32_t>& ids) const;
+  void append_path(std::string_view part, size_t offset, const Scratch& scratch, std::vector<int32_t>& ids,
+                   std::vector<TextRange>* ranges) const;
 
   ByteTrie trie_;
   TextCuts cuts_;

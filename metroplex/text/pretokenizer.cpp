@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 
 #include "text/regex.h"
 #include "text/utf8.h"
@@ -114,7 +115,12 @@ class PrefixSpaceStep final : public PreTokenizer::Step {
     if (word.empty() || word[0] == ' ') {
       out.next.push_back(word);
     } else {
-      out.next.push_back(out.rewritten.emplace_back(" " + std::string(word)));
+      RewrittenWord& spaced = out.rewritten.emplace_back();
+      spaced.original = word;
+      Sources* sources = out.has_sources ? &spaced.sources : nullptr;
+      append_from(spaced.text, sources, " ", 0);
+      append_unchanged(spaced.text, sources, word, {0, word.size()});
+      out.next.push_back(spaced.text);
     }
   }
 };
@@ -126,18 +132,16 @@ class MetaspaceStep final : public PreTokenizer::Step {
       : mark_(std::move(mark)), prepend_(prepend), split_(split) {}
 
   void cut(std::string_view word, Words& out) const override {
-    std::string& text = out.rewritten.emplace_back();
+    RewrittenWord& marked = out.rewritten.emplace_back();
+    marked.original = word;
+    Sources* sources = out.has_sources ? &marked.sources : nullptr;
     const bool starts_with_mark = word.substr(0, 1) == " " || word.substr(0, mark_.size()) == mark_;
     const bool at_start = out.at_start && out.next.empty();
-    if (!starts_with_mark && (prepend_ == Prepend::always || (prepend_ == Prepend::first && at_start))) text = mark_;
-    for (const char c : word) {
-      if (c == ' ') {
-        text += mark_;
-      } else {
-        text += c;
-      }
-    }
-    const std::string_view all = text;
+    if (!starts_with_mark && (prepend_ == Prepend::always || (prepend_ == Prepend::first && at_start)))
+      append_from(marked.text, sources, mark_, 0);
+    for (size_t i = 0; i < word.size(); ++i)
+      append_from(marked.text, sources, word[i] == ' ' ? std::string_view(mark_) : word.substr(i, 1), i);
+    const std::string_view all = marked.text;
     if (!split_) {
       out.next.push_back(all);
       return;
@@ -202,6 +206,25 @@ void Words::start(std::string_view text, bool text_at_start) {
   words.assign(1, text);
   rewritten.clear();
   at_start = text_at_start;
+  last_rewritten_ = 0;
+}
+
+const char* Words::source(const char* at) {
+  const auto holds = [&](const RewrittenWord& word) {
+    const char* begin = word.text.data();
+    return !std::less<>()(at, begin) && std::less<>()(at, begin + word.text.size());
+  };
+  for (size_t tried = 0; tried < rewritten.size();) {
+    const RewrittenWord& word = rewritten[last_rewritten_ % rewritten.size()];
+    if (!holds(word)) {
+      ++last_rewritten_;
+      ++tried;
+      continue;
+    }
+    at = word.original.data() + word.sources[static_cast<size_t>(at - word.text.data())];
+    tried = 0;
+  }
+  return at;
 }
 
 PreTokenizer::PreTokenizer(const JsonPart& part) { add(part, 0); }

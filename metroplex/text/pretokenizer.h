@@ -10,18 +10,32 @@
 
 #include "text/json_part.h"
 #include "text/regex.h"
+#include "text/text_range.h"
 
 namespace metroplex::text {
+
+// A word that a step wrote anew, such as one with a space in front.
+struct RewrittenWord {
+  std::string text;
+  std::string_view original;  // in the text or in an earlier rewritten word
+  Sources sources;            // positions in `original`; empty unless Words::has_sources
+};
 
 // What cutting one text writes to; the words point into the text or into `rewritten`.
 struct Words {
   std::vector<std::string_view> words, next;
   std::vector<TextRange> matches;
-  std::deque<std::string> rewritten;
+  std::deque<RewrittenWord> rewritten;
   RegexScratch regex;
-  bool at_start = false;  // the text begins where the whole input begins
+  bool at_start = false;     // the text begins where the whole input begins
+  bool has_sources = false;  // steps fill RewrittenWord::sources
 
   void start(std::string_view text, bool text_at_start);
+  // The byte of the text that the byte at `at` of a word comes from. Fast if called for one word after another.
+  const char* source(const char* at);
+
+ private:
+  size_t last_rewritten_ = 0;  // where source() found the last word
 };
 
 class PreTokenizer {

@@ -9,11 +9,9 @@
 #include <string_view>
 #include <vector>
 
-namespace metroplex::text {
+#include "text/text_range.h"
 
-struct TextRange {
-  size_t begin = 0, end = 0;  // bytes
-};
+namespace metroplex::text {
 
 class RegexScratch {
  public:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <set>
+#include <span>
 #include <unordered_set>
 
 #include "text/utf8.h"
@@ -19,6 +20,16 @@ void for_each_character(std::string_view text, Visit visit) {
     const size_t size = code_point_size(static_cast<unsigned char>(text[begin]));
     visit(text.substr(begin, size), begin + size);
     begin += size;
+  }
+}
+
+void widen_to_characters(std::string_view text, std::vector<TextRange>& ranges) {
+  const auto is_inside = [&](size_t at) {
+    return at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80;
+  };
+  for (TextRange& range : ranges) {
+    while (is_inside(range.begin)) --range.begin;
+    while (is_inside(range.end)) ++range.end;
   }
 }
 
@@ -75,10 +86,20 @@ SentencePieceBpe::SentencePieceBpe(const SentencePieceFile& file)
   user_defined_ = ByteTrie(std::move(user_defined));
 }
 
-std::vector<int32_t> SentencePieceBpe::encode(std::string_view normalized) const {
+std::vector<int32_t> SentencePieceBpe::encode(std::string_view normalized, std::vector<TextRange>* ranges) const {
   ScratchPool<BpeScratch>::Lease scratch(pool_, normalized.size());
   std::vector<int32_t> ids;
   ids.reserve(normalized.size() / 3 + 8);
+  const auto encode_part = [&](size_t begin, size_t end) {
+    if (begin == end) return;
+    const std::string_view part = normalized.substr(begin, end - begin);
+    const size_t num_before = ids.size();
+    model_.encode(part, *scratch, ids);
+    if (!ranges) return;
+    model_.append_ranges(part, std::span(ids).subspan(num_before), *ranges);
+    for (size_t i = num_before; i < ids.size(); ++i)
+      (*ranges)[i] = {(*ranges)[i].begin + begin, (*ranges)[i].end + begin};
+  };
   size_t done = 0;
   for (size_t at = 0; has_user_defined_ && at < normalized.size();) {
     ByteTrie::Match match;
@@ -89,20 +110,24 @@ std::vector<int32_t> SentencePieceBpe::encode(std::string_view normalized) const
       ++at;
       continue;
     }
-    if (done < at) model_.encode(normalized.substr(done, at - done), *scratch, ids);
+    encode_part(done, at);
     ids.push_back(match.value);
     done = at += match.size;
+    if (ranges) ranges->push_back({at - match.size, at});
   }
-  if (done < normalized.size()) model_.encode(normalized.substr(done), *scratch, ids);
-  if (model_.num_ids() > num_pieces_ || !byte_fallback_) settle_unknown(ids);
+  encode_part(done, normalized.size());
+  if (ranges) widen_to_characters(normalized, *ranges);
+  if (model_.num_ids() > num_pieces_ || !byte_fallback_) settle_unknown(ids, ranges);
   return ids;
 }
 
 // Characters that were not joined become bytes or, a run of them, one unknown id.
-void SentencePieceBpe::settle_unknown(std::vector<int32_t>& ids) const {
+void SentencePieceBpe::settle_unknown(std::vector<int32_t>& ids, std::vector<TextRange>* ranges) const {
   std::vector<int32_t> settled;
+  std::vector<TextRange> settled_ranges;
   settled.reserve(ids.size());
-  for (const int32_t id : ids) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const int32_t id = ids[i];
     if (id >= num_pieces_ && byte_fallback_) {
       for (const char byte : *model_.token(id)) {
         settled.push_back(*model_.id(byte_piece(static_cast<unsigned char>(byte))));
@@ -111,9 +136,13 @@ void SentencePieceBpe::settle_unknown(std::vector<int32_t>& ids) const {
       settled.push_back(id);
     } else if (settled.empty() || settled.back() != unknown_) {
       settled.push_back(unknown_);
+    } else if (ranges) {
+      settled_ranges.back().end = (*ranges)[i].end;
     }
+    if (ranges) settled_ranges.resize(settled.size(), (*ranges)[i]);
   }
   ids.swap(settled);
+  if (ranges) ranges->swap(settled_ranges);
 }
 
 }  // namespace metroplex::text

@@ -90,35 +90,43 @@ size_t SentencePieceNormalizer::append_plain(std::string_view text, size_t at, b
   }
 }
 
-std::string SentencePieceNormalizer::apply(std::string_view text) const {
-  while (remove_extra_spaces_ && !text.empty()) {
-    const Prefix prefix = normalize_prefix(text);
+std::string SentencePieceNormalizer::apply(std::string_view text, std::vector<size_t>* places) const {
+  size_t at = 0;
+  while (remove_extra_spaces_ && at < text.size()) {
+    const Prefix prefix = normalize_prefix(text.substr(at));
     if (prefix.text != " ") break;
-    text.remove_prefix(prefix.bytes);
+    at += prefix.bytes;
   }
   std::string out;
-  if (text.empty()) return out;
-  out.reserve(text.size() + text.size() / 2 + 8);
-  if (dummy_prefix_) out += space_;
-  bool after_space = remove_extra_spaces_;
-  for (size_t at = 0; at < text.size();) {
-    at = append_plain(text, at, after_space, out);
-    if (at == text.size()) break;
-    Prefix prefix = normalize_prefix(text.substr(at));
-    at += prefix.bytes;
-    while (after_space && !prefix.text.empty() && prefix.text[0] == ' ') prefix.text.remove_prefix(1);
-    if (prefix.text.empty()) continue;
-    for (const char c : prefix.text) {
-      if (c == ' ') {
-        out += space_;
-      } else {
-        out += c;
-      }
+  size_t end = at;
+  const auto append = [&](std::string_view added, size_t place) {
+    out += added;
+    if (places) places->resize(out.size(), place);
+  };
+  if (at < text.size()) {
+    out.reserve(text.size() + text.size() / 2 + 8);
+    if (dummy_prefix_) append(space_, at);
+    bool after_space = remove_extra_spaces_;
+    while (at < text.size()) {
+      if (!places) at = append_plain(text, at, after_space, out);
+      if (at == text.size()) break;
+      Prefix prefix = normalize_prefix(text.substr(at));
+      const size_t place = at;
+      at += prefix.bytes;
+      while (after_space && !prefix.text.empty() && prefix.text[0] == ' ') prefix.text.remove_prefix(1);
+      if (prefix.text.empty()) continue;
+      for (const char& c : prefix.text) append(c == ' ' ? space_ : std::string_view(&c, 1), place);
+      after_space = remove_extra_spaces_ && prefix.text.back() == ' ';
     }
-    after_space = remove_extra_spaces_ && prefix.text.back() == ' ';
+    end = at;
+    while (remove_extra_spaces_ && out.ends_with(space_)) {
+      out.resize(out.size() - space_.size());
+      if (places) end = (*places)[out.size()];
+    }
+    if (places) places->resize(out.size());
+    if (dummy_suffix_) append(space_, end);
   }
-  while (remove_extra_spaces_ && out.ends_with(space_)) out.resize(out.size() - space_.size());
-  if (dummy_suffix_) out += space_;
+  if (places) places->push_back(end);
   return out;
 }
 

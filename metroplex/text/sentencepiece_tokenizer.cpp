@@ -89,32 +89,59 @@ void SentencePieceTokenizer::load_library(std::string_view model, const std::str
   }
 }
 
+void SentencePieceTokenizer::check_utf8(std::string_view text) const {
+  const size_t valid = valid_utf8_prefix(text);
+  MPX_CHECK(valid == text.size(), "text", "the text is not UTF-8 at byte ", valid, " of ", text.size(),
+            "; convert it, or ask for invalid UTF-8 to be replaced by U+FFFD");
+}
+
 std::vector<int32_t> SentencePieceTokenizer::encode(std::string_view text) const {
-  if (invalid_utf8_ == InvalidUtf8::error) {
-    const size_t valid = valid_utf8_prefix(text);
-    MPX_CHECK(valid == text.size(), "text", "the text is not UTF-8 at byte ", valid, " of ", text.size(),
-              "; convert it, or ask for invalid UTF-8 to be replaced by U+FFFD");
+  if (invalid_utf8_ == InvalidUtf8::error) check_utf8(text);
+  if (model_) return model_->encode(normalizer_.apply(text), nullptr);
+  return settle_unused(encode_by_library(text)).ids;
+}
+
+LocatedIds SentencePieceTokenizer::encode_with_ranges(std::string_view text) const {
+  check_utf8(text);
+  if (!model_) return settle_unused(encode_by_library(text));
+  LocatedIds located;
+  std::vector<size_t> places;
+  const std::string normalized = normalizer_.apply(text, &places);
+  located.ids = model_->encode(normalized, &located.ranges);
+  for (TextRange& range : located.ranges) range = {places[range.begin], places[range.end]};
+  return located;
+}
+
+LocatedIds SentencePieceTokenizer::encode_by_library(std::string_view text) const {
+  LocatedIds found;
+  const auto encoded = library_->EncodeAsImmutableProto(absl::string_view(text.data(), text.size()));
+  for (const auto& piece : encoded.pieces()) {
+    found.ids.push_back(static_cast<int32_t>(piece.id()));
+    found.ranges.push_back({piece.begin(), piece.end()});
   }
-  if (model_) return model_->encode(normalizer_.apply(text));
-  std::vector<int> ids;
-  const auto status = library_->Encode(absl::string_view(text.data(), text.size()), &ids);
-  MPX_CHECK(status.ok(), "text", "sentencepiece cannot encode the text: ", status.ToString());
-  return settle_unused(ids);
+  return found;
 }
 
 // Older libraries give an unused piece of one character its id; it is unknown.
-std::vector<int32_t> SentencePieceTokenizer::settle_unused(const std::vector<int32_t>& ids) const {
-  std::vector<int32_t> settled;
+LocatedIds SentencePieceTokenizer::settle_unused(const LocatedIds& found) const {
+  LocatedIds settled;
   bool after_unknown = false;
-  for (const int32_t id : ids) {
+  for (size_t i = 0; i < found.ids.size(); ++i) {
+    const int32_t id = found.ids[i];
     const OwnPiece& piece = pieces_.at(static_cast<size_t>(id));
     const bool unknown = piece.type == PieceType::unknown || piece.type == PieceType::unused;
+    const auto push = [&](int32_t one) {
+      settled.ids.push_back(one);
+      settled.ranges.push_back(found.ranges[i]);
+    };
     if (unknown && byte_fallback_) {
-      for (const char c : piece.text) settled.push_back(ids_.at(byte_piece(static_cast<unsigned char>(c))));
-    } else if (unknown) {
-      if (!after_unknown) settled.push_back(*unknown_);
+      for (const char c : piece.text) push(ids_.at(byte_piece(static_cast<unsigned char>(c))));
+    } else if (!unknown) {
+      push(id);
+    } else if (after_unknown) {
+      settled.ranges.back().end = found.ranges[i].end;
     } else {
-      settled.push_back(id);
+      push(*unknown_);
     }
     after_unknown = unknown;
   }

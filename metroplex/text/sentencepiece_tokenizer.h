@@ -35,7 +35,10 @@ class SentencePieceNormalizer {
                           const std::vector<std::string_view>& verbatim);
 
   // Any bytes; the result is valid UTF-8. One U+FFFD stands for every byte that is not part of valid UTF-8.
-  std::string apply(std::string_view text) const;
+  std::string apply(std::string_view text) const { return apply(text, nullptr); }
+  // Also gives for each byte of the result the place in `text` where its rule begins, and as a last entry the place
+  // where the rules end. A space that is put in front has the place of the byte after it.
+  std::string apply(std::string_view text, std::vector<size_t>* places) const;
 
  private:
   struct Prefix {
@@ -64,6 +67,7 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   std::string name() const override { return "sentencepiece"; }
   std::vector<int32_t> encode(std::string_view text) const override;
+  LocatedIds encode_with_ranges(std::string_view text) const override;
   // bos before and eos behind, where the model has them.
   std::vector<int32_t> encode_with_special(std::string_view text) const override;
   // Control pieces give no text.
@@ -81,7 +85,9 @@ class SentencePieceTokenizer final : public Tokenizer {
     PieceType type;
   };
   SentencePieceTokenizer(const SentencePieceFile& file, InvalidUtf8 invalid_utf8);
-  std::vector<int32_t> settle_unused(const std::vector<int32_t>& ids) const;
+  LocatedIds settle_unused(const LocatedIds& found) const;
+  LocatedIds encode_by_library(std::string_view text) const;
+  void check_utf8(std::string_view text) const;
   void load_library(std::string_view model, const std::string& where);
 
   std::vector<OwnPiece> pieces_;  // by id

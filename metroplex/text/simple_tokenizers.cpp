@@ -14,6 +14,12 @@ std::vector<int32_t> ByteTokenizer::encode(std::string_view text) const {
   return ids;
 }
 
+LocatedIds ByteTokenizer::encode_with_ranges(std::string_view text) const {
+  LocatedIds located{encode(text), {}};
+  for (size_t at = 0; at < text.size(); ++at) located.ranges.push_back({at, at + 1});
+  return located;
+}
+
 std::string ByteTokenizer::decode(const std::vector<int32_t>& ids) const {
   std::string out;
   for (const int32_t id : ids) {
@@ -42,9 +48,11 @@ NullTokenizer::NullTokenizer(int64_t vocab_size) : vocab_size_(vocab_size) {
             " ids is not in [1, 2^31]");
 }
 
-std::vector<int32_t> NullTokenizer::encode(std::string_view text) const {
+std::vector<int32_t> NullTokenizer::encode(std::string_view text) const { return encode_with_ranges(text).ids; }
+
+LocatedIds NullTokenizer::encode_with_ranges(std::string_view text) const {
   constexpr std::string_view kSpace = " \t\r\n";
-  std::vector<int32_t> ids;
+  LocatedIds located;
   for (size_t begin = text.find_first_not_of(kSpace); begin < text.size();
        begin = text.find_first_not_of(kSpace, begin)) {
     const size_t end = std::min(text.find_first_of(kSpace, begin), text.size());
@@ -53,10 +61,11 @@ std::vector<int32_t> NullTokenizer::encode(std::string_view text) const {
     MPX_CHECK(error == std::errc() && stop == text.data() + end && id >= 0 && id < vocab_size_, "text", "'",
               files::printable(text.substr(begin, std::min<size_t>(end - begin, 40))), "' at byte ", begin,
               " is not an id in [0, ", vocab_size_, ")");
-    ids.push_back(static_cast<int32_t>(id));
+    located.ids.push_back(static_cast<int32_t>(id));
+    located.ranges.push_back({begin, end});
     begin = end;
   }
-  return ids;
+  return located;
 }
 
 std::string NullTokenizer::decode(const std::vector<int32_t>& ids) const {

@@ -10,6 +10,7 @@ class ByteTokenizer final : public Tokenizer {
  public:
   std::string name() const override { return "bytes"; }
   std::vector<int32_t> encode(std::string_view text) const override;
+  LocatedIds encode_with_ranges(std::string_view text) const override;
   std::string decode(const std::vector<int32_t>& ids) const override;
   std::string id_to_token(int32_t id) const override;  // <0xNN>, <eod>
   std::optional<int32_t> token_to_id(std::string_view token) const override;
@@ -23,6 +24,7 @@ class NullTokenizer final : public Tokenizer {
   explicit NullTokenizer(int64_t vocab_size);
   std::string name() const override { return "none"; }
   std::vector<int32_t> encode(std::string_view text) const override;
+  LocatedIds encode_with_ranges(std::string_view text) const override;
   std::string decode(const std::vector<int32_t>& ids) const override;
   std::string id_to_token(int32_t id) const override;
   std::optional<int32_t> token_to_id(std::string_view token) const override;

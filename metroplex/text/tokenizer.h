@@ -14,12 +14,22 @@
 #include <string_view>
 #include <vector>
 
+#include "text/text_range.h"
+
 namespace metroplex::text {
 
 enum class InvalidUtf8 { error, replace };
 
 // "error" or "replace"; anything else throws base::Error.
 InvalidUtf8 invalid_utf8_from_name(const std::string& name);
+
+// Ids with the range of the text that each came from: whole characters, before any normalization. The ranges are the
+// offsets of the `tokenizers` package (sentencepiece models: of the sentencepiece package, where each byte piece has
+// the range of its character).
+struct LocatedIds {
+  std::vector<int32_t> ids;
+  std::vector<TextRange> ranges;
+};
 
 class Tokenizer {
  public:
@@ -31,7 +41,10 @@ class Tokenizer {
   // Ids of the text alone. Throws base::Error for text this tokenizer cannot read. Safe from any thread.
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
 
-  // The same with what the model was taught to see around a text (bos, eos, the file's template).
+  // The ids of encode, with ranges. Several times slower than encode; the text must be valid UTF-8.
+  virtual LocatedIds encode_with_ranges(std::string_view text) const = 0;
+
+  // The ids of encode with what the model was taught to see around a text (bos, eos, the file's template).
   virtual std::vector<int32_t> encode_with_special(std::string_view text) const { return encode(text); }
 
   // Always valid UTF-8, except for the byte tokenizer, which gives back its bytes. Ids that name no token give

@@ -59,7 +59,8 @@ void UnigramModel::for_each_piece(std::string_view part, size_t begin, size_t ch
   if (!alone) visit(unknown_, begin + character);
 }
 
-void UnigramModel::find_best(std::string_view part, float& score, std::vector<Step>& steps) const {
+void UnigramModel::find_best(std::string_view part, float& score, Scratch& scratch) const {
+  std::vector<Step>& steps = scratch.steps;
   steps.assign(part.size() + 1, Step{});
   steps[0].score = score;
   size_t farthest = 0;
@@ -81,6 +82,9 @@ void UnigramModel::find_best(std::string_view part, float& score, std::vector<St
     begin += character;
   }
   score = steps[part.size()].score;
+  scratch.path.clear();
+  for (size_t end = part.size(); end > 0; end = static_cast<size_t>(steps[end].begin))
+    scratch.path.push_back(static_cast<int32_t>(end));
 }
 
 // The float sums of two segmentations are off by half an ulp for each piece at most, so what is ahead of all others
@@ -122,6 +126,21 @@ void UnigramModel::append_unknown(std::string_view text, std::vector<int32_t>& i
   }
 }
 
+// `offset`: the place of the part in the text that the ranges refer to.
+void UnigramModel::append_path(std::string_view part, size_t offset, const Scratch& scratch,
+                               std::vector<int32_t>& ids, std::vector<TextRange>* ranges) const {
+  for (auto end = scratch.path.rbegin(); end != scratch.path.rend(); ++end) {
+    const Step& step = scratch.steps[static_cast<size_t>(*end)];
+    const TextRange range{static_cast<size_t>(step.begin), static_cast<size_t>(*end)};
+    const size_t num_before = ids.size();
+    if (step.piece == unknown_) append_unknown(part.substr(range.begin, range.end - range.begin), ids);
+    else ids.push_back(step.piece);
+    if (!ranges) continue;
+    if (ids.size() == num_before) ranges->back().end = offset + range.end;
+    else ranges->resize(ids.size(), {offset + range.begin, offset + range.end});
+  }
+}
+
 void UnigramModel::encode_part(std::string_view part, Scratch& scratch, float& score,
                                std::vector<int32_t>& ids) const {
   if (part.size() == 1 && std::abs(score) <= kResetThreshold) {  // needs no choosing
@@ -141,19 +160,8 @@ void UnigramModel::encode_part(std::string_view part, Scratch& scratch, float& s
     for (size_t i = num_before; i < ids.size(); ++i) score += scores_[static_cast<size_t>(ids[i])];
     return;
   }
-  find_best(part, score, scratch.steps);
-  scratch.path.clear();
-  for (size_t end = part.size(); end > 0; end = static_cast<size_t>(scratch.steps[end].begin)) {
-    scratch.path.push_back(static_cast<int32_t>(end));
-  }
-  for (auto end = scratch.path.rbegin(); end != scratch.path.rend(); ++end) {
-    const Step& step = scratch.steps[static_cast<size_t>(*end)];
-    if (step.piece == unknown_) {
-      append_unknown(part.substr(static_cast<size_t>(step.begin), static_cast<size_t>(*end - step.begin)), ids);
-    } else {
-      ids.push_back(step.piece);
-    }
-  }
+  find_best(part, score, scratch);
+  append_path(part, 0, scratch, ids, nullptr);
   // No ids at all are kept for a part that must be looked at again.
   if (usual && !seen) {
     const bool certain = is_certain(part, scratch.two_best);
@@ -161,12 +169,19 @@ void UnigramModel::encode_part(std::string_view part, Scratch& scratch, float& s
   }
 }
 
-std::vector<int32_t> UnigramModel::encode(std::string_view normalized) const {
+std::vector<int32_t> UnigramModel::encode(std::string_view normalized, std::vector<TextRange>* ranges) const {
   ScratchPool<Scratch>::Lease scratch(pool_, normalized.size());
   std::vector<int32_t> ids;
   ids.reserve(normalized.size() / 3 + 8);
   float score = 0;
-  cuts_.for_each_part(normalized, [&](std::string_view part) { encode_part(part, *scratch, score, ids); });
+  cuts_.for_each_part(normalized, [&](std::string_view part) {
+    if (!ranges) {
+      encode_part(part, *scratch, score, ids);
+      return;
+    }
+    find_best(part, score, *scratch);
+    append_path(part, static_cast<size_t>(part.data() - normalized.data()), *scratch, ids, ranges);
+  });
   return ids;
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <sstream>
+#include <utility>
 
 #include "base/error.h"
 
@@ -68,9 +70,35 @@ std::string summary(const RankGrid& grid) {
                       order);
 }
 
+static std::string wrap_words(const std::string& text, size_t columns) {
+  constexpr const char* kIndent = "  ";
+  std::istringstream words(text);
+  std::string out, line;
+  for (std::string word; words >> word;) {
+    const bool fits = line.empty() || line.size() + 1 + word.size() <= columns;
+    if (!fits) out += std::exchange(line, kIndent) + "\n";
+    line += (line.empty() || !fits ? "" : " ") + word;
+  }
+  return out + line;
+}
+
+// With as many ranks in a line as there is room for.
+static Picture make_narrow_picture(const RankGrid& grid, DrawOptions options) {
+  constexpr int kFewest = 3, kBetweenCells = 3;
+  Picture picture = make_picture(grid, options);
+  const auto room = options.line_columns - static_cast<int>(picture.label_width) - 1;
+  const int fit = std::max(kFewest, room / (static_cast<int>(picture.cell_width) + kBetweenCells));
+  if (fit >= options.max_columns) return picture;
+  options.max_columns = fit;
+  return make_picture(grid, options);
+}
+
 std::string draw_terminal(const RankGrid& grid, const DrawOptions& options) {
-  const Picture picture = make_picture(grid, options);
-  std::string out = picture.title + "\n" + picture.legend + "\n\n";
+  const bool narrow = options.line_columns > 0;
+  const Picture picture = narrow ? make_narrow_picture(grid, options) : make_picture(grid, options);
+  const auto columns = static_cast<size_t>(options.line_columns);
+  const auto wrap = [&](const std::string& text) { return narrow ? wrap_words(text, columns) : text; };
+  std::string out = wrap(picture.title) + "\n" + wrap(picture.legend) + "\n\n";
   for (const PictureRow& row : picture.rows) {
     if (row.cells.empty()) {
       out += row.label + "\n";

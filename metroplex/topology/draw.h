@@ -19,6 +19,7 @@ struct DrawOptions {
   bool colour = true;            // ANSI colours (terminal only)
   int max_columns = 8;           // longer rows are wrapped where all lines fit into max_rows,
   int max_rows = 16;             // else the middle of long rows, and of many rows, is left out
+  int line_columns = 0;  // of the terminal: text is wrapped, and rows have fewer ranks, at least 3; 0: no limit
 };
 
 // The sizes of both grids in one line: "16 ranks: tp 2, cp 1, dp 2, pp 4; experts: etp 2, ep 1, edp 2; order ...".

@@ -90,8 +90,13 @@ static void check_export_folder(const config::Config& config, files::FileSystem&
   }
   MPX_CHECK(!checkpoint::parse_name(files::base_name(disk.canonical(c.export_hf))), "config",
             "checkpoint.export_hf = ", c.export_hf, " has the name of a checkpoint; choose another name");
+  // A run that died after its export starts again: check_export_place() decides once it is known what is left to do.
+  if (!goes_on_in_place(c, disk) || !disk.exists(c.export_hf)) check_export_place(config, disk);
+}
+
+void check_export_place(const config::Config& config, files::FileSystem& disk) {
   try {
-    hf::check_writable(disk, config.model, c.export_hf);
+    hf::check_writable(disk, config.model, config.checkpoint.export_hf);
   } catch (const base::Error& error) {
     throw base::Error(error.room(), base::concat("checkpoint.export_hf: ", base::message_of(error)));
   }

@@ -21,6 +21,8 @@ bool goes_on_in_place(const config::Checkpoint& checkpoint, files::FileSystem& d
 // (train.tensorboard_dir, ...) do not count. And when checkpoint.export_hf cannot be written, or is another output
 // too.
 void check_save_folder(const config::Config& config, files::FileSystem& disk);
+// Throws base::Error if checkpoint.export_hf cannot be written, or exists.
+void check_export_place(const config::Config& config, files::FileSystem& disk);
 
 // Throws base::Error where checkpoint.save, or what of its path is there, is no folder or may not be written in.
 void check_writable(const std::string& save, files::FileSystem& disk);

@@ -77,6 +77,11 @@ void RunSaves::export_last() {
     environment_.log->warn("checkpoint.export_hf = " + directory + " is not written: the last checkpoint is missing");
     return;
   }
+  if (environment_.disk->exists(directory)) {  // check_export_place() refused it unless nothing was left to do
+    summary_.export_failed = false;
+    environment_.log->info(" checkpoint.export_hf = " + directory + " exists: kept, as no step was left to do");
+    return;
+  }
   try {
     checkpoint::Reader reader(*environment_.disk, position_.checkpoint);
     hf::write_directory(*environment_.disk, reader, directory);

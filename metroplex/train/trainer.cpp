@@ -479,6 +479,8 @@ void Job::begin_training() {
   for (const std::string& line : scope_lines(*a_)) say(line);
   warn_of_data();
   load();
+  if (a_->world->rank() == 0 && more() && !a_->config.checkpoint.export_hf.empty())
+    check_export_place(a_->config, *environment_.disk);
   open_outputs();
   if (!a_->config.checkpoint.save.empty() && a_->world->rank() == 0)
     say(" configuration: " + write_run_config(a_->config, *environment_.disk));

@@ -129,18 +129,25 @@ MODEL_ARGS=(
 torchrun --nproc_per_node 1 pretrain_gpt.py "${MODEL_ARGS[@]}" \
   --micro-batch-size 1 --global-batch-size 4 --train-iters 5 --lr 0.01 --lr-decay-style constant \
   --mock-data --tokenizer-type NullTokenizer --vocab-size 256 --seed 7 --log-interval 1 --eval-iters 0 --eval-interval 100 \
-  --use-flash-attn --fantasy-knob 3
+  --use-flash-attn --wandb-project x --recompute-num-layers 1
 SCRIPT
 run 0 train --from-megatron-args pretrain.sh --nproc 1 --train.metrics_file=megatron.jsonl
-warns 'fantasy-knob'
+warns 'recompute-num-layers 1: ignored, as Megatron does'
+[ "$(grep -c '^warning:' err)" = 1 ] || fail "flags without influence are warned about: $(cat err)"
 run 0 train "${tiny[@]}" "${mock[@]}" --nproc 1 --train.train_iters=5 --optim.lr_decay_style=constant --optim.lr_warmup_iters=0 \
   --train.metrics_file=native.jsonl
 same_losses native.jsonl megatron.jsonl 0
-holds "--from-megatron-args: same losses as the native keys, the unknown flag is listed"
-sed 's/--nproc_per_node 1/--nproc_per_node 2/; s/--num-layers \$LAYERS/--num-layers ${1:-4} --moe-latent-size 8/; s/--train-iters 5/--train-iters "$2"/' \
+holds "--from-megatron-args: same losses as the native keys, a flag without effect is named"
+run 0 train --from-megatron-args pretrain.sh --nproc 1 --print-config
+warns 'recompute-num-layers 1: ignored'
+! grep -q ignored out || fail "notes are part of the printed configuration"
+run 0 train --from-megatron-args pretrain.sh --nproc 1 --dry-run
+prints 'recompute-num-layers 1: ignored'
+sed 's/--nproc_per_node 1/--nproc_per_node 2/; s/--num-layers \$LAYERS/--num-layers ${1:-4} --moe-latent-size 8 --fantasy-knob 3/; s/--train-iters 5/--train-iters "$2"/' \
   pretrain.sh > latent.sh
 run 2 train --from-megatron-args latent.sh 2 3
-warns 'moe-latent-size 8'
+warns 'moe-latent-size 8: not implemented'
+warns 'fantasy-knob 3: unknown'
 warns 'ignore-unknown-flags'
 run 0 train --from-megatron-args latent.sh 2 3 --ignore-unknown-flags
 warns 'ignored: --moe-latent-size 8'
@@ -150,7 +157,7 @@ prints '^  num_layers: 2$'
 prints '^  nproc: 2$'
 run 2 train --from-megatron-args latent.sh
 warns 'reads \$1 to \$2'
-holds "a script with another loss is refused unless told otherwise; its arguments and its launcher's number of ranks count"
+holds "a script with unknown flags is refused with all of them unless told otherwise; its arguments and its launcher's number of ranks count"
 
 echo "eval"
 run 0 eval "${tiny[@]}" --data.split=80,10,10 --train.eval_iters=2 --checkpoint.load=ck

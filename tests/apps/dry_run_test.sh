@@ -35,11 +35,15 @@ gpt3=("${mock[@]}" --model.family=gpt --model.num_layers=96 --model.hidden_size=
 echo "A dry run"
 ls > before
 run 0 train "${tiny[@]}" --nproc 4 --parallel.tensor_model_parallel_size=2 --checkpoint.save=ck --checkpoint.save_interval=5 --train.tensorboard_dir=tb --dry-run
-for word in "^  num_layers: 2$" "4 ranks: tensor 2, pipeline 1, data 2" "^  parameters +[0-9.]+ thousand in all" "^  operations " \
+! grep -q '^model:' out || fail "a dry run prints the configuration"
+for word in "4 ranks: tensor 2, pipeline 1, data 2" "^  parameters +[0-9.]+ thousand in all" "^  operations " \
   "bubble 0.0 %" "128 in all|512 in all" "corpus: .* tokens in 39 documents" "epochs$" "main parameters|gradients" "it fits"; do prints "$word"; done
 rm -f out err
 [ "$(ls | grep -v -x before)" = "$(grep -v -x before before)" ] || fail "a dry run wrote something: $(ls)"
 holds "says what the run would be and writes nothing"
+run 0 train "${tiny[@]}" --nproc 4 --dry-run --print-config
+prints '^  num_layers: 2$'
+prints 'it fits'
 run 0 train "${tiny[@]}" --nproc 4 --dry-run --json
 says 'd["fits"], d["ranks"], d["layout"]["dp"]' "(True, 4, 4)"
 says 'd["tokens"]["all"]' $((8 * 4 * 16))

@@ -13,14 +13,16 @@ losses() { grep -oE "^ [a-z0-9-]+ loss at iteration [0-9]+ .*value: [^ ]*" out; 
 
 run 0 train "${base[@]}" --data.valid_data_path=first --train.eval_interval=4 --train.full_validation=true --train.eval_iters=0 --checkpoint.save=ck
 whole=$(losses)
-run 0 train "${base[@]}" --data.valid_data_path=first --train.full_validation=true --train.skip_train=true --load ck --nproc 2 --checkpoint.save=unused
+run 0 train "${base[@]}" --data.valid_data_path=first --train.full_validation=true --train.skip_train=true --load ck --nproc 2 --tp 2 --checkpoint.save=unused
 [ "$(losses)" = "$whole" ] || fail "skip_train: $(losses); the run itself: $whole"
 [ ! -e unused ] || fail "skip_train saved"
 ! grep -q 'iteration .*consumed samples' out || fail "skip_train trained"
-holds "full_validation reads the whole set on any layout; skip_train evaluates the checkpoint and saves nothing"
+holds "full_validation reads the whole set; skip_train evaluates the checkpoint and saves nothing"
 
 run 0 train "${base[@]}" --data.valid_data_path=first --train.full_validation=true --train.skip_train=true --load ck --train.eval_global_batch_size=4
 [ "$(losses)" = "$whole" ] || fail "eval_global_batch_size changes the loss of the whole set: $(losses); before: $whole"
+run 0 train "${base[@]}" --data.valid_data_path=first --train.full_validation=true --train.skip_train=true --load ck --nproc 2
+warns 'validation set: 1 of [0-9]+ samples fill no microbatch of all data-parallel ranks and are not evaluated'
 holds "the loss of the whole set does not depend on eval_global_batch_size"
 
 run 0 train "${base[@]}" --data.valid_data_path=[first,second] --data.multiple_validation_sets=true --train.full_validation=true --train.skip_train=true --load ck

@@ -97,6 +97,36 @@ same_end one half
 run 0 verify --model.from base --data.reset_position_ids=true --data.reset_attention_mask=true --train.seq_length=32 --nproc 2 --tp 2
 holds "chats train alike on tp 2 x pp 2, cp 2 and dp 4 with ZeRO; resumed to the same bytes; verified"
 
+# Datasets of other programs: conversions and unused data are counted, and turns that do not end.
+mkdir other && cp "$vectors"/tokenizers/qwen2/tokenizer*.json other/
+cat > other/chat_template.jinja <<'JINJA'
+{% for t in tools or [] %}{{ t | tojson }}
+{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content if m.content is string else '' }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+<think>
+{% endif %}
+JINJA
+cat > other.jsonl <<'LINES'
+{"system": "Talk.", "mood": "good", "conversations": [{"from": "human", "value": "e\u0301"}, {"from": "gpt", "value": "1\u00c32 \u09df"}]}
+{"tools": "[{\"name\": \"f\"}]", "messages": [{"role": "user", "content": null, "name": "Ada"}, {"role": "assistant", "content": "BAD", "weight": 0}, {"role": "assistant", "content": "good", "tool_calls": null}]}
+{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [{"type": "text", "text": "lost"}]}]}
+LINES
+run 0 preprocess --chat --input other.jsonl --tokenizer-model other --output-prefix other_chats
+for line in '1 chats have a "system" text' '1 chats have tools as a JSON text' '1 chats have the key "mood" next to the messages' \
+  '1 chats have messages with the key "name", which the template' 'the text of 1 messages of the role assistant'; do
+  warns "^warning: .*$line"
+done
+if grep -q 'no end of turn' err; then fail "complete turns are reported: $(cat err)"; fi
+echo '{% for m in messages %}{{ m.role }}{% if m.role == "assistant" %}{% generation %}{{ m.content }}{% endgeneration %}{% endif %}<|im_end|>{% endfor %}' > open.jinja
+head -1 other.jsonl > first.jsonl
+run 0 preprocess --chat --input first.jsonl --tokenizer-model other --chat-template open.jinja --output-prefix open_chats
+warns '^warning: in 1 of 1 turns the last learned token is no end of turn'
+printf '%s\n' '{"tools": "f(x)", "messages": [{"role": "user", "content": "a"}]}' > bad_tools.jsonl
+run 3 preprocess --chat --input bad_tools.jsonl --tokenizer-model other --output-prefix no
+warns "'bad_tools.jsonl' line 1: \"tools\" = .*must be a list of objects"
+holds "chats of other programs are read with counts; data that is not used is named"
+
 # What is refused says what to do.
 run 2 "${sft[@]}" --data.reset_attention_mask=false
 warns 'data.reset_attention_mask = true'

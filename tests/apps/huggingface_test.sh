@@ -39,6 +39,13 @@ held
 run 0 train --model.from brain $small --train.train_iters=2 --optim.lr=0.003 --checkpoint.save=half --tp 2 --nproc 2 \
   --checkpoint.async_save=true --checkpoint.export_hf=ended
 prints 'wrote ended for Hugging Face'
+again="--load half --checkpoint.save=half --checkpoint.export_hf=ended --optim.lr=0.003 --optim.override_opt_param_scheduler=true"
+# shellcheck disable=SC2086
+run 0 train --model.from brain $small $again --train.train_iters=2 # as after a kill between the export and the exit
+prints 'checkpoint.export_hf = ended exists: kept, as no step was left to do'
+# shellcheck disable=SC2086
+run 3 train --model.from brain $small $again --train.train_iters=3
+warns "'ended' is there already"
 run 3 train --model.from brain $small --train.train_iters=1 --checkpoint.save=other --checkpoint.export_hf=ended
 warns "'ended' is there already"
 run 3 train --model.from brain $small --train.train_iters=1 --checkpoint.save=other --checkpoint.export_hf=/proc/ended/hf

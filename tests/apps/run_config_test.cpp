@@ -3,6 +3,7 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <fstream>
 #include <new>
 #include <thread>
@@ -10,6 +11,7 @@
 #include "base/error.h"
 #include "program.h"
 #include "config/load.h"
+#include "config/validate.h"
 #include "support/launch_scripts.h"
 
 namespace metroplex::apps::run_config_test {
@@ -47,22 +49,84 @@ TEST_F(LaunchScripts, AreReadOnACommandLineWithTheirArguments) {
   }
 }
 
-TEST_F(LaunchScripts, OfAnotherModelAreRefusedUnlessToldToIgnoreIt) {
+TEST_F(LaunchScripts, WithUnknownFlagsAreRefused) {
   for (const std::string& text :
        {std::string("pretrain_gpt.py --num-experts 8 --moe-latent-size 16") + kModel,
-        std::string("pretrain_gpt.py --qk-l2-norm") + kModel, std::string("pretrain_bert.py") + kModel}) {
+        std::string("pretrain_gpt.py --qk-l2-norm") + kModel,
+        std::string("pretrain_gpt.py --fantasy-knob 3") + kModel, std::string("pretrain_bert.py") + kModel}) {
     write("torchrun " + text);
     EXPECT_THROW(parse_run_arguments({"--from-megatron-args", "run.sh"}), base::Error) << text;
-    const RunArguments told = parse_run_arguments({"--from-megatron-args", "run.sh", "--ignore-unknown-flags"});
-    EXPECT_EQ(told.config.model.num_layers, 8);
-    EXPECT_FALSE(told.notes.empty());
+    const RunArguments ignored = parse_run_arguments({"--from-megatron-args", "run.sh", "--ignore-unknown-flags"});
+    EXPECT_EQ(ignored.config.model.num_layers, 8);
+    EXPECT_EQ(ignored.notes.size(), 1u) << text;
   }
-  write(std::string("torchrun pretrain_gpt.py --wandb-project x --fantasy-knob 3 --ckpt-format torch") + kModel);
-  const RunArguments read = parse_run_arguments({"--from-megatron-args", "run.sh"});
-  EXPECT_EQ(read.notes.size(), 3u);
+  write(std::string("torchrun pretrain_gpt.py --wandb-project x --ckpt-format torch --transformer-impl local") +
+        kModel);
+  EXPECT_TRUE(parse_run_arguments({"--from-megatron-args", "run.sh"}).notes.empty());
+  EXPECT_TRUE(parse_run_arguments({"--wandb-project", "x"}).notes.empty());
   EXPECT_THROW(parse_run_arguments({"--moe-latent-size", "16"}), base::Error);
   EXPECT_THROW(parse_run_arguments({"--fantasy-knob", "8"}), base::Error);
   EXPECT_EQ(parse_run_arguments({"--fantasy-knob", "8", "--ignore-unknown-flags"}).notes.size(), 1u);
+}
+
+TEST_F(LaunchScripts, DropFlagsWithoutEffect) {
+  const std::string latent = "--multi-latent-attention --position-embedding-type rope --kv-channels 128 ";
+  const std::vector<std::pair<std::string, Words>> cases = {
+      {"--save-interval 100 --finetune", {"--save-interval 100", "--finetune"}},
+      {"--recompute-num-layers 1", {"--recompute-num-layers 1"}},
+      {"--recompute-method uniform --recompute-modules layernorm", {"--recompute-method", "--recompute-modules"}},
+      {"--moe-aux-loss-coeff 0.01 --moe-router-pre-softmax",
+       {"--moe-aux-loss-coeff 0.01", "--moe-router-pre-softmax"}},
+      {"--kv-lora-rank 64 --v-head-dim 16", {"--kv-lora-rank 64", "--v-head-dim 16"}},
+      {"--mscale 0.5 --rotary-scaling-factor 4", {"--mscale 0.5", "--rotary-scaling-factor 4"}},
+      {"--window-attn-skip-freq 2", {"--window-attn-skip-freq 2"}},
+      {"--lr-wsd-decay-iters 3", {"--lr-wsd-decay-iters 3"}},
+      {"--rotary-interleaved --rotary-seq-len-interpolation-factor 2",
+       {"--rotary-interleaved", "--rotary-seq-len-interpolation-factor 2"}},
+      {latent, {"--kv-channels 128"}}};
+  for (const auto& [flags, noted] : cases) {
+    write("torchrun pretrain_gpt.py " + flags + kModel);
+    const RunArguments out = parse_run_arguments({"--from-megatron-args", "run.sh"});
+    EXPECT_EQ(config::violations(out.config, 1).size(), 0u) << flags << config::message(violations(out.config, 1));
+    for (const std::string& flag : noted) {
+      EXPECT_EQ(std::count_if(out.notes.begin(), out.notes.end(),
+                              [&](const std::string& note) {
+                                return note.rfind(flag, 0) == 0 &&
+                                       note.find(": ignored, as Megatron does: ") != std::string::npos;
+                              }),
+                1)
+          << flag;
+    }
+    EXPECT_EQ(out.notes.size(), noted.size()) << flags;
+  }
+  // An option that makes the flag work keeps it; a key of the command line itself is never dropped.
+  write(std::string("torchrun pretrain_gpt.py --save-interval 2") + kModel);
+  EXPECT_EQ(
+      parse_run_arguments({"--from-megatron-args", "run.sh", "--checkpoint.save=ck"}).config.checkpoint.save_interval,
+      2);
+  for (const Words& own : {Words{"--checkpoint.save_interval=3"}, Words{"--save-interval", "3"}}) {
+    Words line{"--from-megatron-args", "run.sh"};
+    line.insert(line.end(), own.begin(), own.end());
+    EXPECT_EQ(parse_run_arguments(line).config.checkpoint.save_interval, 3);
+  }
+  for (const char* refused : {"--recompute-granularity selective --recompute-num-layers 1",
+                              "--moe-ffn-hidden-size 64", "--expert-model-parallel-size 2"}) {
+    write("torchrun pretrain_gpt.py " + std::string(refused) + kModel);
+    EXPECT_FALSE(config::violations(parse_run_arguments({"--from-megatron-args", "run.sh"}).config, 2).empty());
+  }
+}
+
+TEST_F(LaunchScripts, OfCodegeexTrainACodegeex) {
+  const std::string flags =
+      " --tensor-model-parallel-size 2 --fp16 --loss-scale 12 --deepspeed --zero-stage 2 "
+      "--deepspeed-activation-checkpointing --no-pipeline-parallel";
+  write("deepspeed --num_gpus 8 codegeex/megatron/tools/pretrain_codegeex.py" + flags + kModel);
+  const config::Config c = parse_run_arguments({"--from-megatron-args", "run.sh"}).config;
+  EXPECT_EQ(c.model.family, "codegeex");
+  EXPECT_EQ(c.model.activation, config::Activation::quick_gelu);
+  EXPECT_EQ(c.parallel.data_parallel_sharding_strategy, config::ShardingStrategy::optim_grads);
+  EXPECT_EQ(c.memory.recompute_granularity, config::Recompute::full);
+  EXPECT_EQ(config::violations(c, 8).size(), 0u) << config::message(config::violations(c, 8));
 }
 
 TEST_F(LaunchScripts, LikeThemAConfigurationFromAPipeIsReadOnceForAllProcesses) {

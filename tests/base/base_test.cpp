@@ -7,9 +7,31 @@
 #include "base/error.h"
 #include "base/philox.h"
 #include "base/thread_pool.h"
+#include "base/utf8.h"
 
 namespace metroplex::base::base_test {
 namespace {
+
+TEST(Utf8, EscapesWhatControlsATerminal) {
+  EXPECT_EQ(escape_controls("plain\ttext\n\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80"),
+            "plain\ttext\n\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80");
+  EXPECT_EQ(escape_controls(std::string_view("\x1b[2J\r\x07\0\x7f", 8)), "\\u001b[2J\\u000d\\u0007\\u0000\\u007f");
+  EXPECT_EQ(escape_controls("\xc2\x80\xc2\x9b\xc2\xa0"), "\\u0080\\u009b\xc2\xa0");  // U+0080, CSI, no-break space
+  EXPECT_EQ(escape_controls("\xe2\x80\xaa\xe2\x80\xae\xe2\x81\xa6\xe2\x81\xa9"), "\\u202a\\u202e\\u2066\\u2069");
+  EXPECT_EQ(escape_controls("\xe2\x80\xa9\xe2\x80\xaf\xe2\x81\xa5\xe2\x81\xaa"),
+            "\xe2\x80\xa9\xe2\x80\xaf\xe2\x81\xa5\xe2\x81\xaa");  // their neighbors
+  EXPECT_EQ(escape_controls("\xff\x9b|\xe2\x80|\xed\xa0\x80|\xc0\x80"),
+            "\\xff\\x9b|\\xe2\\x80|\\xed\\xa0\\x80|\\xc0\\x80");
+}
+
+TEST(Utf8, FindsTheBeginningOfACodePoint) {
+  const std::string text = "a\xf0\x9f\x98\x80";
+  const size_t incomplete[] = {0, 0, 1, 2, 3, 0};
+  for (size_t size = 0; size <= text.size(); ++size)
+    EXPECT_EQ(incomplete_utf8_suffix(text.substr(0, size)), incomplete[size]) << size;
+  for (const char* bad : {"\xff", "\x80\x80\x80", "\xed\xa0", "\xc0", "\xf8\x88"})
+    EXPECT_EQ(incomplete_utf8_suffix(bad), 0u);
+}
 
 TEST(Error, NamesTheRoomAndBothValues) {
   try {

@@ -1,10 +1,16 @@
 #include "comm/network.h"
 
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "base/error.h"
+#include "comm/sockets.h"
 #include "support/error_of.h"
 
 namespace metroplex::comm::network_test {
@@ -74,6 +80,44 @@ TEST(Network, AConnectionNobodyListensForIsRefused) {
   ::close(fd);
   EXPECT_EQ(connect_to("127.0.0.1", port, std::chrono::seconds(5), error), -1);
   EXPECT_EQ(error, "Connection refused");
+}
+
+std::string bound_address(int fd) {
+  sockaddr_in address{};
+  socklen_t size = sizeof address;
+  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
+  return address.sin_family == AF_INET ? std::string(::inet_ntoa(address.sin_addr)) : "any";
+}
+
+TEST(Network, TheStoreListensAtTheMastersAddressIfItIsOfThisMachine) {
+  const auto [taken, port] = listen_at("127.0.0.1");
+  const std::string in_use = test::error_of([port = port] { listen_at_name("127.0.0.1", port, /*others=*/false); });
+  EXPECT_NE(in_use.find("second process that was started as rank 0"), std::string::npos) << in_use;
+  ::close(taken);
+  const OwnedFd own(listen_at_name("127.0.0.1", port, /*others=*/false));
+  EXPECT_EQ(bound_address(own.get()), "127.0.0.1");
+  const OwnedFd translated(listen_at_name("203.0.113.7", 0, /*others=*/true));  // of no machine
+  EXPECT_EQ(bound_address(translated.get()), "any");
+  const OwnedFd others(listen_at_name("127.0.1.1", 0, /*others=*/true));
+  EXPECT_EQ(bound_address(others.get()), "any");
+}
+
+TEST(Network, ARefusedSocketKeepsItsConnections) {
+  using std::chrono::milliseconds;
+  const auto [listening, port] = listen_at("127.0.0.1");
+  const std::vector<int> found = listening_sockets();
+  EXPECT_NE(std::find(found.begin(), found.end(), listening), found.end());
+  std::string error;
+  const OwnedFd first(connect_to("127.0.0.1", port, milliseconds(2000), error));
+  ASSERT_GE(first.get(), 0) << error;
+  const OwnedFd accepted(::accept(listening, nullptr, nullptr));
+  refuse_connections(listening);
+  EXPECT_EQ(connect_to("127.0.0.1", port, milliseconds(300), error), -1);
+  EXPECT_EQ(why_unreachable("127.0.0.1", port, milliseconds(300)), "no answer");
+  ASSERT_EQ(::send(first.get(), "x", 1, MSG_NOSIGNAL), 1);
+  char byte = 0;
+  EXPECT_EQ(::recv(accepted.get(), &byte, 1, 0), 1);
+  ::close(listening);
 }
 
 }  // namespace

@@ -12,6 +12,8 @@
 #include "comm/backends/gloo.h"
 #include "comm/backends/nccl.h"
 #include "comm/collectives.h"
+#include "comm/network.h"
+#include "comm/sockets.h"
 #include "support/collective_checks.h"
 #include "support/notes.h"
 #include "support/run_by_hand.h"
@@ -186,6 +188,43 @@ TEST(HostGroups, DoWithoutAMeshOfTheWorldWhatIsAskedOfThem) {
   if (result) { EXPECT_EQ(result->rank, -1) << result->message; }
 }
 
+// Ports of this process at which a connection is accepted.
+std::string open_ports() {
+  std::string open;
+  for (const int fd : listening_sockets()) {
+    sockaddr_in address{};
+    socklen_t size = sizeof address;
+    ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
+    std::string error;
+    const int connected = connect_to("127.0.0.1", ntohs(address.sin_port), 500ms, error);
+    if (connected >= 0) open += " " + std::to_string(ntohs(address.sin_port));
+    ::close(connected);
+  }
+  return open;
+}
+
+void expect_no_open_port_and_new_groups(const World& world) {
+  barrier(world.groups().world);
+  EXPECT_EQ(open_ports(), "");
+  const Group all = world.make_group({"late", Purpose::run, {0, 1, 2}});
+  const at::Tensor sum = at::ones({3});
+  all_reduce(sum, all);
+  EXPECT_EQ(sum[0].item<float>(), 3);
+  EXPECT_EQ(open_ports(), "");
+}
+
+TEST(Ports, AcceptNothingOnceTheRanksAreConnected) {
+  test::run_processes_well(3, {.dp = 3}, expect_no_open_port_and_new_groups);
+}
+
+TEST(Ports, AcceptNothingNextToNcclAfterTheFirstCollective) {
+  test::ProcessesOptions options;
+  options.process.backend = ProcessBackend::nccl;
+  options.process.make_nccl = [](GlooContext& control) { return std::make_shared<HostOnly>(control); };
+  const auto result = test::run_processes(3, {.dp = 3}, expect_no_open_port_and_new_groups, options);
+  if (result) { EXPECT_EQ(result->rank, -1) << result->message; }
+}
+
 // Three ranks, each with variables of its own; what each says, and ends with 3.
 std::vector<std::string> said_by_three(const Notes& notes, const std::function<test::Variables(int rank)>& own) {
   const int port = test::free_port();
@@ -205,12 +244,42 @@ std::vector<std::string> said_by_three(const Notes& notes, const std::function<t
 void say_why_it_ended(const Notes& notes, const ProcessOptions& options) {
   const LaunchEnvironment launch = *launch_from_environment();
   try {
-    run_process(launch, test::grid_of(3, {.dp = 3}), options,
+    run_process(launch, test::grid_of(launch.world_size, {.dp = launch.world_size}), options,
                 [](const World& world) { barrier(world.groups().world); });
   } catch (const std::exception& error) {
-    notes.write(launch.rank, error.what());
+    notes.write(launch.local_rank, error.what());
     ::_exit(3);
   }
+}
+
+TEST(Meeting, AnotherWorldSizeIsNamedOnBothSidesAtOnce) {
+  const Notes notes("meeting_world_size");
+  if (launch_from_environment()) return say_why_it_ended(notes, {});
+  const auto began = Clock::now();
+  for (const auto& [size, other] : {std::pair(3, 4), std::pair(4, 3)}) {
+    const auto said = said_by_three(
+        notes, [&](int rank) -> test::Variables { return {base::concat("WORLD_SIZE=", rank == 1 ? other : size)}; });
+    for (const std::string& text : said) {
+      expect_contains(text, base::concat(" was started with a world size of "));
+      expect_contains(text, base::concat("rank 1 on ", host_name(), ", process "));
+      for (const int number : {3, 4}) expect_contains(text, base::concat(" ", number));
+      expect_contains(text, "give all processes the same world size");
+    }
+  }
+  EXPECT_LT(Clock::now() - began, 30s);  // of a limit of ten minutes
+}
+
+TEST(Meeting, TwoProcessesOfOneRankAreNamedAtOnce) {
+  const Notes notes("meeting_duplicate");
+  if (launch_from_environment()) return say_why_it_ended(notes, {});
+  const auto began = Clock::now();
+  const auto said =
+      said_by_three(notes, [](int rank) -> test::Variables { return {base::concat("RANK=", std::min(rank, 1))}; });
+  for (const std::string& text : said) {
+    expect_contains(text, "two processes were started as rank 1 of 3: on " + host_name() + ", process ");
+    expect_contains(text, ", and on " + host_name() + ", process ");
+  }
+  EXPECT_LT(Clock::now() - began, 15s);
 }
 
 TEST(Meeting, ARankWithoutItsInterfaceIsHeardOfByTheOthers) {

@@ -21,19 +21,23 @@ namespace {
 
 using namespace std::chrono_literals;
 
+constexpr const char* kSecret = "of this test";
+
 class WatchWorld {
  public:
-  explicit WatchWorld(int size) : size_(size), heard_(static_cast<size_t>(size)) {}
+  explicit WatchWorld(int size, std::chrono::milliseconds silence = 15s)
+      : size_(size), silence_(silence), heard_(static_cast<size_t>(size)) {}
   std::unique_ptr<WatchTree> join(int rank) {
     WatchOptions options;
     options.rank = rank;
     options.world_size = size_;
     options.address = "127.0.0.1";
+    options.secret = kSecret;
+    options.host = "here";
     options.timeout = 20s;
-    options.publish = [this](const std::string& key, const std::string& value) {
-      const std::lock_guard lock(mutex_);
-      store_[key] = value;
-    };
+    options.silence = silence_;
+    options.beat = silence_ / 10;
+    options.publish = [this](const std::string& key, const std::string& value) { set(key, value); };
     options.look_up = [this](const std::string& key) -> std::optional<std::string> {
       const std::lock_guard lock(mutex_);
       const auto found = store_.find(key);
@@ -45,9 +49,9 @@ class WatchWorld {
     };
     return std::make_unique<WatchTree>(std::move(options));
   }
-  // What `rank` has heard, once there is something or two seconds have passed.
+  // What `rank` has heard, once there is something or ten seconds have passed.
   std::vector<std::string> heard(int rank) {
-    for (int i = 0; i < 200; ++i) {
+    for (int i = 0; i < 1000; ++i) {
       {
         const std::lock_guard lock(mutex_);
         if (!heard_[static_cast<size_t>(rank)].empty()) return heard_[static_cast<size_t>(rank)];
@@ -60,20 +64,22 @@ class WatchWorld {
     const std::lock_guard lock(mutex_);
     return heard_[static_cast<size_t>(rank)];
   }
-  uint16_t port_of(int rank) { return static_cast<uint16_t>(std::stoi(word_of(rank, 1))); }
-  std::string secret_of(int rank) { return word_of(rank, 2); }
-
- private:
-  // Of its address, port and secret.
-  std::string word_of(int rank, int number) {
+  uint16_t port_of(int rank) {
     const std::lock_guard lock(mutex_);
     std::istringstream words(store_.at("watch/" + std::to_string(rank)));
-    std::string word;
-    for (int i = 0; i <= number; ++i) words >> word;
-    return word;
+    std::string address;
+    uint16_t port = 0;
+    words >> address >> port;
+    return port;
+  }
+  void set(const std::string& key, const std::string& value) {
+    const std::lock_guard lock(mutex_);
+    store_[key] = value;
   }
 
+ private:
   const int size_;
+  const std::chrono::milliseconds silence_;
   std::mutex mutex_;
   std::map<std::string, std::string> store_;
   std::vector<std::vector<std::string>> heard_;
@@ -107,6 +113,40 @@ std::string message(char kind, const std::string& text) {
   return link.out;
 }
 
+// The next message of the other end; none if it closes the connection or sends nothing for five seconds.
+std::optional<WatchMessage> receive(int fd) {
+  WatchLink link;
+  bool refused = false;
+  for (int i = 0; i < 500; ++i) {
+    char byte = 0;
+    ssize_t size = 0;
+    while ((size = ::recv(fd, &byte, 1, MSG_DONTWAIT)) == 1) {
+      link.in += byte;
+      if (const auto whole = link.take(refused)) return whole;
+    }
+    if (size == 0) return std::nullopt;
+    std::this_thread::sleep_for(10ms);
+  }
+  return std::nullopt;
+}
+
+// The hello of a child, for the parent's nonce.
+std::string hello(const std::string& secret, const std::string& parent_nonce, const std::string& place) {
+  const std::string claimed = place + " there " + std::string(32, 'a');
+  return message('h', claimed + " " + prove(secret, "child " + parent_nonce + " " + claimed));
+}
+
+// A connection that rank `rank` of three makes to rank 0 by hand, as a process of the run would.
+int join_by_hand(WatchWorld& world, int rank) {
+  const int fd = stranger_at(world.port_of(0));
+  const auto nonce = receive(fd);
+  EXPECT_TRUE(nonce && nonce->kind == 'n');
+  if (nonce) say(fd, hello(kSecret, nonce->text, base::concat(rank, "/3")));
+  const auto welcome = receive(fd);
+  EXPECT_TRUE(welcome && welcome->kind == 'w');
+  return fd;
+}
+
 // Two ranks join the first, all leave, and nobody has failed.
 void expect_a_whole_run(WatchWorld& world, WatchTree& first) {
   const auto one = world.join(1), two = world.join(2);
@@ -121,20 +161,31 @@ TEST(WatchPort, WhoDoesNotKnowTheSecretIsTurnedAwayAndTheRunGoesOn) {
   WatchWorld world(3);
   const auto first = world.join(0);
   const uint16_t port = world.port_of(0);
-  const std::string hello = message('h', base::concat(std::string(32, '0'), " 1/3"));
+  const std::string guess = hello(kSecret, std::string(32, '0'), "1/3");
   for (const std::string& bytes :
-       {hello, message('h', "1/3"), message('c', "rank 1 failed"), std::string("h\xff\xff\xff\x7f"),
-        std::string("h\x61\0\0\0", 5), std::string("GET / HTTP/1.1\r\n\r\n")}) {
+       {guess, message('h', "1/3"), message('w', prove(kSecret, "")), message('c', "rank 1 failed"),
+        std::string("h\xff\xff\xff\x7f"), std::string("h\x41\x01\0\0", 5), std::string("GET / HTTP/1.1\r\n\r\n")}) {
     const int fd = stranger_at(port);
     ASSERT_GE(fd, 0);
     say(fd, bytes);
+    receive(fd);  // the nonce
     EXPECT_TRUE(turned_away(fd)) << testing::PrintToString(bytes);
     ::close(fd);
   }
+  for (const auto& [secret, place] :
+       {std::pair("another", "1/3"), std::pair(kSecret, "1/4"), std::pair(kSecret, "0/3")}) {
+    const int fd = stranger_at(port);
+    const auto nonce = receive(fd);
+    ASSERT_TRUE(nonce);
+    say(fd, hello(secret, nonce->text, place));
+    EXPECT_TRUE(turned_away(fd)) << secret << " " << place;
+    ::close(fd);
+  }
   const int half = stranger_at(port);
-  say(half, hello.substr(0, 7));
+  say(half, guess.substr(0, 7));
+  receive(half);
   const int gone = stranger_at(port);
-  say(gone, hello.substr(0, 7));
+  say(gone, guess.substr(0, 7));
   ::close(gone);
   expect_a_whole_run(world, *first);
   EXPECT_TRUE(turned_away(half));
@@ -249,13 +300,58 @@ TEST(WatchTree, OfTwoFailuresEveryRankHearsTheFirstOnce) {
 TEST(WatchTree, ASecondCauseFromBelowGoesNoFurther) {
   WatchWorld world(3);
   const auto first = world.join(0), one = world.join(1);
-  const int two = stranger_at(world.port_of(0));
-  say(two, message('h', world.secret_of(0) + " 2/3") + message('c', "the first") + message('c', "the second"));
+  const int two = join_by_hand(world, 2);
+  say(two, message('c', "the first") + message('c', "the second"));
   EXPECT_EQ(world.heard(1), Causes{"the first"});
   std::this_thread::sleep_for(100ms);  // in which the second would be heard too
   EXPECT_EQ(world.heard_so_far(0), Causes{"the first"});
   EXPECT_EQ(world.heard_so_far(1), Causes{"the first"});
   ::close(two);
+}
+
+TEST(WatchTree, ProofsAreHmacSha1) {  // RFC 2202, cases 2 and 6
+  EXPECT_EQ(prove("Jefe", "what do ya want for nothing?"), "effcdf6ae5eb2fa2d27416d5f184df9c259a7c79");
+  EXPECT_EQ(prove(std::string(80, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First"),
+            "aa4ae5e15272d00e95705637ce8a3b55ed402112");
+}
+
+TEST(WatchTree, AParentWithoutTheSecretIsRefused) {
+  WatchWorld world(3);
+  const auto [port_fd, port] = listen_at("127.0.0.1");
+  world.set("watch/0", base::concat("127.0.0.1 ", port, " here"));
+  std::thread fake([&world, port_fd = port_fd] {
+    int fd = -1;
+    for (int i = 0; i < 500 && fd < 0; ++i, std::this_thread::sleep_for(10ms))
+      fd = ::accept(port_fd, nullptr, nullptr);
+    say(fd, message('n', std::string(32, '0')));
+    receive(fd);
+    say(fd, message('w', prove("another", "")) + message('c', "rank 0 failed"));
+    EXPECT_TRUE(turned_away(fd));
+    ::close(fd);
+  });
+  EXPECT_THROW(world.join(1), PeerFailure);
+  fake.join();
+  ::close(port_fd);
+  EXPECT_EQ(world.heard_so_far(1), Causes{});
+}
+
+TEST(WatchTree, ASilentNeighborIsReportedAsStopped) {
+  WatchWorld world(3, 1s);
+  const auto first = world.join(0), one = world.join(1);
+  const int two = join_by_hand(world, 2);
+  const std::string cause =
+      "rank 2 has not answered for 1 s: its machine answers, but its process does not run (stopped by a signal or a "
+      "debugger, or without memory or processor time)";
+  EXPECT_EQ(world.heard(0), Causes{cause});
+  EXPECT_EQ(world.heard(1), Causes{cause});
+  ::close(two);
+}
+
+TEST(WatchTree, NeighborsWithBeatsAreNotReported) {
+  WatchWorld world(3, 1500ms);
+  const auto first = world.join(0), one = world.join(1), two = world.join(2);
+  std::this_thread::sleep_for(4s);
+  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(world.heard_so_far(rank), Causes{}) << rank;
 }
 
 TEST(WatchTree, WhoJoinsLateHearsOfAFailureBeforeIt) {

@@ -39,6 +39,8 @@ TEST(AttentionRules, RefuseWhatDoesNotGoTogether) {
       {latent({"model.use_rope_scaling=true"}), "model.use_rope_scaling", "excludes yarn"},
       {latent({"model.beta_fast=1", "model.beta_slow=2"}), "model.beta_fast", "must exceed model.beta_slow = 2"},
       {latent({"model.rope_type=rope", "model.mscale=0.5"}), "model.mscale", "has no effect without model.rope_type"},
+      {latent({"model.rope_type=rope", "model.rotary_scaling_factor=4"}), "model.rotary_scaling_factor",
+       "has no effect without model.rope_type"},
       {{"model.rotary_scaling_factor=4"}, "model.rotary_scaling_factor", "has no effect without model.rope_type"},
       {{"model.rope_type=yarn"}, "model.rope_type", "needs model.position_embedding_type = rope"},
       {{"model.rotary_interleaved=true"}, "model.rotary_interleaved", "needs model.position_embedding_type = rope"},
@@ -80,6 +82,10 @@ TEST(AttentionRules, RefuseWhatDoesNotGoTogether) {
 
 TEST(AttentionRules, AcceptWhatDoes) {
   EXPECT_EQ(described(violations(good(ahead({"model.mtp_loss_scaling_factor=0.3"})), kWorld)), "nothing");
+  EXPECT_EQ(described(violations(
+                good(latent({"model.rope_type=rope", "model.mscale_all_dim=1", "model.rotary_scaling_factor=40"})),
+                kWorld)),
+            "nothing");
   EXPECT_EQ(described(violations(good(latent({"model.hidden_size=62", "model.qk_layernorm=true"})), kWorld)),
             "nothing");
   EXPECT_EQ(

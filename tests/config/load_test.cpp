@@ -12,6 +12,9 @@
 
 #include <gtest/gtest.h>
 
+#include "config/batch_schedule.h"
+#include "config/derived.h"
+#include "config/experts.h"
 #include "config/fields.h"
 #include "config/support.h"
 
@@ -356,6 +359,52 @@ TEST(PaddedVocabSize, IsTheNextMultipleOfDivisorTimesTensorRanks) {
   EXPECT_THROW(padded_vocab_size(0, 128, 1), base::Error);
   EXPECT_THROW(padded_vocab_size(INT64_MAX, 128, 1), base::Error);
   EXPECT_THROW(padded_vocab_size(5, INT64_MAX, 2), base::Error);
+}
+
+TEST(Numbers, MayHaveDigitGroups) {
+  const Config c = load("", {"train.train_samples=300_000_000", "optim.adam_eps=1_0.2_5e-1_0", "optim.lr=1e-3",
+                             "parallel.hierarchical_context_parallel_sizes=4,1_6", "model.window_size=1_024"});
+  EXPECT_EQ(c.train.train_samples, 300000000);
+  EXPECT_EQ(c.optim.adam_eps, 10.25e-10);
+  EXPECT_EQ(c.model.window_size, 1024);
+  EXPECT_EQ(context_levels(c.parallel), (std::vector<int64_t>{4, 16}));
+  EXPECT_EQ(parse("train: {train_samples: 12_000}").train.train_samples, 12000);
+  std::string problem;
+  EXPECT_EQ(read_batch_rampup("1_6 16 300_000", 32, problem)->samples, 300000);
+  EXPECT_EQ(read_coefficients("1_0.5,0", problem)->front(), 10.5);
+  for (const char* wrong : {"_1", "1_", "1__0", "1_000_", "_"})
+    EXPECT_THROW(load("", {std::string("train.train_samples=") + wrong}), base::Error) << wrong;
+}
+
+TEST(Draft, RetractRestoresTheDefault) {
+  Draft draft;
+  draft.assign(std::vector<std::string>{"model.family=llama", "model.activation=gelu", "checkpoint.save_interval=5",
+                                        "train.freeze=a,b"});
+  for (const char* key : {"model.activation", "checkpoint.save_interval", "train.freeze"}) draft.retract(key);
+  const Config c = draft.finish();
+  EXPECT_EQ(c.model.activation, Activation::silu) << "the preset of the family";
+  EXPECT_EQ(c.checkpoint.save_interval, 0);
+  EXPECT_TRUE(c.train.freeze.empty());
+  EXPECT_EQ(draft.given(), (std::set<std::string>{"model.family"}));
+}
+
+TEST(WithoutEffect, OnlyWhatChangesNothing) {
+  const auto keys = [](const std::vector<std::string>& overrides) {
+    std::vector<std::string> found;
+    for (const Violation& violation : without_effect(good(overrides))) found.push_back(violation.key);
+    return found;
+  };
+  using Keys = std::vector<std::string>;
+  EXPECT_EQ(keys({}), Keys{});
+  EXPECT_EQ(keys({"checkpoint.save_interval=5", "model.kv_lora_rank=64", "memory.recompute_num_layers=1"}),
+            (Keys{"model.kv_lora_rank", "memory.recompute_num_layers", "checkpoint.save_interval"}));
+  EXPECT_EQ(keys({"model.moe_aux_loss_coeff=0.01", "optim.lr_wsd_decay_iters=5", "checkpoint.finetune=true"}),
+            (Keys{"model.moe_aux_loss_coeff", "optim.lr_wsd_decay_iters", "checkpoint.finetune"}));
+  // Megatron refuses these.
+  EXPECT_EQ(keys({"memory.recompute_granularity=selective", "memory.recompute_num_layers=1"}), Keys{});
+  EXPECT_EQ(keys({"memory.recompute_granularity=selective", "memory.recompute_method=uniform"}), Keys{});
+  EXPECT_EQ(keys({"model.moe_ffn_hidden_size=64"}), Keys{});
+  EXPECT_EQ(keys({"parallel.expert_model_parallel_size=2"}), Keys{});
 }
 
 }  // namespace metroplex::config::load_test

@@ -4,11 +4,17 @@
 
 #include <cmath>
 #include <csignal>
+#include <cstring>
 #include <filesystem>
 
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -335,6 +341,34 @@ TEST(Dtype, ReadsHalfPrecisionExactly) {
   const uint16_t brain = 0x3f80;
   EXPECT_EQ(element_as_double(Dtype::kBF16, reinterpret_cast<const std::byte*>(&brain), 0), 1.0);
   EXPECT_THROW(element_as_double(Dtype::kF4, reinterpret_cast<const std::byte*>(&brain), 0), base::Error);
+}
+
+// Fails flock in this process from now on.
+bool fail_flock(uint32_t error) {
+  sock_filter code[] = {{BPF_LD | BPF_W | BPF_ABS, 0, 0, 0},
+                        {BPF_JMP | BPF_JEQ | BPF_K, 0, 1, SYS_flock},
+                        {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ERRNO | error},
+                        {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW}};
+  const sock_fprog program{4, code};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+TEST(Posix, LocksNothingWhereTheFileSystemHasNoLocks) {
+  const TemporaryDirectory directory;
+  for (const int error : {ENOSYS, ENOLCK, EOPNOTSUPP, EINVAL, EIO}) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      int code = 2;
+      try {
+        if (fail_flock(static_cast<uint32_t>(error)))
+          code = PosixFileSystem().try_lock(directory.path + "/lock") != nullptr ? 0 : 1;
+      } catch (const base::Error&) { code = 3; }
+      ::_exit(code);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_EQ(WEXITSTATUS(status), error == EIO ? 3 : 0) << std::strerror(error);
+  }
 }
 
 }  // namespace

@@ -303,6 +303,13 @@ TEST(HfFamily, OfOurModelsIsFoundAndWhatIsNoneIsRefused) {
         "rotary_interleaved=true", "activation_func_clamp_value=7"})
     EXPECT_THROW(family({"model.family=llama", std::string("model.") + other}), base::Error) << other;
   EXPECT_EQ(family({"model.family=llama", "model.add_mlp_bias=true"}), "llama");
+  const std::vector<std::string> latent = {"model.family=llama", "model.multi_latent_attention=true",
+                                           "model.qk_layernorm=true", "model.latent_layernorm_epsilon=1e-6",
+                                           "model.rope_type=rope"};
+  std::vector<std::string> scaled = latent;
+  scaled.insert(scaled.end(), {"model.mscale_all_dim=1", "model.rotary_scaling_factor=4"});
+  EXPECT_NO_THROW(family(latent));
+  EXPECT_THROW(family(scaled), base::Error);
   EXPECT_THROW(family({"model.family=mixtral", "model.moe_shared_expert_intermediate_size=8"}), base::Error);
 }
 

@@ -1,4 +1,5 @@
 // Every model over a tensor-parallel group, with and without sequence parallelism, against one rank in float64.
+#include <cmath>
 #include <fstream>
 
 #include "base/error.h"
@@ -184,6 +185,25 @@ TEST(LayoutsRanks, AChainOfStagesIsTheWholeModel) {
                 1e-13);
     }
   }
+}
+
+// Megatron's formula: (0.1 mscale_all_dim ln(rotary_scaling_factor) + 1)^2 / sqrt(qk_head_dim + qk_pos_emb_head_dim).
+TEST(LatentAttention, MscaleScalesSoftmaxWithoutYarn) {
+  Variant scaled{"latent attention", llama_model()};
+  config::Model& model = scaled.model;
+  model.num_query_groups = 0;
+  model.multi_latent_attention = true;
+  model.rope_type = config::RopeType::rope;
+  model.kv_lora_rank = 7, model.qk_head_dim = 3, model.qk_pos_emb_head_dim = 6, model.v_head_dim = 9;
+  Variant formula = scaled;
+  model.mscale_all_dim = 0.7, model.rotary_scaling_factor = 40;
+  const double mscale = 0.1 * 0.7 * std::log(40.0) + 1;
+  formula.model.softmax_scale = mscale * mscale / std::sqrt(9.0);
+  const Outcome ours = run_model(scaled, {}, false), expected = run_model(formula, {}, false);
+  EXPECT_LT(relative_difference(ours.logits, expected.logits), 1e-14);
+  EXPECT_NEAR(ours.loss, expected.loss, 1e-14 * expected.loss);
+  model.mscale_all_dim = 0;
+  EXPECT_GT(relative_difference(run_model(scaled, {}, false).logits, expected.logits), 1e-4);
 }
 
 TEST(Uses, EveryParameterIsUsedAsOftenAsItSays) {

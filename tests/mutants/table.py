@@ -2,6 +2,7 @@
 room), the exact text that it stands in for, the text, and the suites that should notice, "SUITE [FILTER]"."""
 
 FLAGS = "megatron/flag_table.cpp"
+TRANSLATION = "megatron/translate_flags.cpp"
 WALK = "train_test *StateWalk*"
 
 
@@ -28,8 +29,11 @@ MUTANTS = [
     neighbour("moe-input-jitter-eps", "model.moe_input_jitter_eps", "model.moe_z_loss_coeff"),
     neighbour("moe-router-dtype", "model.moe_router_dtype", "precision.params_dtype"),
     neighbour("moe-token-drop-policy", "model.moe_token_drop_policy", "model.moe_token_dispatcher_type"),
-    ("flag_quick_geglu_plain", FLAGS, '"model.activation=quick_gelu;model.gated_linear_unit=true"', '"model.activation=quick_gelu"', "megatron_test"),
-    ("flag_swiglu_gelu", FLAGS, '"model.activation=silu;model.gated_linear_unit=true"', '"model.activation=gelu;model.gated_linear_unit=true"', "megatron_test"),
+    ("flag_quick_geglu_narrow", TRANSLATION, 'if (whole_ && later("quick_geglu") && ', 'if (whole_ && later("swiglu") && ', "megatron_test"),
+    ("flag_swiglu_gelu", TRANSLATION, '"model.activation=quick_gelu" : "model.activation=silu"', '"model.activation=quick_gelu" : "model.activation=gelu"', "megatron_test"),
+    ("flag_no_position_over_rope", TRANSLATION, '    else if (later("no_position"))\n', '    if (later("no_position"))\n', "megatron_test"),
+    ("flag_last_of_two_wins", TRANSLATION, 'MPX_CHECK(is_first || first->second.second == text', 'MPX_CHECK(is_first || !text.empty()', "megatron_test"),
+    ("refused_flags_pass", "megatron/flags.cpp", "refused == Refused::kThrow && !reader.refused().empty()", "refused == Refused::kThrow && reader.refused().size() > 1", "megatron_test"),
     ("flag_disable_bias_kept", FLAGS, '{"--disable-bias-linear", kNone, "model.add_bias_linear=false"}', '{"--disable-bias-linear", kNone, "model.add_qkv_bias=false"}', "megatron_test"),
     # The second of two.
     ("end_wd_into_start", "config/param_groups.cpp", 'key == "end_wd"   ? &rule.end_wd', 'key == "end_wd"   ? &rule.start_wd', "config_test"),

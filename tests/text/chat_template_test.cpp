@@ -37,7 +37,7 @@ TEST(ChatTemplates, PiecesOfJinjaAreAsJinjaHasThem) {
     EXPECT_EQ(rendered(piece["template"], file["variables"], file["now"]), piece["text"]) << piece["template"];
     refused += piece["text"].is_null();
   }
-  EXPECT_GE(file["cases"].size(), 139u);
+  EXPECT_GE(file["cases"].size(), 167u);
   EXPECT_GE(refused, 40);
 }
 
@@ -46,12 +46,17 @@ TEST(ChatTemplates, OfEveryFamilyAreAsTransformersRendersThem) {
   std::map<std::string, int> texts;
   for (const Json& one : file["cases"]) {
     Json messages = file["conversations"][one["conversation"].get<std::string>()];
-    if (!messages.empty()) messages = chat_from_json(messages).messages;
+    const std::string name = one["template"];
+    if (messages.empty()) {
+      EXPECT_TRUE(one["text"].is_null()) << name;
+      EXPECT_FALSE(error_of([&] { chat_from_json(messages); }).empty());
+      continue;
+    }
+    messages = chat_from_json(messages).messages;
     Json variables = {
         {"messages", messages}, {"tools", nullptr}, {"documents", nullptr}, {"add_generation_prompt", false}};
     variables.update(file["special"]);
     variables.update(file["extras"][one["extra"].get<std::string>()]);
-    const std::string name = one["template"];
     EXPECT_EQ(rendered(file["templates"][name], variables, file["now"]), one["text"])
         << name << " " << one["conversation"] << " " << one["extra"];
     texts[name] += !one["text"].is_null();
@@ -80,7 +85,7 @@ TEST(ChatTemplates, TokensAndMasksAreThoseOfTransformers) {
     EXPECT_EQ(Json(tokens.learned), one["mask"]) << one["tokenizer"] << one["template"] << one["conversation"];
     learned += static_cast<int>(std::count(tokens.learned.begin(), tokens.learned.end(), 1));
   }
-  EXPECT_GE(file["cases"].size(), 48u);
+  EXPECT_GE(file["cases"].size(), 54u);
   EXPECT_GE(learned, 500);
 }
 
@@ -146,7 +151,7 @@ TEST(ChatTemplates, WhatTheyLackIsNamedWithItsLine) {
       {"a\n{{ x | xmlattr }}", "line 2: the filter 'xmlattr' is not known here"},
       {"a\n\n{% include 'b' %}", "line 3: {% include %} is not known here"},
       {"{% for a in b recursive %}{% endfor %}", "line 1: for ... recursive"},
-      {"{{ f(*x) }}", "line 1: arguments with *"},
+      {"{{ f(*x, 1) }}", "line 1: an argument without a name after one with a name, '*' or '**'"},
       {"{% if x %}\n{% endfor %}", "line 2: {% endfor %} is not expected here"},
       {"\n{% if x %}\n", "line 2: {% if %} without its end"},
       {"{{ x is nice }}", "line 1: the test 'is nice' is not known here"},
@@ -288,7 +293,7 @@ TEST(ChatTemplates, AMessageWithoutATextIsNamedWhereATemplateFails) {
   const std::string parts = refusal(R"(, "content": [{"type": "text", "text": "b"}])");
   EXPECT_NE(parts.find("message 2, of role assistant, has a list of parts for its content"), std::string::npos)
       << parts;
-  EXPECT_NE(refusal(R"(, "content": null)").find("message 2, of role assistant, has null"), std::string::npos);
+  EXPECT_NE(refusal(R"(, "content": null)").find("message 2, of role assistant, has no content"), std::string::npos);
   EXPECT_NE(refusal("").find("message 2, of role assistant, has no content"), std::string::npos);
   const std::string texts =
       error_of([&] { ChatTemplate("{{ messages[9].role }}", "t", {}).text(chat_of(kTwoTurns), false); });
@@ -321,20 +326,12 @@ TEST(ChatTemplates, ATokenThatHoldsSomeOfATurnIsLearned) {
     EXPECT_EQ(of_bytes.learned[i] != 0, (i >= 3 && i < 8) || (i >= 11 && i < 13)) << i;
 }
 
-// Whatever a tokenizer does to a text: the places are right, or it is refused.
-TEST(ChatTemplates, EveryTokenizerTellsPlacesOrIsRefused) {
-  int told = 0;
+TEST(ChatTemplates, EveryTokenizerLocatesTurns) {
   for (const std::string& folder : testing::vector_folders()) {
     const std::string path = folder.find('/') == std::string::npos ? "tests/vectors/tokenizers/" + folder : folder;
     const auto tokenizer = load_tokenizer("", path);
-    const ChatText chat{"user: What is it?\nassistant: A caf\xc3\xa9, 12 apples.\nuser: ok\n", {{18, 49}}};
-    ChatTokens tokens;
-    const std::string error = error_of([&] { tokens = chat_tokens(*tokenizer, chat); });
-    if (tokens.ids.empty()) {
-      EXPECT_NE(error.find("cannot be told"), std::string::npos) << path << error;
-      continue;
-    }
-    ++told;
+    const ChatText chat{"user: What  is it?\nassistant: A cafe\xcc\x81, 12 apples.\nuser: ok\n", {{19, 51}}};
+    const ChatTokens tokens = chat_tokens(*tokenizer, chat);
     std::vector<int32_t> learned;
     for (size_t i = 0; i < tokens.ids.size(); ++i) {
       if (tokens.learned[i]) learned.push_back(tokens.ids[i]);
@@ -345,7 +342,6 @@ TEST(ChatTemplates, EveryTokenizerTellsPlacesOrIsRefused) {
     EXPECT_EQ(text.find("What"), std::string::npos) << path << ": " << text;
     EXPECT_EQ(text.find("ok"), std::string::npos) << path << ": " << text;
   }
-  EXPECT_GE(told, 8);
 }
 
 }  // namespace

@@ -119,7 +119,7 @@ TEST(Unigram, RemembersOnlyWhatRoundingCannotChange) {
     const auto ours = make_piece_model(model.file);
     for (int i = 0; i < 60; ++i) {
       const std::string text = random_text(random, i % 2 ? "abcd    xy" : "ab c", random() % 3000);
-      ASSERT_EQ(ours->encode(text), plain_unigram(model.file, text)) << scale << " '" << text << "'";
+      ASSERT_EQ(ours->encode(text, nullptr), plain_unigram(model.file, text)) << scale << " '" << text << "'";
     }
   }
 }
@@ -138,7 +138,7 @@ TEST(Unigram, SetsASumBeyond100000BackToZero) {
        {std::pair<size_t, Ids>(0, {2, 3}), {99, {4}}, {101, {2, 3}}, {200, {4}}, {202, {2, 3}}, {250, {4}}}) {
     Ids expected(before, 1);
     expected.insert(expected.end(), tail.begin(), tail.end());
-    EXPECT_EQ(ours->encode(std::string(before, 'x') + "ab"), expected) << before;
+    EXPECT_EQ(ours->encode(std::string(before, 'x') + "ab", nullptr), expected) << before;
   }
 }
 
@@ -198,7 +198,7 @@ TEST(SentencePieceBpe, JoinsAsThePlainLoopDoes) {
     const auto ours = make_piece_model(model.file);
     for (int i = 0; i < 30; ++i) {
       const std::string text = random_text(random, "aabbcdexy", random() % 120);
-      ASSERT_EQ(ours->encode(text), plain_bpe(model.file, text)) << "'" << text << "'";
+      ASSERT_EQ(ours->encode(text, nullptr), plain_bpe(model.file, text)) << "'" << text << "'";
     }
   }
 }

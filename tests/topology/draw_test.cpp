@@ -97,6 +97,16 @@ TEST(Draw, JsonHoldsCoordinatesGroupsAndReach) {
   EXPECT_EQ(json.at("megatron_groups").at("EMBEDDING_GROUP").get<RankGroups>(), grid.groups(Axis::pp));
 }
 
+TEST(Draw, FitsIntoTheTerminal) {
+  DrawOptions options;
+  options.colour = false;
+  for (const int columns : {60, 80, 100}) {
+    options.line_columns = columns;
+    std::istringstream lines(draw_terminal(RankGrid(16, two_nodes()), options));
+    for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), static_cast<size_t>(columns)) << line;
+  }
+}
+
 TEST(Draw, AMarkOutsideTheWorldAndATinyPictureAreRefused) {
   const RankGrid grid(4, {});
   DrawOptions options;

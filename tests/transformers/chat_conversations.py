@@ -36,6 +36,9 @@ CONVERSATIONS = {
     "tools_two": [turn("user", "Both?"), turn("assistant", "", tool_calls=[call("a", {}, id="aaaaaaaaa"), call("b", {"x": [1.5, 1e20, None, {"y": "z<>&'"}]}, id="bbbbbbbbb")]),
                   turn("tool", "1", tool_call_id="aaaaaaaaa"), turn("tool", "2", tool_call_id="bbbbbbbbb"), turn("assistant", "3")],
     "developer": [turn("developer", "Answer in French."), turn("user", "Hello"), turn("assistant", "Bonjour", thinking="greet")],
+    "null_keys": [turn("system", None, name=None), turn("user", "Weather?", tool_calls=None, reasoning_content=None),
+                  turn("assistant", None, tool_calls=[call("weather", {"city": None}, id=None)], thinking=None), turn("tool", "rain"), turn("assistant", "Rain.", name=None)],
+    "composed": [turn("user", "e\u0301 \u09df \u1100\u1161\u11a8"), turn("assistant", "n\u0303ao \u0958 A\u030a\u0327x e\u0301"), turn("user", "\ufa30"), turn("assistant", "\u0301 \u212b\u00c3o")],
     "odd_role": [turn("user", "x"), turn("narrator", "y")],
     "nothing": [],
 }

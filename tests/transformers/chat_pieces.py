@@ -148,6 +148,34 @@ a  {#- x -#}  b<NL>  {# y #}<NL>c {# z +#}<NL>d
 {# open
 {% set 1 = 2 %}
 {{ name | attr('nope') is undefined }} {{ dict | attr('b') }}
+{{ no | map("upper") | list }}{{ no | select | list }}{{ no | selectattr("x") | list }}{{ no | reject | list }}{{ no | rejectattr("x") | list }}
+{{ 0 | map("upper") | list }}{{ false | select("odd") | list }}{{ nope | map("nofilter") | list }}{{ empty | rejectattr("x") | list }}{{ {} | select | list }}
+{{ 1 | map("upper") | list }}
+{{ true | select | list }}
+{{ no | join }}
+{{ 0 | list }}
+{{ nope | dictsort }}
+{{ dict | dictsort(by="x") }}
+{{ people | map(attribute="age", x=1) | list }}
+{{ people | sort(attribute="age,name") | map(attribute="name") | join }} {{ people | sort(attribute="zz") | map(attribute="name") | join }} {{ people | sort(true, true, "name") | map(attribute="name") | join }}
+{{ people | sort(attribute="tags") }}
+{{ people | unique | list }}
+{{ 25 | round(-1) }} {{ 35 | round(-1) }} {{ -25 | round(-1) }} {{ 25.0 | round(-1) }} {{ 1234.5 | round(-2, "ceil") }} {{ 151 | round(-2, "floor") }} {{ 2.675 | round(2) }}
+{{ list | indent }}
+{{ "a-b c_d é1 ② x" | wordcount }} {{ list | wordcount }} {{ 1.5 | wordcount }}
+{% set p = ["a", "b"] %}{{ "%s%s".format(*p) }} {{ "{}{}".format(*p) }} {{ "{x}{y}".format(*[], **{"x": 1, "y": 2}) }} {{ range(*[1, 4]) | list }}
+{{ "aaa" | replace(*["a", "b"]) }} {{ "a" is in(*[["a"]]) }} {{ namespace(**{"a": 1}).a }}
+{% macro m(a, b=2) %}{{ a }}{{ b }}{{ varargs }}{{ kwargs }}{% endmacro %}{{ m(*[1, 2, 3], **{"z": 4}) }}{{ m(*"x") }}{{ m(**{"b": 5}) }}{{ m(7, *[8], q=1, **{"r": 2}) }}
+{% macro m() %}{{ caller(*["u"]) }}{% endmacro %}{% call(q) m() %}[{{ q }}]{% endcall %}
+{{ range(*[1], 2) }}
+{{ namespace(**{"a": 1}, b=2).a }}
+{{ namespace(**{}, *[1]) }}
+{{ range(*[1], *[2]) }}
+{{ range(*no) }}
+{{ namespace(**no) }}
+{{ namespace(**{1: 2}) }}
+{{ namespace(a=1, **{"a": 2}) }}
+{{ strftime_now("%f|%z|%Z") }} {{ strftime_now("%%f%Y%%z%Z%%") }}
 """.strip("\n").split("\n")
 
 

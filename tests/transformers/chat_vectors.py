@@ -4,6 +4,7 @@
      pieces.json       small pieces of Jinja with what they give
      tokens.json       templates with generation blocks: token ids, and which the assistant's are
    Needs transformers and jinja2 (scripts/transformers.sh); the time is that of NOON."""
+import copy
 import datetime
 import json
 import pathlib
@@ -26,7 +27,7 @@ tokenizers = pathlib.Path(__file__).resolve().parent.parent / "vectors" / "token
 class Clock(datetime.datetime):
     @classmethod
     def now(cls, zone=None):
-        return cls.fromtimestamp(NOON, datetime.timezone.utc)
+        return cls.fromtimestamp(NOON, datetime.timezone.utc).replace(tzinfo=None)
 
 
 utils.datetime = Clock
@@ -40,9 +41,13 @@ def rendered(template, variables):
         return None
 
 
+chat_tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tokenizers / "gpt2" / "tokenizer.json"), **SPECIAL)
+
+
 def chat_text(template, messages, extra):
+    """What apply_chat_template makes of it, which first drops keys of messages with the value None."""
     try:
-        return utils.render_jinja_template([messages], chat_template=template, **{"tools": None, **SPECIAL, **extra})[0][0]
+        return chat_tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, **extra)
     except (jinja2.exceptions.TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError):
         return None
 
@@ -57,7 +62,7 @@ def renderings():
 
 
 def pieces():
-    return {"now": NOON, "variables": VARIABLES, "cases": [{"template": piece, "text": rendered(piece, VARIABLES)} for piece in PIECES]}
+    return {"now": NOON, "variables": VARIABLES, "cases": [{"template": piece, "text": rendered(piece, copy.deepcopy(VARIABLES))} for piece in PIECES]}
 
 
 def token_cases():
@@ -68,7 +73,7 @@ def token_cases():
                             ("gpt2", {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"})):
         tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tokenizers / folder / "tokenizer.json"), **special)
         for name in ("chatml_generation", "zephyr"):
-            for conversation in ("answered", "system", "three_turns", "long", "empty", "unicode", "quotes", "assistant_first"):
+            for conversation in ("answered", "system", "three_turns", "long", "empty", "unicode", "quotes", "assistant_first", "composed"):
                 made = tokenizer.apply_chat_template(CONVERSATIONS[conversation], chat_template=TEMPLATES[name], tokenize=True,
                                                      return_dict=True, return_assistant_tokens_mask=True)
                 cases.append({"tokenizer": folder, "special": special, "template": name, "conversation": conversation,

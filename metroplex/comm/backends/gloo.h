@@ -27,6 +27,7 @@ struct GlooOptions {
   uint16_t master_port = 0;
   int listen_fd = -1;        // rank 0: an open listening socket of master_port, -1: the store opens one
   bool agent_store = false;  // the launcher serves the store: rank 0 is a client too
+  std::string secret{};      // equal on all ranks, unknown to others; "": the store hands out a random one
   int64_t attempt = 0;       // of the launcher, whose store may outlive one
   bool meet_first = false;   // before anything else all ranks wait for each other, or for the refusal of one
   bool full_mesh = true;

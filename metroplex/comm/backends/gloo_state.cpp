@@ -1,5 +1,6 @@
 #include "comm/backends/gloo_state.h"
 
+#include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
@@ -30,18 +31,19 @@ int GroupNumbers::of(const GroupSpec& spec) const {
 }
 
 GlooState::GlooState(GlooOptions options) : options_(std::move(options)) {
-  store_ = open_store(options_);
+  RunStore opened = open_store(options_);
+  store_ = std::move(opened.store);
+  store_socket_ = std::move(opened.listening);
   try {
     choose_addresses();
   } catch (const base::Error& error) {
     if (options_.meet_first) refuse(*store_, options_, error.what());
     throw;
   }
-  if (options_.meet_first) meet(*store_, options_);
+  if (options_.meet_first) meet(*store_, options_, addresses_.front());
   monitor_ = std::thread([this] { monitor(); });
   try {
-    join_watch();
-    if (options_.full_mesh) world_mesh_ = connect("world", options_.rank, options_.world_size);
+    connect_all();
   } catch (...) {
     fail(std::current_exception());
     end_monitor();
@@ -52,6 +54,22 @@ GlooState::GlooState(GlooOptions options) : options_(std::move(options)) {
 GlooState::~GlooState() {
   close();
   end_monitor();
+}
+
+// After this no port of this process accepts a connection.
+void GlooState::connect_all() {
+  try {
+    join_watch();
+    if (options_.full_mesh) world_mesh_ = connect("world", options_.rank, options_.world_size);
+    wait_for_all(*store_, options_, [this] { throw_if_aborted(); });
+  } catch (const c10::DistError&) {
+    wait_for_hearsay();
+    throw_if_aborted();
+    throw_store_failure(options_);
+  }
+  all_joined_ = true;
+  if (store_socket_.get() >= 0) refuse_connections(store_socket_.get());
+  store_socket_ = OwnedFd();
 }
 
 void GlooState::end_monitor() {
@@ -78,6 +96,8 @@ void GlooState::join_watch() {
   watch.rank = options_.rank;
   watch.world_size = options_.world_size;
   watch.address = addresses_.front();
+  watch.secret = agree_on_secret(*store_, options_);
+  watch.host = host_name();
   watch.timeout = options_.timeout;
   watch.publish = [this](const std::string& key, const std::string& value) { store_->set(key, as_bytes(value)); };
   watch.look_up = [this](const std::string& key) { return look_up(*store_, key); };
@@ -91,10 +111,19 @@ GlooMesh GlooState::connect(const std::string& key, int index, int size) {
   gloo->threads = 1;
   gloo->group_name = key;
   try {
-    for (const std::string& address : addresses_)
-      gloo->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
-    return c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>("mesh/" + key, store_),
-                                                       index, size, gloo);
+    std::vector<int> listening;
+    {
+      const std::lock_guard lock(devices_mutex_);
+      const std::vector<int> before = listening_sockets();
+      for (const std::string& address : addresses_)
+        gloo->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
+      listening = listening_sockets();
+      std::erase_if(listening, [&](int fd) { return std::find(before.begin(), before.end(), fd) != before.end(); });
+    }
+    auto mesh = c10::make_intrusive<c10d::ProcessGroupGloo>(
+        c10::make_intrusive<c10d::PrefixStore>("mesh/" + key, store_), index, size, gloo);
+    for (const int fd : listening) refuse_connections(fd);
+    return mesh;
   } catch (const std::exception&) {
     const std::string error = cause_of(std::current_exception()).substr(0, 300);
     wait_for_hearsay();
@@ -144,6 +173,13 @@ void GlooState::wait(const c10::intrusive_ptr<c10d::Work>& work, int peer, const
 
 void GlooState::lost(int peer, const std::string& what, const std::string& error) {
   const std::string who = options_.describe(peer);
+  for (const char* const unreachable : {"Connection timed out", "No route to host", "Network is unreachable"}) {
+    if (error.find(unreachable) == std::string::npos) continue;
+    wait_for_hearsay();
+    throw_if_aborted();
+    throw PeerFailure(base::concat(who, " cannot be reached during ", what, " (", unreachable,
+                                   "): its machine or the network to it is down"));
+  }
   if (error.find("imed out") != std::string::npos || error.find("imeout") != std::string::npos) {
     throw base::Error("comm", base::concat(what, " did not complete within ", options_.timeout.count() / 1000.0,
                                            " s; missing: ", who));
@@ -181,12 +217,13 @@ void GlooState::fail(const std::exception_ptr& exception) {
   if (!is_peer_failure(exception)) message = options_.describe(options_.rank) + " failed: " + message;
   else if (message.rfind(prefix, 0) == 0) message.erase(0, prefix.size());
   if (watch_) watch_->tell(message);
-  try {  // for those that have not joined the tree yet
+  abort_here(message);
+  if (all_joined_) return;
+  try {  // for the ranks that have not joined the tree yet
     store_->compareSet(WatchTree::kCauseKey, as_bytes(""), as_bytes(message));
   } catch (const std::exception&) {
-    // The store has gone first.
+    // Rank 0 has ended, or does not answer.
   }
-  abort_here(message);
 }
 
 void GlooState::monitor() {

@@ -16,21 +16,33 @@
 
 #include "comm/backends/gloo.h"
 #include "comm/backends/watch_tree.h"
+#include "comm/sockets.h"
 
 namespace metroplex::comm {
 
 // The rendezvous store, and the meeting of ranks in it: each says that it has started, or why it cannot.
 
-// Served by rank 0, or by the launcher's agent. Throws base::Error("comm") when it cannot be, or is not there within
-// the timeout.
-c10::intrusive_ptr<c10d::Store> open_store(const GlooOptions& options);
+struct RunStore {
+  c10::intrusive_ptr<c10d::Store> store;
+  OwnedFd listening;  // a descriptor of its socket; none if another process serves the store
+};
+// Served by rank 0, or by the launcher's agent. Throws base::Error("comm") if the port cannot be opened, or is not
+// reachable within the timeout. A call to the store fails after WatchTree::kSilence without an answer.
+RunStore open_store(const GlooOptions& options);
+// The secret of the run: the launcher's; without one, a random one, which every client of the store can read.
+std::string agree_on_secret(c10d::Store& store, const GlooOptions& options);
+// Returns on rank 0 when all ranks have come here, on the others at once. `check` may throw.
+void wait_for_all(c10d::Store& store, const GlooOptions& options, const std::function<void()>& check);
 
 std::vector<uint8_t> as_bytes(const std::string& text);
 std::optional<std::string> look_up(c10d::Store& store, const std::string& key);
 
-// Returns when all ranks have come here with the same backend. Throws PeerFailure with the cause when one refused,
-// and base::Error("comm") that names who is missing at the timeout.
-void meet(c10d::Store& store, const GlooOptions& options);
+// Returns when all ranks have come here with the same backend and world size, each under a rank of its own. Throws
+// PeerFailure with the cause when one refused, and base::Error("comm") that names the missing ranks at the timeout.
+// `address` is this machine's, for messages.
+void meet(c10d::Store& store, const GlooOptions& options, const std::string& address);
+// Throws the current exception, of a call to the store, as PeerFailure.
+[[noreturn]] void throw_store_failure(const GlooOptions& options);
 // Instead of meet(): all others throw there. Rank 0, whose store it is, returns when they have heard of it, or after
 // 20 s.
 void refuse(c10d::Store& store, const GlooOptions& options, const std::string& cause);
@@ -73,6 +85,7 @@ class GlooState {
  private:
   void choose_addresses();
   void join_watch();
+  void connect_all();
   void close();
   void end_monitor();
   void monitor();
@@ -82,10 +95,13 @@ class GlooState {
   const GlooOptions options_;
   std::vector<std::string> addresses_;  // of this machine, one an interface
   c10::intrusive_ptr<c10d::Store> store_;
+  OwnedFd store_socket_;  // RunStore::listening, until all ranks have connected
   std::unique_ptr<WatchTree> watch_;
   GlooMesh world_mesh_;
   std::vector<GroupSpec> numbered_;
   std::atomic<bool> aborted_{false};
+  std::atomic<bool> all_joined_{false};  // this rank is in the tree, where late ranks receive a cause too
+  std::mutex devices_mutex_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool closing_ = false;

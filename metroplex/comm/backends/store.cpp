@@ -1,9 +1,13 @@
 #include "comm/backends/gloo_state.h"
 
+#include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdint>
+#include <sstream>
+#include <thread>
 
 #include "base/error.h"
 #include "comm/network.h"
@@ -11,57 +15,153 @@
 namespace metroplex::comm {
 namespace {
 
-constexpr const char* kCome = "come";          // how many ranks have
-constexpr const char* kBackend = "backend";    // of the first rank that came
-constexpr const char* kDeciders = "deciders";  // the first of them writes the decision
-constexpr const char* kDecision = "decision";  // empty: all have come; else the refusal
-constexpr const char* kGone = "gone";          // how many know of the refusal
-constexpr const char* kAllGone = "all gone";
-// How long the store is kept for ranks that have not heard of a refusal.
-constexpr std::chrono::milliseconds kPatience{20000};
+using Clock = std::chrono::steady_clock;
+using Milliseconds = std::chrono::milliseconds;
+
+constexpr const char* kCome = "come";             // number of ranks that have come
+constexpr const char* kWorldSize = "world size";  // of the first rank that came, with its rank and machine
+constexpr const char* kBackend = "backend";       // of the first rank that came
+constexpr const char* kDeciders = "deciders";     // the first of them writes the decision
+constexpr const char* kDecision = "decision";     // kAllHaveCome, kRefused or kMiscounted, and the cause
+constexpr const char* kGone = "gone";             // number of ranks that have read a refusal
+constexpr const char* kJoined = "joined";         // number of ranks that are connected to all others
+constexpr const char* kSecret = "secret";
+constexpr char kAllHaveCome = 'c', kRefused = 'r', kMiscounted = 'm';
+// How long the store is kept for ranks that have not read a refusal; after a wrong number of processes, how long
+// without a further rank.
+constexpr Milliseconds kPatience{20000}, kMiscountPatience{1500};
 // How long the name of the master may be unknown.
-constexpr std::chrono::milliseconds kNamePatience{10000};
+constexpr Milliseconds kNamePatience{10000};
 
 std::string come_key(int rank) { return "come/" + std::to_string(rank); }
 
-double seconds(std::chrono::milliseconds time) { return static_cast<double>(time.count()) / 1000; }
+double in_seconds(Milliseconds time) { return static_cast<double>(time.count()) / 1000; }
 
-void decide(c10d::Store& store, const std::string& decision) {
-  if (store.add(kDeciders, 1) == 1) store.set(kDecision, as_bytes("-" + decision));  // an empty value is none
+// Polls: a wait inside of the store has no limit if rank 0 is stopped.
+template <class Condition>
+bool poll_until(Clock::time_point end, const Condition& condition) {
+  for (Milliseconds pause{2}; !condition(); pause = std::min(2 * pause, Milliseconds(500))) {
+    if (Clock::now() > end) return false;
+    std::this_thread::sleep_for(pause);
+  }
+  return true;
 }
 
-// The store goes with rank 0.
-void leave_refused(c10d::Store& store, const GlooOptions& options) {
-  if (store.add(kGone, 1) == options.world_size) store.set(kAllGone, as_bytes("-"));
-  if (options.rank != 0 || options.agent_store) return;
+// The port of the store accepts no connections after the start, so a clone shares the connection.
+class OneConnectionStore final : public c10d::PrefixStore {
+ public:
+  using PrefixStore::PrefixStore;
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    return c10::intrusive_ptr<c10d::Store>::unsafe_reclaim_from_nonowning(this);
+  }
+};
+
+bool serves_store(const GlooOptions& options) { return options.rank == 0 && !options.agent_store; }
+
+// What this process is, for messages on other machines.
+std::string place_at(const std::string& address) {
+  return base::concat(host_name(), is_loopback(address) ? "" : " (" + address + ")", ", process ", ::getpid());
+}
+
+void decide(c10d::Store& store, char kind, const std::string& cause) {
+  if (store.add(kDeciders, 1) == 1) store.set(kDecision, as_bytes(kind + cause));
+}
+
+// The store ends with rank 0, which waits for the others.
+void leave_refused(c10d::Store& store, const GlooOptions& options, char kind) {
   try {
-    store.wait({kAllGone}, std::min(options.timeout, kPatience));
-  } catch (const std::exception&) {
-    // Who comes later finds no store.
+    int64_t gone = store.add(kGone, 1);
+    if (!serves_store(options)) return;
+    auto changed = Clock::now();
+    poll_until(Clock::now() + std::min(options.timeout, kPatience), [&] {
+      const int64_t now_gone = store.add(kGone, 0);
+      if (now_gone != gone) changed = Clock::now();
+      gone = now_gone;
+      return gone == options.world_size || (kind == kMiscounted && Clock::now() - changed > kMiscountPatience);
+    });
+  } catch (const c10::DistError&) {
+    // The store has ended.
   }
 }
 
-// Throws what a wait for all ranks that was in vain has to say.
-[[noreturn]] void throw_missing(c10d::Store& store, const GlooOptions& options) {
-  constexpr int kMostNamed = 8;
-  std::string names;
-  int missing = 0;
+void refuse_as(c10d::Store& store, const GlooOptions& options, char kind, const std::string& cause) {
   try {
-    for (int rank = 0; rank < options.world_size; ++rank) {
-      if (store.check({come_key(rank)}) || ++missing > kMostNamed) continue;
-      names += (names.empty() ? "" : ", ") + options.describe(rank);
-    }
-  } catch (const std::exception&) { throw PeerFailure(options.describe(0) + " ended while ranks were starting"); }
-  if (missing > kMostNamed) names += base::concat(" and ", missing - kMostNamed, " more");
-  throw base::Error("comm", base::concat(names, " did not start within ", seconds(options.timeout), " s"));
+    decide(store, kind, cause);
+  } catch (const c10::DistError&) {
+    // The store has ended.
+  }
+  leave_refused(store, options, kind);
+}
+
+// Refuses for all ranks if the processes were not started as ranks 0 to world_size - 1 of one world.
+void check_places(c10d::Store& store, const GlooOptions& options, const std::string& place) {
+  const auto claim = [&](const std::string& key, const std::string& value) {
+    const std::vector<uint8_t> first = store.compareSet(key, {}, as_bytes(value));
+    return std::string(first.begin(), first.end());
+  };
+  std::string problem;
+  const std::string world =
+      claim(kWorldSize, base::concat(options.world_size, " rank ", options.rank, " on ", place));
+  const size_t space = world.find(' ');
+  if (space != std::string::npos && world.substr(0, space) != std::to_string(options.world_size)) {
+    problem = base::concat("rank ", options.rank, " on ", place, " was started with a world size of ",
+                           options.world_size, ", ", world.substr(space + 1), " with ", world.substr(0, space),
+                           "; give all processes the same world size");
+  } else {
+    const std::string mine = place + ", " + random_secret();
+    const std::string owner = claim(come_key(options.rank), mine);
+    if (owner != mine)
+      problem = base::concat("two processes were started as rank ", options.rank, " of ", options.world_size, ": on ",
+                             owner.substr(0, owner.rfind(',')), ", and on ", place, "; give each a rank of its own");
+  }
+  if (problem.empty()) return;
+  refuse_as(store, options, kMiscounted, problem);
+  throw base::Error("comm", problem);
 }
 
 void check_backend(c10d::Store& store, const GlooOptions& options) {
   const std::string mine = options.full_mesh ? "gloo" : "nccl";
   const std::vector<uint8_t> bytes = store.compareSet(kBackend, {}, as_bytes(mine));
   const std::string first(bytes.begin(), bytes.end());
-  MPX_CHECK(mine == first, "config", "this rank takes the backend ", mine, ", another one ", first,
-            "; set run.backend and run.device, or give each rank of all machines a GPU");
+  if (mine == first) return;
+  const std::string problem = base::concat("this rank takes the backend ", mine, ", another one ", first,
+                                           "; set run.backend and run.device, or give each rank of all machines a "
+                                           "GPU");
+  refuse(store, options, "[config] " + problem);
+  throw base::Error("config", problem);
+}
+
+[[noreturn]] void throw_missing(c10d::Store& store, const GlooOptions& options) {
+  constexpr int kMostNamed = 8;
+  std::string names;
+  int missing = 0;
+  for (int rank = 0; rank < options.world_size; ++rank) {
+    if (store.check({come_key(rank)}) || ++missing > kMostNamed) continue;
+    names += (names.empty() ? "" : ", ") + options.describe(rank);
+  }
+  if (missing > kMostNamed) names += base::concat(" and ", missing - kMostNamed, " more");
+  throw base::Error("comm", base::concat(names, " did not start within ", in_seconds(options.timeout), " s"));
+}
+
+c10::intrusive_ptr<c10d::Store> connect_store(const GlooOptions& options, c10d::TCPStoreOptions& store) {
+  const auto end = Clock::now() + options.timeout;
+  const std::string where = options.master_addr + ":" + std::to_string(options.master_port);
+  // c10d's own attempts would be logged, and may take twice its timeout.
+  std::string error =
+      store.isServer ? "" : why_unreachable(options.master_addr, options.master_port, options.timeout);
+  try {
+    if (error.empty()) {
+      const CallLimit limit(options.master_port, WatchTree::kSilence);
+      const auto left = std::chrono::duration_cast<Milliseconds>(end - Clock::now());
+      store.timeout = std::max(left, Milliseconds(1000));
+      auto connected = c10::make_intrusive<c10d::TCPStore>(options.master_addr, store);
+      limit_calls(options.master_port, WatchTree::kSilence);
+      connected->setTimeout(options.timeout);
+      return connected;
+    }
+  } catch (const std::exception&) { error = cause_of(std::current_exception()).substr(0, 300); }
+  throw base::Error("comm", base::concat("no connection to the rendezvous store of rank 0 at ", where, " within ",
+                                         in_seconds(options.timeout), " s: ", error));
 }
 
 }  // namespace
@@ -74,63 +174,83 @@ std::optional<std::string> look_up(c10d::Store& store, const std::string& key) {
   return std::string(bytes.begin(), bytes.end());
 }
 
-c10::intrusive_ptr<c10d::Store> open_store(const GlooOptions& options) {
-  c10d::TCPStoreOptions store;
-  store.port = options.master_port;
-  store.isServer = options.rank == 0 && !options.agent_store;
-  store.waitWorkers = false;
-  store.multiTenant = true;
-  store.timeout = options.timeout;
-  if (store.isServer && options.listen_fd >= 0) store.masterListenFd = options.listen_fd;
-  const std::string where = options.master_addr + ":" + std::to_string(options.master_port);
+void throw_store_failure(const GlooOptions& options) {
+  const std::string error = cause_of(std::current_exception());
+  const std::string who = options.agent_store ? "the launcher's agent" : options.describe(0);
+  const bool silent = error.find("Socket Timeout") != std::string::npos;
+  throw PeerFailure(
+      base::concat(who, silent ? base::concat(" has not answered for ", WatchTree::kSilence.count(), " s") : " ended",
+                   " while ranks were starting"));
+}
+
+RunStore open_store(const GlooOptions& options) {
   const std::string unknown = why_unknown(options.master_addr, std::min(options.timeout, kNamePatience));
   MPX_CHECK(unknown.empty(), "comm", "the master's name '", options.master_addr, "' leads to no address: ", unknown,
             "; check MASTER_ADDR (or the first host of Slurm's list), or give a numeric address");
-  try {
-    // An agent's store outlives an attempt: the next one must not read what the last one wrote.
-    return c10::make_intrusive<c10d::PrefixStore>(base::concat("metroplex/attempt_", options.attempt),
-                                                  c10::make_intrusive<c10d::TCPStore>(options.master_addr, store));
-  } catch (const std::exception&) {
-    const std::string error = cause_of(std::current_exception());
-    const bool in_use =
-        error.find("EADDRINUSE") != std::string::npos || error.find("already in use") != std::string::npos;
-    MPX_CHECK(!in_use, "comm", "port ", options.master_port, " of ", options.master_addr,
-              " is in use by another program; choose another master port, or leave it out where this program starts "
-              "the ranks itself");
-    throw base::Error("comm", base::concat("no connection to the rendezvous store of rank 0 at ", where, " within ",
-                                           seconds(options.timeout), " s: ", error.substr(0, 300)));
+  c10d::TCPStoreOptions store;
+  store.port = options.master_port;
+  store.isServer = serves_store(options);
+  store.waitWorkers = false;
+  store.multiTenant = true;
+  RunStore run;
+  if (store.isServer) {
+    const int fd = options.listen_fd >= 0
+                       ? options.listen_fd
+                       : listen_at_name(options.master_addr, options.master_port, options.other_machines);
+    store.masterListenFd = fd;  // closed by the store
+    run.listening = OwnedFd(::dup(fd));
   }
+  // An agent's store outlives an attempt: the next one must not read the keys of the last one.
+  run.store = c10::make_intrusive<OneConnectionStore>(base::concat("metroplex/attempt_", options.attempt),
+                                                      connect_store(options, store));
+  return run;
 }
 
-void meet(c10d::Store& store, const GlooOptions& options) {
+std::string agree_on_secret(c10d::Store& store, const GlooOptions& options) {
+  if (!options.secret.empty()) return options.secret;
+  const std::vector<uint8_t> bytes = store.compareSet(kSecret, {}, as_bytes(random_secret()));
+  return {bytes.begin(), bytes.end()};
+}
+
+void wait_for_all(c10d::Store& store, const GlooOptions& options, const std::function<void()>& check) {
+  store.add(kJoined, 1);
+  if (options.rank != 0) return;
+  const bool all = poll_until(Clock::now() + options.timeout, [&] {
+    check();
+    return store.add(kJoined, 0) >= options.world_size;
+  });
+  MPX_CHECK(all, "comm", "not all ranks have connected to each other within ", in_seconds(options.timeout), " s");
+}
+
+void meet(c10d::Store& store, const GlooOptions& options, const std::string& address) {
   try {
+    check_places(store, options, place_at(address));
     check_backend(store, options);
-  } catch (const base::Error& error) {
-    refuse(store, options, error.what());
-    throw;
-  }
-  store.set(come_key(options.rank), as_bytes("-"));
-  if (store.add(kCome, 1) == options.world_size) decide(store, "");
-  try {
-    store.wait({kDecision}, options.timeout);
-  } catch (const std::exception&) { throw_missing(store, options); }
-  const std::string refusal = look_up(store, kDecision).value_or("-").substr(1);
-  if (refusal.empty()) return;
-  leave_refused(store, options);
-  throw PeerFailure(refusal);
+    if (store.add(kCome, 1) == options.world_size) decide(store, kAllHaveCome, "");
+    std::optional<std::string> decision;
+    const bool decided = poll_until(Clock::now() + options.timeout, [&] {
+      decision = look_up(store, kDecision);
+      return decision && !decision->empty();
+    });
+    if (!decided) throw_missing(store, options);
+    const char kind = decision->front();
+    if (kind == kAllHaveCome) return;
+    leave_refused(store, options, kind);
+    throw PeerFailure(decision->substr(1));
+  } catch (const c10::DistError&) { throw_store_failure(options); }
 }
 
 void refuse(c10d::Store& store, const GlooOptions& options, const std::string& cause) {
-  decide(store, options.describe(options.rank) + " could not start: " + cause);
-  leave_refused(store, options);
+  refuse_as(store, options, kRefused, options.describe(options.rank) + " could not start: " + cause);
 }
 
 void tell_refusal(GlooOptions options, const std::string& cause) {
   options.timeout = kPatience;
   try {
-    refuse(*open_store(options), options, cause);
+    const RunStore run = open_store(options);
+    refuse(*run.store, options, cause);
   } catch (const std::exception&) {
-    // There is nobody to be told.
+    // No rank waits for this one.
   }
 }
 

@@ -1,5 +1,6 @@
 #include "comm/backends/watch_tree.h"
 
+#include <c10/util/hash.h>
 #include <sys/random.h>
 
 #include <algorithm>
@@ -20,7 +21,7 @@ void WatchLink::put(char kind, const std::string& text) {
 }
 
 size_t WatchLink::room() const {
-  const size_t most = kHead + (rank < 0 ? kLongestHello : kLongest);
+  const size_t most = kHead + (proven ? kLongest : kLongestHello);
   return most - std::min(most, in.size());
 }
 
@@ -29,7 +30,7 @@ std::optional<WatchMessage> WatchLink::take(bool& refused) {
   uint32_t length = 0;
   for (size_t byte = 0; byte < 4; ++byte)
     length |= static_cast<uint32_t>(static_cast<unsigned char>(in[1 + byte])) << 8 * byte;
-  refused = length > (rank < 0 ? kLongestHello : kLongest);
+  refused = length > (proven ? kLongest : kLongestHello);
   if (refused || in.size() < kHead + length) return std::nullopt;
   WatchMessage message{in[0], in.substr(kHead, length)};
   in.erase(0, kHead + length);
@@ -46,6 +47,25 @@ std::string random_secret() {
     text += "0123456789abcdef"[byte & 15];
   }
   return text;
+}
+
+// The 20 bytes of a hash in hexadecimal digits.
+static std::string bytes_of(const std::string& digits) {
+  std::string bytes;
+  for (size_t i = 0; i + 1 < digits.size(); i += 2)
+    bytes += static_cast<char>(std::stoi(digits.substr(i, 2), nullptr, 16));
+  return bytes;
+}
+
+// HMAC-SHA1 (RFC 2104).
+std::string prove(const std::string& secret, const std::string& text) {
+  constexpr size_t kBlock = 64;
+  std::string key = secret.size() > kBlock ? bytes_of(c10::sha1(secret).str()) : secret;
+  key.resize(kBlock, '\0');
+  std::string inner = key, outer = key;
+  for (char& byte : inner) byte = static_cast<char>(byte ^ 0x36);
+  for (char& byte : outer) byte = static_cast<char>(byte ^ 0x5c);
+  return c10::sha1(outer + bytes_of(c10::sha1(inner + text).str())).str();
 }
 
 bool equal_secrets(const std::string& one, const std::string& other) {

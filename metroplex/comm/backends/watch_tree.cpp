@@ -1,7 +1,9 @@
 #include "comm/backends/watch_tree.h"
 
+#include <linux/sockios.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -17,15 +19,30 @@
 namespace metroplex::comm {
 namespace {
 
-constexpr char kHello = 'h', kCause = 'c', kDone = 'd', kOver = 'o';
+constexpr char kNonce = 'n', kHello = 'h', kWelcome = 'w', kBeat = 'b', kCause = 'c', kDone = 'd', kOver = 'o';
 
-// Who connects and does not say who it is: how many are borne, for how long, and for how long where they are too
-// many.
+// Unproven connections: their number, their time, and their time when they are too many.
 constexpr std::ptrdiff_t kMostStrangers = 256;
 constexpr std::chrono::milliseconds kHelloTime{5000}, kHelloTimeInACrowd{1000};
 constexpr std::chrono::milliseconds kPause{100};  // of accepting, when the process has no more files
 
 std::string place_key(int rank) { return "watch/" + std::to_string(rank); }
+
+double seconds(std::chrono::milliseconds time) { return static_cast<double>(time.count()) / 1000; }
+
+// What both ends of a connection prove, each with its own first word.
+std::string claim(const char* end, const std::string& parent_nonce, const std::string& child_words) {
+  return base::concat(end, " ", parent_nonce, " ", child_words);
+}
+
+// The peer's kernel has acknowledged all that was sent: its machine runs, and the network to it.
+bool acknowledges(int fd) {
+  int waiting_bytes = 0;  // unsent or unacknowledged
+  return ::ioctl(fd, SIOCOUTQ, &waiting_bytes) == 0 && waiting_bytes == 0;
+}
+
+// errno of a read that shows an end of the process, not of the connection to its machine.
+bool is_closed_by_peer(int error) { return error == 0 || error == ECONNRESET || error == EPIPE; }
 
 }  // namespace
 
@@ -63,8 +80,7 @@ void WatchTree::stop() {
 void WatchTree::listen() {
   const auto [fd, port] = listen_at(options_.address);
   listen_fd_ = fd;
-  secret_ = random_secret();
-  options_.publish(place_key(options_.rank), options_.address + " " + std::to_string(port) + " " + secret_);
+  options_.publish(place_key(options_.rank), base::concat(options_.address, " ", port, " ", options_.host));
 }
 
 void WatchTree::join_parent() {
@@ -75,13 +91,13 @@ void WatchTree::join_parent() {
        pause = std::min(2 * pause, std::chrono::milliseconds(1000))) {
     if (const auto cause = options_.look_up(kCauseKey)) throw PeerFailure(*cause);
     MPX_CHECK(std::chrono::steady_clock::now() < deadline, "comm", options_.describe(parent),
-              " did not start within ", static_cast<double>(options_.timeout.count()) / 1000, " s");
+              " did not start within ", seconds(options_.timeout), " s");
     std::this_thread::sleep_for(pause);
   }
   std::istringstream words(*place);
-  std::string address, secret, error;
+  std::string address, host, error;
   uint16_t port = 0;
-  words >> address >> port >> secret;
+  words >> address >> port >> host;
   const int fd = connect_to(address, port, kSilence, error);
   if (fd < 0) {
     if (const auto cause = options_.look_up(kCauseKey)) throw PeerFailure(*cause);
@@ -93,10 +109,24 @@ void WatchTree::join_parent() {
     const std::lock_guard lock(mutex_);
     WatchLink& link = links_[fd];
     link.rank = parent;
-    link.put(kHello, secret + " " + std::to_string(options_.rank) + "/" + std::to_string(options_.world_size));
-    if (cause_) link.put(kCause, *cause_);  // of a child that came and went
+    link.host = host;
+    link.address = address;
+    link.nonce = random_secret();
   }
   wake();
+  wait_until_proven(fd, parent);
+}
+
+void WatchTree::wait_until_proven(int fd, int parent) {
+  std::unique_lock lock(mutex_);
+  const auto open = [&] { return links_.find(fd) != links_.end(); };
+  changed_.wait_for(lock, options_.timeout, [&] { return !open() || links_.at(fd).proven || cause_; });
+  if (cause_ || (open() && links_.at(fd).proven)) return;
+  const bool closed = !open();
+  lock.unlock();
+  if (const auto cause = options_.look_up(kCauseKey)) throw PeerFailure(*cause);
+  throw PeerFailure(base::concat(options_.describe(parent), closed ? " closed the connection" : " did not answer",
+                                 " at the start; it ended, or METROPLEX_SECRET differs between ranks"));
 }
 
 void WatchTree::wake() {
@@ -129,7 +159,7 @@ void WatchTree::leave() {
 void WatchTree::spread(const std::string& cause, int except_fd) {
   cause_ = cause;
   for (auto& [fd, link] : links_) {
-    if (fd != except_fd && link.rank >= 0) link.put(kCause, cause);
+    if (fd != except_fd && link.proven) link.put(kCause, cause);
   }
 }
 
@@ -150,6 +180,7 @@ void WatchTree::settle() {
   said_done_ = true;
   over_ = options_.rank == 0;
   for (auto& [fd, link] : links_) {
+    if (!link.proven) continue;
     if (over_) link.put(kOver, "");
     else if (link.rank == tree_parent(options_.rank)) link.put(kDone, "");
   }
@@ -165,7 +196,8 @@ void WatchTree::work() {
       flush(fd, link);
       waiting.push_back({fd, static_cast<short>(link.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
     }
-    const int patience = num_strangers() > 0 || out_of_files_ ? static_cast<int>(kPause.count()) : -1;
+    const bool waits = num_strangers() > 0 || out_of_files_;
+    const int patience = static_cast<int>((waits ? std::min(kPause, options_.beat) : options_.beat / 2).count());
     changed_.notify_all();
     lock.unlock();
     if (heard_) {  // after it was handed on
@@ -181,7 +213,45 @@ void WatchTree::work() {
     for (size_t i = 2; i < waiting.size(); ++i) {
       if ((waiting[i].revents & ~POLLOUT) != 0) read_from(waiting[i].fd);
     }
+    const auto now = Clock::now();
+    beat(now);
+    check_silence(now);
   }
+}
+
+void WatchTree::beat(Clock::time_point now) {
+  if (now - last_beat_ < options_.beat) return;
+  last_beat_ = now;
+  for (auto& [fd, link] : links_) {
+    if (link.proven && link.out.empty()) link.put(kBeat, "");
+  }
+}
+
+// After a pause of this process itself (SIGSTOP of the whole job, a suspended machine) the time of all links starts
+// again: the others may have been stopped too.
+void WatchTree::check_silence(Clock::time_point now) {
+  const bool stalled = now - last_round_ > options_.beat + options_.silence / 5;
+  last_round_ = now;
+  for (auto& [fd, link] : links_) {
+    if (stalled) link.since = now;
+    if (!link.proven || over_ || cause_ || now - link.since < options_.silence) continue;
+    report_lost(base::concat(name_of(link), " has not answered for ", seconds(options_.silence), " s: ",
+                             acknowledges(fd) ? "its machine answers, but its process does not run (stopped by a "
+                                                "signal or a debugger, or without memory or processor time)"
+                                              : "its machine or the network to it is down"));
+  }
+}
+
+// Under the lock: a neighbor is lost.
+void WatchTree::report_lost(const std::string& cause) {
+  spread(cause, -1);
+  heard_ = cause;
+}
+
+// "rank 3 (tp 1) on node7 (10.0.0.7)"; on the loopback without the machine.
+std::string WatchTree::name_of(const WatchLink& link) const {
+  const std::string name = options_.describe(link.rank);
+  return is_loopback(link.address) ? name : base::concat(name, " on ", link.host, " (", link.address, ")");
 }
 
 std::ptrdiff_t WatchTree::num_strangers() const {
@@ -192,7 +262,7 @@ bool WatchTree::accepting() const {
   return listen_fd_ >= 0 && num_strangers() < kMostStrangers && (!out_of_files_ || Clock::now() >= *out_of_files_);
 }
 
-// Strangers that said nothing in their time; all of them, and the port with them, once every child is here.
+// Closes unproven connections after their time; all of them, and the port, once every child has joined.
 void WatchTree::turn_strangers_away() {
   const bool all_here = joined_.size() == children_.size();
   const bool crowd = num_strangers() >= kMostStrangers || out_of_files_;
@@ -215,7 +285,10 @@ void WatchTree::accept_child() {
     return;
   }
   prepare_socket(fd, kSilence);
-  links_[fd] = {};
+  WatchLink& link = links_[fd] = {};
+  link.address = peer_address(fd);
+  link.nonce = random_secret();
+  link.put(kNonce, link.nonce);
 }
 
 void WatchTree::read_from(int fd) {
@@ -226,39 +299,74 @@ void WatchTree::read_from(int fd) {
   ssize_t size = 0;
   while ((size = ::recv(fd, buffer, std::min(sizeof buffer, link.room()), 0)) > 0) {
     link.in.append(buffer, static_cast<size_t>(size));
+    if (link.proven) link.since = Clock::now();
     bool refused = false;
     while (const auto message = link.take(refused)) {
       if (!handle(fd, link, *message)) return drop(fd);
     }
     if (refused) return drop(fd);
   }
-  const bool ended = size == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
-  if (!ended) return;
-  const int rank = link.rank;
+  const int error = size == 0 ? 0 : errno;
+  if (error == EAGAIN || error == EWOULDBLOCK || error == EINTR) return;
+  const std::string name = link.proven ? name_of(link) : "";
   drop(fd);
-  if (rank < 0 || over_ || cause_) return;
-  const std::string cause = options_.describe(rank) + " died or closed its connection";
-  spread(cause, -1);
-  heard_ = cause;
+  if (name.empty() || over_ || cause_) return;
+  report_lost(is_closed_by_peer(error)
+                  ? name + " died or closed its connection"
+                  : base::concat(name, " has not answered for ", kSilence.count(), " s (", std::strerror(error),
+                                 "): its machine or the network to it is down"));
 }
 
 void WatchTree::drop(int fd) {
   links_.erase(fd);
   ::close(fd);
+  changed_.notify_all();
 }
 
-// False: this is none of our ranks.
-bool WatchTree::handle(int fd, WatchLink& link, const WatchMessage& message) {
-  if (link.rank < 0) {
-    for (const int child : children_) {
-      const std::string hello = secret_ + " " + std::to_string(child) + "/" + std::to_string(options_.world_size);
-      if (message.kind != kHello || !equal_secrets(message.text, hello) || joined_.contains(child)) continue;
-      link.rank = child;
-      joined_.insert(child);
-    }
-    if (link.rank >= 0 && cause_) link.put(kCause, *cause_);
-    return link.rank >= 0;
+// "5/16 node7 NONCE PROOF" of a child that has not joined yet.
+bool WatchTree::admit_child(WatchLink& link, const WatchMessage& message) {
+  std::istringstream words(message.text);
+  std::string place, host, nonce, proof;
+  words >> place >> host >> nonce >> proof;
+  const std::string claimed = base::concat(place, " ", host, " ", nonce);
+  if (message.kind != kHello || !equal_secrets(proof, prove(options_.secret, claim("child", link.nonce, claimed))))
+    return false;
+  for (const int child : children_) {
+    if (place != base::concat(child, "/", options_.world_size) || joined_.contains(child)) continue;
+    link.rank = child;
+    link.host = host;
+    link.proven = true;
+    link.since = Clock::now();
+    joined_.insert(child);
+    link.put(kWelcome, prove(options_.secret, claim("parent", link.nonce, claimed)));
+    if (cause_) link.put(kCause, *cause_);
+    return true;
   }
+  return false;
+}
+
+// The parent's nonce is answered with a hello, its proof ends the handshake.
+bool WatchTree::admit_parent(WatchLink& link, const WatchMessage& message) {
+  const std::string claimed =
+      base::concat(options_.rank, "/", options_.world_size, " ", options_.host, " ", link.nonce);
+  if (message.kind == kNonce && link.parent_nonce.empty()) {
+    link.parent_nonce = message.text;
+    link.put(kHello, claimed + " " + prove(options_.secret, claim("child", link.parent_nonce, claimed)));
+    return true;
+  }
+  if (message.kind != kWelcome ||
+      !equal_secrets(message.text, prove(options_.secret, claim("parent", link.parent_nonce, claimed))))
+    return false;
+  link.proven = true;
+  link.since = Clock::now();
+  if (cause_) link.put(kCause, *cause_);  // of a child that came and went
+  changed_.notify_all();
+  return true;
+}
+
+// False: the other end is no rank of this run.
+bool WatchTree::handle(int fd, WatchLink& link, const WatchMessage& message) {
+  if (!link.proven) return link.rank < 0 ? admit_child(link, message) : admit_parent(link, message);
   if (message.kind == kCause && !cause_) {
     spread(message.text, fd);
     heard_ = message.text;
@@ -267,7 +375,7 @@ bool WatchTree::handle(int fd, WatchLink& link, const WatchMessage& message) {
   } else if (message.kind == kOver) {
     over_ = true;
     for (auto& [other, child] : links_) {
-      if (other != fd && child.rank >= 0) child.put(kOver, "");
+      if (other != fd && child.proven) child.put(kOver, "");
     }
   }
   return true;

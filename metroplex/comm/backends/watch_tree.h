@@ -1,11 +1,10 @@
-// How processes notice each other's end. Every rank holds one connection to its parent in the rank tree and one to
-// each child; a thread watches them. A process that dies closes its connections, whatever its ranks are blocked in,
-// and a machine that falls silent is given up by the kernel after kSilence: the neighbours name it and pass it on,
-// and so does a rank that fails by itself with its cause. The ranks also leave together through the tree.
+// Failure detection between processes. Every rank has one connection to its parent in the rank tree and one to each
+// child, and a thread that serves them. A process that dies closes its connections. The thread sends a beat every
+// WatchOptions::beat; a neighbor without one for WatchOptions::silence is stopped or unreachable. The neighbors pass
+// the cause through the tree, as does a rank that fails by itself. The ranks also leave together through the tree.
 //
-// The port of a rank is open until its children are there. A connection without the secret, which the store
-// hands out, is closed; neither what it sends nor how many come is kept. Without a failure the connections then carry
-// one message when the run begins and two when it ends.
+// The port of a rank is open until its children have connected. Both ends prove that they hold the run's secret
+// without sending it. Unproven connections are closed; their number, length and time are limited.
 #pragma once
 
 #include <chrono>
@@ -24,20 +23,23 @@
 
 namespace metroplex::comm {
 
-// One connection of the watch: messages of a letter, the length in four bytes, and the text, as they come and go.
-// What is not yet known to be one of our ranks may say a hello and no more.
+// One connection of the watch. A message is a letter, the length in four bytes, and the text. An unproven end may
+// send kLongestHello bytes per message.
 struct WatchMessage {
   char kind = 0;
   std::string text;
 };
 
 struct WatchLink {
-  static constexpr size_t kHead = 5, kLongest = 1 << 16, kLongestHello = 96;
+  static constexpr size_t kHead = 5, kLongest = 1 << 16, kLongestHello = 320;
 
-  int rank = -1;  // -1: a stranger, who has not said who it is
+  int rank = -1;                    // -1: unproven, accepted on the port
+  bool proven = false;              // the other end holds the secret
+  std::string nonce, parent_nonce;  // of this end; of a parent's end
+  std::string host, address;        // of the other end
   std::string in, out;
   bool done = false;  // a child whose whole subtree is leaving
-  std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();  // last bytes received
 
   void put(char kind, const std::string& text);
   // How much more may be read before a message has to be taken.
@@ -46,16 +48,21 @@ struct WatchLink {
   std::optional<WatchMessage> take(bool& refused);
 };
 
-// 32 hexadecimal digits that nobody guesses.
+// 32 random hexadecimal digits from the kernel.
 std::string random_secret();
-// Takes as long wherever the two differ.
+// The proof that its maker holds `secret`, for `text` with a nonce of the verifier.
+std::string prove(const std::string& secret, const std::string& text);
+// In constant time.
 bool equal_secrets(const std::string& one, const std::string& other);
 
 struct WatchOptions {
   int rank = 0;
   int world_size = 1;
   std::string address;  // of this process, numeric, as its children reach it
+  std::string secret;   // equal on all ranks
+  std::string host;     // name of this machine, for messages
   std::chrono::milliseconds timeout{std::chrono::minutes(10)};
+  std::chrono::milliseconds beat{2000}, silence{15000};
   // The rendezvous: where a parent listens. look_up gives nothing until the key is there.
   std::function<void(const std::string& key, const std::string& value)> publish;
   std::function<std::optional<std::string>(const std::string& key)> look_up;
@@ -93,9 +100,16 @@ class WatchTree {
   std::ptrdiff_t num_strangers() const;
   bool accepting() const;
   void turn_strangers_away();
+  void beat(Clock::time_point now);
+  void check_silence(Clock::time_point now);
   void accept_child();
   void read_from(int fd);
   bool handle(int fd, WatchLink& link, const WatchMessage& message);
+  bool admit_child(WatchLink& link, const WatchMessage& message);
+  bool admit_parent(WatchLink& link, const WatchMessage& message);
+  void wait_until_proven(int fd, int parent);
+  std::string name_of(const WatchLink& link) const;
+  void report_lost(const std::string& cause);
   void drop(int fd);
   void spread(const std::string& cause, int except_fd);
   void settle();
@@ -112,9 +126,9 @@ class WatchTree {
   bool closing_ = false, leaving_ = false, said_done_ = false, over_ = false;  // over: all are leaving
   std::optional<std::string> cause_;
   std::optional<std::string> heard_;               // the watching thread's own: to be given to on_failure
-  std::string secret_;                             // of the hellos; published beside the port
   std::set<int> joined_;                           // children that came
-  std::optional<Clock::time_point> out_of_files_;  // until then nobody is accepted
+  std::optional<Clock::time_point> out_of_files_;  // until then no connection is accepted
+  Clock::time_point last_beat_ = Clock::now(), last_round_ = Clock::now();
   std::thread thread_;
 };
 

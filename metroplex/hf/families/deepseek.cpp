@@ -114,6 +114,8 @@ static bool holds(const config::Model& m, int64_t best_of_group) {
   if (!decoder_layers(m) || m.has_window() || !m.multi_latent_attention || !m.qk_layernorm || m.add_bias_linear ||
       m.add_mlp_bias || m.add_qkv_bias != m.add_attention_output_bias)
     return false;
+  // config.json has a scale of the softmax with YaRN only.
+  if (!m.yarn() && m.mscale_all_dim != 0) return false;
   const double epsilon = m.latent_layernorm_epsilon > 0 ? m.latent_layernorm_epsilon : m.layernorm_epsilon;
   if (epsilon != kLatentEpsilon) return false;
   if (!m.has_experts()) return true;

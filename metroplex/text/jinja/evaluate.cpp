@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "base/error.h"
 #include "text/jinja/interpreter.h"
 
@@ -130,11 +132,29 @@ Value Interpreter::sliced(const Expression& e, const ScopePtr& scope) {
   return slice(*this, object, ends[0], ends[1], ends[2]);
 }
 
+void Interpreter::add_named(const Value& more, Arguments& made) {
+  MPX_CHECK(more.is_dict(), "text", "** of a ", type_name(more), "; it takes a dict");
+  pay_items(more.dict().items().size());
+  for (const auto& [name, value] : more.dict().items()) {
+    MPX_CHECK(name.is_string(), "text", "** of a dict with a key that is a ", type_name(name), "; keys must be str");
+    const bool given = std::any_of(made.named.begin(), made.named.end(),
+                                   [&](const auto& argument) { return argument.first == name.string(); });
+    MPX_CHECK(!given, "text", "the argument '", name.string(), "' is given twice");
+    spend(made.named.size() + 1);
+    made.named.emplace_back(name.string(), value);
+  }
+}
+
 Arguments Interpreter::arguments(const Expression& e, const ScopePtr& scope) {
   Arguments made;
   made.callee = e.name;
   for (size_t i = 1; i < e.children.size(); ++i) made.positional.push_back(evaluate(*e.children[i], scope));
   for (const auto& [name, value] : e.named) made.named.emplace_back(name, evaluate(*value, scope));
+  if (e.more_positional) {
+    for (Value& value : elements(*this, evaluate(*e.more_positional, scope)))
+      made.positional.push_back(std::move(value));
+  }
+  if (e.more_named) add_named(evaluate(*e.more_named, scope), made);
   return made;
 }
 

@@ -358,15 +358,21 @@ void Parser::call_arguments(Expression& call) {
       if (is_sign(")")) break;
     }
     first = false;
-    if (is_sign("*") || is_sign("**")) fail("arguments with * or ** are not known here");
-    if (now().kind == TokenKind::name && look().kind == TokenKind::sign && look().text == "=") {
+    if (is_sign("*") || is_sign("**")) {
+      ExpressionPtr& more = next().text == "*" ? call.more_positional : call.more_named;
+      if (more || (call.more_named && &more != &call.more_named)) fail("'*' or '**' is not expected here");
+      more = expression();
+      call.depth = std::max(call.depth, more->depth + 1);
+    } else if (now().kind == TokenKind::name && look().kind == TokenKind::sign && look().text == "=") {
       std::string name = next().text;
       next();
       ExpressionPtr value = expression();
       call.depth = std::max(call.depth, value->depth + 1);
+      if (call.more_named) fail("an argument with a name after '**'");
       call.named.emplace_back(std::move(name), std::move(value));
     } else {
-      if (!call.named.empty()) fail("an argument without a name behind one with a name");
+      if (!call.named.empty() || call.more_positional || call.more_named)
+        fail("an argument without a name after one with a name, '*' or '**'");
       adopt(call, expression());
     }
   }

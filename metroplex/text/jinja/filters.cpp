@@ -74,13 +74,26 @@ Value absolute(Interpreter&, const Value& v, Arguments& a) {
   return v.is_integer() ? Value(std::abs(v.integer())) : Value(std::fabs(v.real()));
 }
 
+// To a multiple of 10^digits; halves to the even multiple.
+Value rounded_before_point(const Value& v, int digits) {
+  const double unit = std::pow(10.0, digits);
+  if (!v.is_integer()) return std::nearbyint(v.real() / unit) * unit;
+  const auto step = static_cast<int64_t>(unit);
+  const int64_t rest = v.integer() % step, down = v.integer() - rest;
+  const int64_t twice = 2 * std::abs(rest), sign = v.integer() < 0 ? -1 : 1;
+  const bool away = twice > step || (twice == step && (down / step) % 2 != 0);
+  MPX_CHECK(std::abs(down) < INT64_MAX - step, "text", "round of a number of more than 64 bits");
+  return away ? down + sign * step : down;
+}
+
 Value rounded(Interpreter&, const Value& v, Arguments& a) {
   a.only(2, {"precision", "method"});
   const Value *precision = a.find(0, "precision"), *method = a.find(1, "method");
   const int64_t places = precision != nullptr && precision->is_integer() ? precision->integer() : 0;
-  MPX_CHECK(v.is_number() && places >= 0 && places <= 15, "text", "round of a ", type_name(v), " to ", places,
+  MPX_CHECK(v.is_number() && places >= -15 && places <= 15, "text", "round of a ", type_name(v), " to ", places,
             " places");
   const std::string how = method != nullptr ? to_text(*method) : "common";
+  if (how == "common" && places < 0) return rounded_before_point(v, static_cast<int>(-places));
   if (how == "common" && v.is_integer()) return v.integer();
   if (how == "common") {
     char buffer[512];
@@ -125,6 +138,7 @@ Value replace(Interpreter& run, const Value& v, Arguments& a) {
 
 Value indent(Interpreter& run, const Value& v, Arguments& a) {
   a.only(3, {"width", "first", "blank"});
+  MPX_CHECK(v.is_string(), "text", "indent of a ", type_name(v), "; it takes a str");
   const Value *width = a.find(0, "width"), *first = a.find(1, "first"), *blank = a.find(2, "blank");
   std::string by(4, ' ');
   if (width != nullptr && width->is_string()) by = run.text_of(*width);
@@ -186,7 +200,9 @@ Value word_count(Interpreter& run, const Value& v, Arguments& a) {
   bool inside = false;
   const std::string text = run.text_of(v);
   for (size_t at = 0; at < text.size();) {
-    const bool word = !is_space(next_code_point(text, at));
+    const char32_t c = next_code_point(text, at);
+    const char category = general_category(c)[0];
+    const bool word = category == 'L' || category == 'N' || c == '_';  // Python's \w
     words += word && !inside;
     inside = word;
   }

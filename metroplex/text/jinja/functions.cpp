@@ -64,10 +64,26 @@ Value raise_exception(Interpreter& run, Arguments& a) {
   base::throw_error("text", "the template refuses this chat: " + run.text_of(a.need(0, "message")));
 }
 
+// The format without the directives that C and Python's datetime without a zone write differently: microseconds,
+// which the clock here does not have, and the zone.
+std::string without_zone(const std::string& format) {
+  std::string out;
+  for (size_t at = 0; at < format.size(); ++at) {
+    if (format[at] != '%' || at + 1 == format.size()) {
+      out += format[at];
+      continue;
+    }
+    const char directive = format[++at];
+    if (directive == 'f') out += "000000";
+    else if (directive != 'z' && directive != 'Z') out += {'%', directive};
+  }
+  return out;
+}
+
 Value strftime_now(Interpreter& run, Arguments& a) {
   a.only(1);
-  const std::string format = run.text_of(a.need(0, "format"));
-  MPX_CHECK(format.size() < 200, "text", "strftime_now: a format of ", format.size(), " bytes");
+  const std::string format = without_zone(run.text_of(a.need(0, "format")));
+  MPX_CHECK(format.size() < 600, "text", "strftime_now: a format of ", format.size(), " bytes");
   const std::time_t now = static_cast<std::time_t>(run.now());
   std::tm parts{};
   localtime_r(&now, &parts);

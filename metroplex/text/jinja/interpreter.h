@@ -83,6 +83,7 @@ class Interpreter {
   Value called(const Expression& expression, const ScopePtr& scope, const Value* caller = nullptr);
   Value filtered(const Expression& expression, const ScopePtr& scope, const Value* input = nullptr);
   Arguments arguments(const Expression& expression, const ScopePtr& scope);
+  void add_named(const Value& more, Arguments& made);
 
   Limits limits_;
   int64_t now_, steps_ = 0;

@@ -40,7 +40,9 @@ Arguments rest_of(const Arguments& a, size_t count, const std::string& callee) {
 
 Value map(Interpreter& run, const Value& v, Arguments& a) {
   List out;
-  if (const Value* path = a.find(SIZE_MAX, "attribute")) {
+  if (!v.truth()) return Value::list({});  // also None, false and 0
+  if (const Value* path = a.find(SIZE_MAX, "attribute"); path != nullptr && a.positional.empty()) {
+    a.only(0, {"attribute", "default"});
     const Value* fallback = a.find(SIZE_MAX, "default");
     for (const Value& value : elements(run, v)) {
       const Value found = path_of(run, value, *path);
@@ -60,6 +62,7 @@ Value map(Interpreter& run, const Value& v, Arguments& a) {
 
 // select, reject, selectattr, rejectattr.
 Value chosen(Interpreter& run, const Value& v, const Arguments& a, bool by_attribute, bool wanted) {
+  if (!v.truth()) return Value::list({});  // also None, false and 0
   const size_t skip = by_attribute ? 1 : 0;
   const bool has_test = a.positional.size() > skip;
   const std::string name = has_test ? run.text_of(a.positional[skip]) : "";
@@ -141,17 +144,43 @@ Value folded(const Value& value, bool case_sensitive) {
   return value.is_string() && !case_sensitive ? Value(lower(value.string())) : value;
 }
 
+// The attributes "a,b" of a sort; None: the value itself.
+List sort_paths(Interpreter& run, const Value* attribute) {
+  if (attribute == nullptr || !attribute->is_string()) return {attribute != nullptr ? *attribute : Value(None{})};
+  List paths;
+  const std::string& names = attribute->string();
+  for (size_t begin = 0; begin <= names.size();) {
+    const size_t end = std::min(names.find(',', begin), names.size());
+    run.spend(1);
+    paths.emplace_back(names.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return paths;
+}
+
+// As Python compares lists: undefined values are equal.
+bool keys_less(const List& a, const List& b) {
+  for (size_t i = 0; i < a.size(); ++i) {
+    const bool same = (a[i].is_undefined() && b[i].is_undefined()) || equal(a[i], b[i]);
+    if (!same) return less(a[i], b[i]);
+  }
+  return false;
+}
+
 Value sort(Interpreter& run, const Value& v, Arguments& a) {
   a.only(3, {"reverse", "case_sensitive", "attribute"});
   const bool backwards = given_true(a, 0, "reverse"), sensitive = given_true(a, 1, "case_sensitive");
   const Value* path = a.find(2, "attribute");
   pay_sort(run, v);
-  std::vector<std::pair<Value, Value>> keyed;
-  for (const Value& value : elements(run, v))
-    keyed.emplace_back(
-        folded(path != nullptr && !path->is(Kind::none) ? path_of(run, value, *path) : value, sensitive), value);
+  std::vector<std::pair<List, Value>> keyed;
+  for (const Value& value : elements(run, v)) {
+    List keys;
+    for (const Value& one : sort_paths(run, path))
+      keys.push_back(folded(one.is(Kind::none) ? value : path_of(run, value, one), sensitive));
+    keyed.emplace_back(std::move(keys), value);
+  }
   std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& x, const auto& y) {
-    return backwards ? less(y.first, x.first) : less(x.first, y.first);
+    return backwards ? keys_less(y.first, x.first) : keys_less(x.first, y.first);
   });
   List out;
   for (auto& pair : keyed) out.push_back(std::move(pair.second));
@@ -162,7 +191,10 @@ Value dict_sort(Interpreter& run, const Value& v, Arguments& a) {
   a.only(3, {"case_sensitive", "by", "reverse"});
   const bool sensitive = given_true(a, 0, "case_sensitive"), backwards = given_true(a, 2, "reverse");
   const Value* by = a.find(1, "by");
-  const size_t side = by != nullptr && to_text(*by) == "value" ? 1 : 0;
+  const std::string order = by != nullptr ? to_text(*by) : "key";
+  MPX_CHECK(order == "key" || order == "value", "text", "dictsort by '", order, "'; there are key and value");
+  const size_t side = order == "value" ? 1 : 0;
+  MPX_CHECK(!v.is_undefined(), "text", v.undefined().what);
   Arguments none;
   List pairs = items(run, v, none).items();
   pay_sort(run, v);
@@ -180,6 +212,7 @@ Value unique(Interpreter& run, const Value& v, Arguments& a) {
   List out, seen;
   for (const Value& value : elements(run, v)) {
     const Value key = folded(path != nullptr ? path_of(run, value, *path) : value, sensitive);
+    MPX_CHECK(!key.is_dict() && !key.is(Kind::list), "text", "unique of a ", type_name(key), "; it cannot be hashed");
     run.spend((seen.size() + 1) * static_cast<size_t>(key.weight()));
     if (std::any_of(seen.begin(), seen.end(), [&](const Value& other) { return equal(other, key); })) continue;
     seen.push_back(key);

@@ -46,6 +46,7 @@ struct Expression {
   Value constant;
   std::vector<ExpressionPtr> children;
   std::vector<std::pair<std::string, ExpressionPtr>> named;
+  ExpressionPtr more_positional, more_named;  // of a call: *more_positional, **more_named; null: none
 };
 
 // What can be assigned to: a name, an attribute of a namespace, or several of them.

@@ -1,0 +1,213 @@
+#include "text/chat.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "files/json_text.h"
+#include "text/json_part.h"
+
+namespace metroplex::text {
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+
+constexpr const char* kReasoning[] = {"reasoning_content", "thinking", "reasoning"};
+
+// Keys of other programs that decide whether a message is learned, and whether 1 stands for "learned".
+constexpr std::pair<const char*, bool> kLearningKeys[] = {
+    {"weight", true}, {"train", true}, {"training", true}, {"loss", true}, {"masked", false}};
+
+// Keys next to messages that only identify a chat.
+constexpr const char* kIdentifiers[] = {"id",     "_id",     "idx",       "index",           "uuid",
+                                        "source", "dataset", "prompt_id", "conversation_id", "metadata"};
+
+std::string shortened(const OrderedJson& json) {
+  const std::string text = json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+  return files::printable(text.size() > 60 ? text.substr(0, 57) + "..." : text);
+}
+
+template <class Names>
+bool is_one_of(const Names& names, std::string_view name) {
+  return std::find(std::begin(names), std::end(names), name) != std::end(names);
+}
+
+bool is_list_of_objects(const OrderedJson& json) {
+  return json.is_array() &&
+         std::all_of(json.begin(), json.end(), [](const OrderedJson& item) { return item.is_object(); });
+}
+
+// Many datasets store lists of objects as JSON text; `note` says so.
+OrderedJson read_objects(const char* key, const OrderedJson& value, std::set<std::string>& notes) {
+  if (value.is_null()) return value;
+  OrderedJson list = value;
+  if (value.is_string()) {
+    const std::string text = value;
+    notes.insert(base::concat("have ", key, " as a JSON text, which is read as a list"));
+    if (text.find_first_not_of(" \t\r\n") == std::string::npos) return nullptr;
+    if (OrderedJson::accept(text)) list = files::parse_ordered_json(text);
+  }
+  MPX_CHECK(is_list_of_objects(list), "text", "\"", key, "\" = ", shortened(value),
+            ": must be a list of objects or a JSON text of such a list; store the list itself");
+  return list;
+}
+
+// ShareGPT's call of a function: {"name", "arguments"} or a list of them, usually as a JSON text.
+OrderedJson read_calls(const OrderedJson& value) {
+  OrderedJson calls = value;
+  if (value.is_string() && OrderedJson::accept(value.get<std::string>()))
+    calls = files::parse_ordered_json(value.get<std::string>());
+  if (calls.is_object()) calls = OrderedJson::array({calls});
+  OrderedJson out = OrderedJson::array();
+  bool good = is_list_of_objects(calls) && !calls.empty();
+  for (size_t i = 0; good && i < calls.size(); ++i) {
+    const OrderedJson& call = calls[i];
+    good = call.contains("name") && call["name"].is_string();
+    if (good)
+      out.push_back(
+          {{"type", "function"},
+           {"function", {{"name", call["name"]}, {"arguments", call.value("arguments", OrderedJson::object())}}}});
+  }
+  MPX_CHECK(good, "text", "the value of a function_call turn = ", shortened(value),
+            ": must be {\"name\": ..., \"arguments\": {...}} or a list of such objects");
+  return out;
+}
+
+// A turn of ShareGPT as a message. Other keys of the turn stay.
+OrderedJson message_of(const OrderedJson& turn) {
+  static constexpr std::pair<const char*, const char*> kRoles[] = {
+      {"human", "user"},      {"gpt", "assistant"},    {"chatgpt", "assistant"},     {"bot", "assistant"},
+      {"model", "assistant"}, {"observation", "tool"}, {"function_response", "tool"}};
+  MPX_CHECK(turn.is_object() && turn.contains("from") && turn.contains("value") && turn["from"].is_string(), "text",
+            "a turn of \"conversations\" is not {\"from\": ..., \"value\": ...}");
+  std::string role = turn["from"];
+  for (const auto& [theirs, ours] : kRoles) {
+    if (role == theirs) role = ours;
+  }
+  OrderedJson message;
+  if (role == "function_call") {
+    message = {{"role", "assistant"}, {"content", ""}, {"tool_calls", read_calls(turn["value"])}};
+  } else {
+    message = {{"role", role}, {"content", turn["value"]}};
+  }
+  for (const auto& [key, value] : turn.items()) {
+    if (key != "from" && key != "value" && !message.contains(key)) message[key] = value;
+  }
+  return message;
+}
+
+// As transformers: keys with the value null are dropped, and reasoning under one name is there under the names that
+// templates read.
+OrderedJson normalized(const OrderedJson& message) {
+  OrderedJson out = OrderedJson::object();
+  for (const char* name : kReasoning) {
+    if (!message.contains(name) || message[name].is_null()) continue;
+    out["thinking"] = message[name];
+    break;
+  }
+  const OrderedJson reasoning = out.value("thinking", OrderedJson());
+  for (const auto& [key, value] : message.items()) {
+    if (!value.is_null()) out[key] = value;
+  }
+  if (!reasoning.is_null()) out["reasoning_content"] = reasoning;
+  return out;
+}
+
+// Removes the keys of kLearningKeys. Returns whether the message is not learned.
+bool take_learning_keys(OrderedJson& message, std::set<std::string>& notes) {
+  bool not_learned = false;
+  for (const auto& [key, learned_when_1] : kLearningKeys) {
+    if (!message.contains(key)) continue;
+    const OrderedJson& value = message[key];
+    const bool is_0 = value == false || (value.is_number() && value == 0);
+    const bool is_1 = value == true || (value.is_number() && value == 1);
+    MPX_CHECK(is_0 || is_1, "text", "\"", key, "\" = ", shortened(value),
+              ": a message is learned or not, so the value must be 0, 1, true or false");
+    if (is_0 == learned_when_1) not_learned = true;
+    else if (message["role"] != "assistant")
+      notes.insert(base::concat("mark messages of other roles as learned (\"", key,
+                                "\"); only messages of the assistant are learned"));
+    message.erase(key);
+  }
+  return not_learned;
+}
+
+void read_message(OrderedJson& message, Chat& chat) {
+  MPX_CHECK(message.is_object() && message.contains("role") && message["role"].is_string(), "text",
+            "a message without a \"role\"");
+  for (const auto& [key, value] : message.items()) {
+    if (key != "role" && key != "content" && !value.is_null()) chat.message_keys.insert(key);
+  }
+  for (const auto& [key, learned_when_1] : kLearningKeys) chat.message_keys.erase(key);
+  message = normalized(message);
+  if (message.contains("tool_calls")) {
+    message["tool_calls"] = read_objects("tool_calls", message["tool_calls"], chat.notes);
+    if (message["tool_calls"].is_null()) message.erase("tool_calls");
+  }
+  chat.not_learned.push_back(take_learning_keys(message, chat.notes));
+}
+
+void add_system(const OrderedJson& system, Chat& chat) {
+  if (system.is_null() || system == "") return;
+  MPX_CHECK(system.is_string(), "text", "\"system\" = ", shortened(system), ": must be a text");
+  for (const OrderedJson& message : chat.messages)
+    MPX_CHECK(!message.is_object() || !message.contains("role") || message["role"] != "system", "text",
+              "\"system\" = ", shortened(system), ": the chat has a system message too; remove one of them");
+  chat.messages.insert(chat.messages.begin(), OrderedJson{{"role", "system"}, {"content", system}});
+  chat.notes.insert("have a \"system\" text, which becomes their first message");
+}
+
+void read_object(const OrderedJson& json, Chat& chat) {
+  const char* list = json.contains("messages") ? "messages" : "conversations";
+  for (const auto& [key, value] : json.items()) {
+    if (value.is_null() || key == list || is_one_of(kIdentifiers, key)) continue;
+    if (key == "tools") chat.tools = read_objects("tools", value, chat.notes);
+    else if (key == "chat_template_kwargs") chat.variables = value;
+    else if (key != "system") chat.chat_keys.insert(key);
+  }
+  MPX_CHECK(chat.variables.is_null() || chat.variables.is_object(), "text",
+            "\"chat_template_kwargs\" = ", shortened(chat.variables), ": must be an object");
+  if (chat.variables.is_object()) {
+    for (const auto& [name, value] : chat.variables.items()) check_variable_name(name);
+  }
+  MPX_CHECK(json.contains(list), "text",
+            "a chat is {\"messages\": [{\"role\": ..., \"content\": ...}, ...]}; this has no \"messages\"");
+  MPX_CHECK(json[list].is_array() && !json[list].empty(), "text", "\"", list, "\" is no list of messages");
+  chat.messages = json[list];
+  for (OrderedJson& message : chat.messages) {
+    if (json.contains("messages") || (message.is_object() && message.contains("role"))) continue;
+    message = message_of(message);
+  }
+  if (json.contains("system")) add_system(json["system"], chat);
+}
+
+}  // namespace
+
+void check_variable_name(const std::string& name) {
+  static constexpr const char* kTaken[] = {"messages",  "tools",     "documents", "add_generation_prompt",
+                                           "bos_token", "eos_token", "pad_token", "unk_token"};
+  MPX_CHECK(!is_one_of(kTaken, name), "config", "'", name,
+            "' is set by the chat or its tokenizer; choose another name");
+  const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; };
+  const bool identifier = !name.empty() && letter(name[0]) && std::all_of(name.begin(), name.end(), [&](char c) {
+    return letter(c) || (c >= '0' && c <= '9');
+  });
+  MPX_CHECK(identifier, "config", "'", name, "' is no name that a template can use: letters, digits and _");
+}
+
+Chat chat_from_json(OrderedJson json) {
+  Chat chat;
+  if (json.is_object()) {
+    read_object(json, chat);
+  } else {
+    MPX_CHECK(json.is_array(), "text",
+              "a chat is {\"messages\": [{\"role\": ..., \"content\": ...}, ...]}; this has no \"messages\"");
+    chat.messages = std::move(json);
+  }
+  MPX_CHECK(chat.messages.is_array() && !chat.messages.empty(), "text", "\"messages\" is no list of messages");
+  for (OrderedJson& message : chat.messages) read_message(message, chat);
+  return chat;
+}
+
+Chat parse_chat(std::string_view json_text) { return chat_from_json(files::parse_ordered_json(json_text)); }
+
+}  // namespace metroplex::text

@@ -1,0 +1,117 @@
+#include "text/chat_report.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "files/json_text.h"
+#include "text/jinja/lexer.h"
+
+namespace metroplex::text {
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+
+std::string_view trimmed(std::string_view text) {
+  return jinja::without_trailing_space(jinja::without_leading_space(text));
+}
+
+// Whether the rendered chat has the text: as it is, without its reasoning, or as JSON.
+bool is_written(std::string_view content, std::string_view rendered) {
+  constexpr std::string_view kEndOfReasoning = "</think>";
+  if (rendered.find(trimmed(content)) != std::string_view::npos) return true;
+  if (const size_t end = content.rfind(kEndOfReasoning); end != std::string_view::npos) {
+    if (rendered.find(trimmed(content.substr(end + kEndOfReasoning.size()))) != std::string_view::npos) return true;
+  }
+  const std::string json =
+      OrderedJson(std::string(content)).dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+  return rendered.find(std::string_view(json).substr(1, json.size() - 2)) != std::string_view::npos;
+}
+
+bool is_written(const OrderedJson& content, std::string_view rendered) {
+  if (content.is_string()) return is_written(std::string_view(content.get_ref<const std::string&>()), rendered);
+  if (!content.is_array()) return true;
+  return std::all_of(content.begin(), content.end(), [&](const OrderedJson& part) {
+    const bool has_text = part.is_object() && part.contains("text") && part["text"].is_string();
+    return !has_text || is_written(part["text"], rendered);
+  });
+}
+
+struct Turns {
+  int64_t all = 0, without_end = 0;
+};
+
+// A turn is a run of learned tokens. White space may follow its end token.
+Turns count_turns(std::string_view text, const ChatTokens& tokens, size_t num_kept,
+                  const std::vector<int32_t>& end_tokens) {
+  Turns turns;
+  num_kept = std::min(num_kept, tokens.ids.size());
+  for (size_t i = 0; i < num_kept; ++i) {
+    if (!tokens.learned[i]) continue;
+    bool ended = false;
+    for (; i < num_kept && tokens.learned[i]; ++i) {
+      const auto [begin, end] = tokens.ranges[i];
+      const bool is_end = std::find(end_tokens.begin(), end_tokens.end(), tokens.ids[i]) != end_tokens.end();
+      ended = is_end || (ended && trimmed(text.substr(begin, end - begin)).empty());
+    }
+    ++turns.all;
+    turns.without_end += !ended;
+  }
+  return turns;
+}
+
+// Facts about the keys that a chat has.
+std::vector<std::string> facts_about_keys(const Chat& chat, const ChatTemplate& chat_template) {
+  std::vector<std::string> facts;
+  for (const std::string& key : chat.chat_keys)
+    facts.push_back(
+        base::concat("have the key \"", files::printable(key), "\" next to the messages, which is not used"));
+  const bool reads_reasoning = chat_template.mentions("reasoning_content") || chat_template.mentions("thinking");
+  for (const std::string& key : chat.message_keys) {
+    const bool reasoning = key == "reasoning_content" || key == "thinking" || key == "reasoning";
+    if (!chat_template.mentions(key) && !(reasoning && reads_reasoning))
+      facts.push_back(base::concat("have messages with the key \"", files::printable(key),
+                                   "\", which the template does not read"));
+  }
+  if (!chat.tools.is_null() && !chat_template.mentions("tools"))
+    facts.push_back("have tools, which the template does not read");
+  if (chat.variables.is_object()) {
+    for (const auto& [name, value] : chat.variables.items()) {
+      if (!chat_template.mentions(name))
+        facts.push_back(base::concat("set \"", name, "\" in chat_template_kwargs, which the template does not read"));
+    }
+  }
+  return facts;
+}
+
+}  // namespace
+
+void ChatReport::add(const Chat& chat, const ChatText& text, const ChatTokens& tokens, size_t num_kept) {
+  std::vector<std::string> facts = facts_about_keys(chat, template_);
+  facts.insert(facts.end(), chat.notes.begin(), chat.notes.end());
+  std::vector<std::string> unwritten;
+  for (const OrderedJson& message : chat.messages) {
+    if (message.contains("content") && !is_written(message["content"], text.text))
+      unwritten.push_back(files::printable(message["role"].get<std::string>()));
+  }
+  const Turns turns = count_turns(text.text, tokens, num_kept, end_tokens_);
+  const std::lock_guard lock(mutex_);
+  for (const std::string& fact : facts) ++chats_[fact];
+  for (const std::string& role : unwritten) ++unwritten_[role];
+  turns_ += turns.all;
+  turns_without_end_ += turns.without_end;
+}
+
+std::vector<std::string> ChatReport::lines() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> out;
+  for (const auto& [fact, count] : chats_) out.push_back(base::concat(count, " chats ", fact));
+  for (const auto& [role, count] : unwritten_)
+    out.push_back(base::concat("the template does not write the text of ", count, " messages of the role ", role));
+  if (turns_without_end_ > 0)
+    out.push_back(base::concat("in ", turns_without_end_, " of ", turns_,
+                               " turns the last learned token is no end of turn, so the model does not learn to stop "
+                               "there"));
+  return out;
+}
+
+}  // namespace metroplex::text

@@ -1,0 +1,229 @@
+// Chats as datasets store them: what is converted, refused, not learned and reported.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "text/chat_report.h"
+#include "text/chat_template.h"
+#include "text/end_of_turn.h"
+#include "text/support.h"
+
+namespace metroplex::text::chat_data_test {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using testing::error_of;
+using testing::TemporaryFolder;
+
+constexpr const char* kPlain =
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}";
+constexpr const char* kBlocks =
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}{{ m.content }};"
+    "{% endgeneration %}{% else %}{{ m.content }};{% endif %}{% endfor %}";
+constexpr const char* kTools =
+    "{% if tools %}{% for t in tools %}[{{ t.name }}]{% endfor %}{% endif %}{% for m in messages %}<{{ m.role }}>"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}({{ c.function.name }} {{ c.function.arguments.x }}){% endfor "
+    "%};"
+    "{% endfor %}";
+
+std::string rendered(const char* source, const char* chat) {
+  return ChatTemplate(source, "template", {}).text(parse_chat(chat), false);
+}
+
+std::vector<std::string> learned(const char* source, const std::string& chat, Learned which = Learned::all) {
+  const ChatText text = ChatTemplate(source, "template", {}).learned_text(parse_chat(chat), which);
+  std::vector<std::string> out;
+  for (const auto& [begin, end] : text.learned) out.push_back(text.text.substr(begin, end - begin));
+  return out;
+}
+
+std::string refusal(const std::string& chat) {
+  return error_of([&] { parse_chat(chat); });
+}
+
+TEST(ChatData, NullKeysAreDropped) {
+  EXPECT_EQ(rendered(kPlain, R"([{"role": "user", "content": null}, {"role": "assistant", "content": null,
+    "tool_calls": null, "name": null}])"),
+            "<user>;<assistant>;");
+  const Chat chat = parse_chat(R"([{"role": "user", "content": "a", "reasoning": null, "x": {"y": null}}])");
+  EXPECT_EQ(chat.messages[0].dump(), R"({"role":"user","content":"a","x":{"y":null}})");
+}
+
+TEST(ChatData, ToolsMayBeJsonText) {
+  const char* list = R"({"tools": [{"name": "f"}], "messages": [{"role": "user", "content": "a"}]})";
+  const char* text = R"({"tools": "[{\"name\": \"f\"}]", "messages": [{"role": "user", "content": "a"}]})";
+  EXPECT_EQ(rendered(kTools, list), "[f]<user>a;");
+  EXPECT_EQ(rendered(kTools, text), "[f]<user>a;");
+  EXPECT_TRUE(parse_chat(list).notes.empty());
+  EXPECT_EQ(parse_chat(text).notes.size(), 1u);
+  EXPECT_TRUE(parse_chat(R"({"tools": " ", "messages": [{"role": "user", "content": "a"}]})").tools.is_null());
+  for (const char* wrong : {R"("no JSON")", R"("{}")", R"("[1]")", R"({"name": "f"})", "[1]", "3", R"(["f"])"}) {
+    const std::string error =
+        refusal(std::string(R"({"messages": [{"role": "user", "content": "a"}], "tools": )") + wrong + "}");
+    EXPECT_NE(error.find("\"tools\" = "), std::string::npos) << wrong << error;
+  }
+  EXPECT_EQ(rendered(kTools, R"([{"role": "assistant", "content": "",
+    "tool_calls": "[{\"function\": {\"name\": \"g\", \"arguments\": {\"x\": 2}}}]"}])"),
+            "<assistant>(g 2);");
+  EXPECT_NE(refusal(R"([{"role": "assistant", "content": "", "tool_calls": "g"}])").find("\"tool_calls\" = "),
+            std::string::npos);
+}
+
+TEST(ChatData, SystemTextIsTheFirstMessage) {
+  for (const char* chat : {R"({"system": "s", "conversations": [{"from": "human", "value": "a"}]})",
+                           R"({"system": "s", "messages": [{"role": "user", "content": "a"}]})"}) {
+    EXPECT_EQ(rendered(kPlain, chat), "<system>s;<user>a;");
+    EXPECT_EQ(parse_chat(chat).notes.size(), 1u);
+  }
+  EXPECT_EQ(rendered(kPlain, R"({"system": "", "messages": [{"role": "user", "content": "a"}]})"), "<user>a;");
+  EXPECT_NE(refusal(R"({"system": "s", "messages": [{"role": "system", "content": "t"}]})").find("\"system\" = "),
+            std::string::npos);
+  EXPECT_NE(refusal(R"({"system": 3, "messages": [{"role": "user", "content": "t"}]})").find("must be a text"),
+            std::string::npos);
+}
+
+// Two answers, of which the key takes out the first.
+std::string two_answers(const std::string& key) {
+  return R"([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", )" + key +
+         R"(}, {"role": "user", "content": "c"}, {"role": "assistant", "content": "d", "weight": 1}])";
+}
+
+TEST(ChatData, MessagesOfWeight0AreNotLearned) {
+  for (const char* source : {kPlain, kBlocks}) {
+    for (const char* key : {R"("weight": 0)", R"("weight": 0.0)", R"("train": false)", R"("training": false)",
+                            R"("loss": 0)", R"("masked": true)"}) {
+      EXPECT_EQ(learned(source, two_answers(key)), std::vector<std::string>{"d;"}) << key;
+    }
+    for (const char* key : {R"("weight": 1)", R"("weight": null)", R"("train": true)", R"("masked": 0)"})
+      EXPECT_EQ(learned(source, two_answers(key)).size(), 2u) << key;
+    EXPECT_TRUE(learned(source, R"([{"role": "assistant", "content": "b", "weight": 0}])", Learned::last).empty());
+  }
+  EXPECT_EQ(learned(kPlain, R"({"conversations": [{"from": "gpt", "value": "b", "train": false}]})").size(), 0u);
+  for (const char* key : {R"("weight": 0.5)", R"("weight": 2)", R"("train": "no")"})
+    EXPECT_NE(refusal(two_answers(key)).find("must be 0, 1, true or false"), std::string::npos) << key;
+  EXPECT_FALSE(parse_chat(two_answers(R"("weight": 0)")).messages[1].contains("weight"));
+}
+
+TEST(ChatData, TemplateSeesVariablesOfTheLine) {
+  const char* source = "{{ mode }}{% for m in messages %}{{ m.content }}{% endfor %}";
+  ChatTemplate shared(source, "template", {});
+  shared.set_variable("mode", "run");
+  EXPECT_EQ(shared.text(parse_chat(R"([{"role": "user", "content": "a"}])"), false), "runa");
+  EXPECT_EQ(shared.text(parse_chat(R"({"chat_template_kwargs": {"mode": "line"},
+    "messages": [{"role": "user", "content": "a"}]})"),
+                        false),
+            "linea");
+  for (const char* wrong : {"3", R"({"tools": []})", R"({"a b": 1})"}) {
+    EXPECT_FALSE(refusal(std::string(R"({"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": )") +
+                         wrong + "}")
+                     .empty())
+        << wrong;
+  }
+}
+
+TEST(ChatData, ShareGptCallsOfFunctions) {
+  EXPECT_EQ(rendered(kTools, R"({"conversations": [{"from": "human", "value": "a"},
+    {"from": "function_call", "value": "{\"name\": \"f\", \"arguments\": {\"x\": 1}}"},
+    {"from": "observation", "value": "r"}, {"from": "gpt", "value": "b"}]})"),
+            "<user>a;<assistant>(f 1);<tool>r;<assistant>b;");
+  EXPECT_NE(refusal(R"({"conversations": [{"from": "function_call", "value": "f 1"}]})").find("function_call"),
+            std::string::npos);
+}
+
+// Generation prompts of reasoning models open a block that finished turns lack.
+TEST(ChatData, LearnsAfterTheCommonPrefixOfPromptAndTurn) {
+  const char* thinks =
+      "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}"
+      "{% if add_generation_prompt %}<assistant><think>{% endif %}";
+  const char* chat = R"([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+    {"role": "user", "content": "c"}, {"role": "assistant", "content": "<b>d"}])";
+  EXPECT_EQ(learned(thinks, chat), (std::vector<std::string>{"b;", "<b>d;"}));
+  EXPECT_EQ(learned(thinks, chat, Learned::last), std::vector<std::string>{"<b>d;"});
+  // A prompt that rewrites the messages before it has no common prefix with the turn.
+  const char* rewrites =
+      "{% for m in messages %}<{{ m.role }}>{{ m.content if not add_generation_prompt else '' }};{% endfor %}";
+  EXPECT_NE(error_of([&] { learned(rewrites, chat); }).find("differently"), std::string::npos);
+}
+
+std::vector<std::string> report_of(const char* source, const std::vector<const char*>& chats, bool cut = false) {
+  const auto tokenizer = load_tokenizer("", "tests/vectors/tokenizers/qwen2");
+  const ChatTemplate chat_template(source, "template", {});
+  std::vector<int32_t> ends = {*tokenizer->token_to_id("<|im_end|>")};
+  ChatReport report(chat_template, ends);
+  for (const char* line : chats) {
+    const Chat chat = parse_chat(line);
+    const ChatText text = chat_template.learned_text(chat, Learned::all);
+    const ChatTokens tokens = chat_tokens(*tokenizer, text);
+    const auto first = std::find(tokens.learned.begin(), tokens.learned.end(), 1) - tokens.learned.begin();
+    report.add(chat, text, tokens, cut ? static_cast<size_t>(first) + 1 : tokens.ids.size());
+  }
+  return report.lines();
+}
+
+bool has_line(const std::vector<std::string>& lines, const std::string& part) {
+  return std::any_of(lines.begin(), lines.end(), [&](const auto& l) { return l.find(part) != std::string::npos; });
+}
+
+TEST(ChatData, ReportNamesUnusedData) {
+  const char* source =
+      "{% for m in messages %}{{ m.role }}{{ m.name }}{{ m.content if m.content is string else '' }}<|im_end|>\n"
+      "{% endfor %}{% if add_generation_prompt %}assistant{% endif %}";
+  const char* clean = R"({"id": 3, "messages": [{"role": "user", "content": "hi", "name": "x"},
+    {"role": "assistant", "content": " arr "}]})";
+  EXPECT_TRUE(report_of(source, {clean}).empty());
+  const char* parts = R"({"category": "c", "tools": [], "chat_template_kwargs": {"deep": 1},
+    "messages": [{"role": "user", "content": "hi", "mood": "x", "thinking": "y"},
+    {"role": "assistant", "content": [{"type": "text", "text": "arr"}]}]})";
+  const auto lines = report_of(source, {clean, parts, parts});
+  for (const char* wanted : {"2 chats have the key \"category\"", "2 chats have messages with the key \"mood\"",
+                             "2 chats have messages with the key \"thinking\"", "2 chats have tools, which",
+                             "2 chats set \"deep\"", "the text of 2 messages of the role assistant"}) {
+    EXPECT_TRUE(has_line(lines, wanted)) << wanted;
+  }
+  EXPECT_EQ(lines.size(), 6u);
+}
+
+TEST(ChatData, ReportCountsTurnsWithoutEnd) {
+  const char* chat = R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello there"},
+    {"role": "user", "content": "hi"}, {"role": "assistant", "content": "bye"}])";
+  const char* ends =
+      "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+      "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+  const char* open =
+      "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+      "{% endgeneration %}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}";
+  EXPECT_TRUE(report_of(ends, {chat}).empty());
+  EXPECT_TRUE(has_line(report_of(open, {chat, chat}), "in 4 of 4 turns the last learned token is no end of turn"));
+  EXPECT_TRUE(has_line(report_of(ends, {chat}, true), "in 1 of 1 turns"));
+}
+
+TEST(ChatData, EndOfTurnOfATemplateThatIsNormalized) {
+  const auto tokenizer = load_tokenizer("", "tests/vectors/tokenizers/qwen2");
+  const ChatTemplate chat_template(
+      "e\xcc\x81{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}", "template",
+      {});
+  EXPECT_EQ(end_of_turn(chat_template, *tokenizer), tokenizer->token_to_id("<|im_end|>"));
+  EXPECT_EQ(end_of_turn(ChatTemplate("{{ messages[5].role }}", "t", {}), *tokenizer), std::nullopt);
+}
+
+TEST(ChatData, SeveralTemplatesInAFolder) {
+  const TemporaryFolder folder;
+  const Chat plain = parse_chat(R"([{"role": "user", "content": "a"}])");
+  const Chat tools = parse_chat(R"({"tools": [], "messages": [{"role": "assistant", "content": "a"}]})");
+  folder.write("tokenizer_config.json", R"({"chat_template": "old"})");
+  std::filesystem::create_directory(folder.path() + "/additional_chat_templates");
+  folder.write("additional_chat_templates/tool_use.jinja", "T{% generation %}x{% endgeneration %}");
+  EXPECT_NE(error_of([&] { find_chat_template(folder.path()); }).find("'default'"), std::string::npos);
+  folder.write("chat_template.jinja", "D");
+  const auto found = find_chat_template(folder.path());
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->text(plain, false), "D");
+  EXPECT_EQ(found->text(tools, false), "Tx");
+  // Each template has its own blocks.
+  EXPECT_EQ(found->learned_text(tools, Learned::all).learned, (std::vector<LearnedRange>{{1, 2}}));
+}
+
+}  // namespace
+}  // namespace metroplex::text::chat_data_test
