@@ -178,6 +178,8 @@ void take_script(config::Draft& draft, const std::string& path, const megatron::
     throw base::Error(error.room(), base::concat(path, ": ", text, hint));
   }
   out.script_ranks = script.ranks;
+  out.unknown_script_ranks = script.unknown_ranks.empty() ? "" : path + ": " + script.unknown_ranks;
+  if (!script.note.empty()) out.notes.push_back(path + ": " + script.note);
   std::error_code code;
   if (!script.folder.empty() && !std::filesystem::equivalent(script.folder, ".", code))
     out.notes.push_back(path + " goes to " + script.folder + " before it starts; relative paths are taken from here");

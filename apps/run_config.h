@@ -15,8 +15,9 @@ struct RunArguments {
   config::Config config;  // not resolved yet
   bool help = false;      // --help [topic] was asked for
   std::string help_topic;
-  std::vector<std::string> notes;  // what was read but does nothing, for the log
-  int64_t script_ranks = 0;        // what the launch script's own launcher would start; 0: nothing said
+  std::vector<std::string> notes;    // what was read but does nothing, for the log
+  int64_t script_ranks = 0;          // ranks that the launch script's launcher starts; 0: no launcher, or unknown
+  std::string unknown_script_ranks;  // the script and its launcher, if the number of ranks is unknown
   // The same command line with what launch scripts said in their place, for the processes of the run: a script is
   // read once.
   std::vector<std::string> arguments;

@@ -22,6 +22,7 @@
 #include "cuda/cublas_workspace.h"
 #include "cuda/device.h"
 #include "program.h"
+#include "run_config.h"
 #include "train/same_config.h"
 #include "upper/stop_signal.h"
 
@@ -188,10 +189,13 @@ RankPlacing wished_placing(const config::Run& run, int64_t world_size) {
   return placing;
 }
 
-void take_script_ranks(config::Run& run, int64_t script_ranks) {
+void take_script_ranks(config::Run& run, const RunArguments& parsed) {
   if (run.nproc != 0) return;
   const auto launch = comm::launch_from_environment();
-  if (!launch || is_lone_task(*launch)) run.nproc = script_ranks;
+  if (launch && !is_lone_task(*launch)) return;
+  MPX_CHECK(parsed.unknown_script_ranks.empty(), "config", parsed.unknown_script_ranks,
+            ": the number of ranks is unknown; add --nproc N");
+  run.nproc = parsed.script_ranks;
 }
 
 void make_deterministic() {

@@ -13,6 +13,8 @@
 
 namespace metroplex::apps {
 
+struct RunArguments;
+
 // An error before the ranks have met, of one that another launcher started: the others are waiting for it.
 class NotStarted final : public base::Error {
  public:
@@ -40,8 +42,9 @@ RankPlacing planned_placing(const config::Run& run, int64_t world_size);
 // The same whatever this machine has: where GPUs are asked for, they are there.
 RankPlacing wished_placing(const config::Run& run, int64_t world_size);
 
-// A launch script's own number of ranks counts where neither run.nproc nor a launcher says another.
-void take_script_ranks(config::Run& run, int64_t script_ranks);
+// Sets run.nproc to the number of ranks of the launch script, unless run.nproc or an outer launcher gives another
+// one. Throws base::Error("config") if the number is needed and unknown.
+void take_script_ranks(config::Run& run, const RunArguments& parsed);
 
 // run.deterministic_mode, for libtorch: of this process, from here on. launch_ranks does it for its ranks.
 void make_deterministic();

@@ -76,7 +76,7 @@ StopOptions stop_options(const config::Config& config, int rank) {
 
 // Puts what the options of the command say into the config, and returns the number of ranks.
 int64_t take_command_line(const RunArguments& parsed, const TrainFlags& flags, config::Config& config) {
-  take_script_ranks(config.run, parsed.script_ranks);
+  take_script_ranks(config.run, parsed);
   flags.take_into(config);
   return planned_world_size(config.run);
 }
@@ -177,7 +177,7 @@ EvalCommand eval_command(const RunArguments& first) {
   config.checkpoint.save.clear();
   config.train.metrics_file = first.config.train.metrics_file;  // not into the training run's own
   config.train.tensorboard_dir = first.config.train.tensorboard_dir;
-  take_script_ranks(config.run, command.parsed.script_ranks);
+  take_script_ranks(config.run, command.parsed);
   command.tokenizer = tokenizer_facts(config);
   config = checked_config(config, planned_world_size(config.run), config::Use::evaluation);
   MPX_CHECK(config.train.eval_iters > 0, "config",

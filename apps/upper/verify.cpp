@@ -47,7 +47,7 @@ int run_verify(const std::vector<std::string>& arguments) {
   for (const std::string& note : parsed.notes) log.warn(note);
   const int64_t steps = whole_number("--steps", steps_text, 1);
   config::Config config = parsed.config;
-  take_script_ranks(config.run, parsed.script_ranks);
+  take_script_ranks(config.run, parsed);
   config.run.backend = config::Backend::threads;
   if (config.run.device == config::Device::automatic)
     config.run.device = config::Device::cpu;  // both runs on the same one

@@ -26,6 +26,19 @@ metroplex_read() {  # TOOL FILE
   builtin printf '%s' "$mpx_text"
   return 1
 }
+# Prints an assumed number of lines of mpx_text, which holds marks. A mark of a device query stands for one device.
+metroplex_assumed_lines() {
+  local mpx_counts=(4 36 1) mpx_lines=${mpx_text//[!$'\n']/} mpx_mark=@not@run@${mpx_text#*@not@run@}
+  metroplex_record "${mpx_mark%%[[:space:]]*}" '#'
+  [[ $mpx_mark == @not@run@*-smi@* ]] || mpx_lines=${mpx_counts[metroplex_trial]}
+  [[ $mpx_mark == @not@run@*-smi@* ]] && mpx_lines=${#mpx_lines}
+  builtin printf '%s\n' "$mpx_lines"
+}
+# Returns the status that the current trial assumes for TOOL.
+metroplex_assumed_status() {  # TOOL STATUS STATUS STATUS
+  metroplex_record "@not@run@${1//[!A-Za-z0-9_+-]/_}@${metroplex_line-}@${metroplex_file//[!A-Za-z0-9_.+-]/_}@" '#'
+  return "${@:metroplex_trial+2:1}"
+}
 metroplex_lines() { mapfile "$@" mpx_lines < <(builtin printf '%s' "$mpx_text"); }
 
 metroplex_cat() {
@@ -40,7 +53,6 @@ metroplex_cat() {
   done
   return "$mpx_failed"
 }
-metroplex_tee() { metroplex_cat; }
 
 metroplex_head() { metroplex_some head "$@"; }
 metroplex_tail() { metroplex_some tail "$@"; }
@@ -67,7 +79,17 @@ metroplex_some() {
 metroplex_wc() {
   local mpx_text mpx_lines mpx_count LC_ALL=C IFS=$' \t\n\v\f\r' mpx_what=${1-}
   [[ $mpx_what != -[lwc] || $# -gt 2 || ${2-} == -?* ]] && { metroplex_unknown wc; return; }
-  metroplex_read wc "${2--}" || return 1
+  metroplex_read wc "${2--}" > /dev/null
+  case $? in
+    1)
+      if [[ $mpx_what == -c || $mpx_text != *@not@run@* ]]; then
+        metroplex_unknown wc
+      else
+        metroplex_assumed_lines
+      fi
+      return ;;
+    2) return 1 ;;
+  esac
   case $mpx_what in
     -l) mpx_lines=${mpx_text//[!$'\n']/}; mpx_count=${#mpx_lines} ;;
     -c) mpx_count=${#mpx_text} ;;
@@ -201,13 +223,26 @@ metroplex_grep() {
   [[ $mpx_how == *E* && $mpx_pattern == *\\* || $mpx_how == *E*F* || $mpx_how == *F*E* ]] && set --
   [[ $mpx_how == *v* && -z $mpx_pattern || $mpx_how == *E* && "|$mpx_line" == *[\(\|*]\** ]] && set --
   [[ $mpx_how == *i* && $mpx_pattern == *[\[\\]* || $mpx_pattern == *$'\n'* ]] && set --
-  [[ $# != [12] || $1 == -?* || ${2-} == -?* ]] && { metroplex_refuse grep; return; }
+  [[ $# != [12] || $1 == -?* || ${2-} == -?* ]] && {
+    [[ $mpx_how == *q* ]] || metroplex_unknown grep
+    metroplex_assumed_status grep 0 1 0
+    return
+  }
   [[ $mpx_how == *i* ]] && mpx_pattern=${mpx_pattern,,}
-  if [[ $mpx_how == *q* ]]; then
-    metroplex_read grep "${2--}" > /dev/null || return
-  else
-    metroplex_read grep "${2--}" || return
-  fi
+  metroplex_read grep "${2--}" > /dev/null
+  case $? in
+    1)
+      if [[ $mpx_text != *@not@run@* ]]; then
+        [[ $mpx_how == *q* ]] || metroplex_unknown grep
+      elif [[ $mpx_how != *[qc]* ]]; then
+        builtin printf '%s' "$mpx_text"
+      elif [[ $mpx_how != *q* ]]; then
+        metroplex_assumed_lines
+      fi
+      metroplex_assumed_status grep 1 0 1
+      return ;;
+    2) return 2 ;;
+  esac
   metroplex_lines -t
   for mpx_line in "${mpx_lines[@]}"; do
     mpx_text=$mpx_line mpx_hit=0

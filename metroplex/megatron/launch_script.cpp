@@ -2,18 +2,22 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <random>
+#include <set>
 #include <sstream>
 
 #include <unistd.h>
 
 #include "base/error.h"
+#include "megatron/launch_files.h"
 #include "megatron/launch_filters.h"
+#include "megatron/launch_ranks.h"
 #include "megatron/launch_tools.h"
 #include "megatron/launch_trial.h"
 #include "megatron/trial.h"
@@ -52,24 +56,35 @@ std::string starting_lines(const std::string& text) {
   return found;
 }
 
-Trial run_bash(const std::string& script, const std::string& source, const std::vector<std::string>& arguments,
-               const std::string& text, const std::string& copy) {
+// A script and everything that its trials share.
+struct Source {
+  std::string path, text, copy, script;
+  std::vector<std::string> arguments;
+  unsigned seed = 0;  // of $RANDOM
+};
+
+// Trials differ in the output that they assume for unknown programs (metroplex_trial in launch_trial.h).
+constexpr int kTrials = 3;
+
+// The first statement loads the libraries of user names and then ends the loading of code (trial.cpp).
+Trial run_bash(const Source& source, int number, std::chrono::milliseconds patience) {
   std::vector<std::string> words{
       "bash", "--norc", "-c",  // behind ssh, and where the filter hides what stdin is, it would read ~/.bashrc
       base::concat(
-          kLaunchTools, kLaunchFilters, kLaunchTrial,
+          ": ~root > /dev/null\nRANDOM=", source.seed, " metroplex_trial=", number, "\n", kLaunchTools,
+          kLaunchFilters, kLaunchFiles, kLaunchTrial,
           "shopt -s extdebug; trap '[[ ${FUNCNAME-} == metroplex_* ]] || metroplex_step \"$@\" && true' DEBUG; "
           ". \"$0\" \"$@\""),
-      script};
-  words.insert(words.end(), arguments.begin(), arguments.end());
+      source.script};
+  words.insert(words.end(), source.arguments.begin(), source.arguments.end());
   try {
-    return run_trial(source, words, copy);
+    return run_trial(source.path, words, source.copy, patience);
   } catch (const base::Error& error) {
-    const std::string lines = starting_lines(text);
+    const std::string lines = starting_lines(source.text);
     throw base::Error(error.room(),
                       std::string(error.what()).substr(error.room().size() + 3) +
                           "; give the training program's flags by hand, behind metroplex train" +
-                          (lines.empty() ? "" : " (" + source + " starts a .py program in line " + lines + ")"));
+                          (lines.empty() ? "" : " (" + source.path + " starts a .py program in line " + lines + ")"));
   }
 }
 
@@ -99,29 +114,8 @@ std::vector<Command> read_record(const std::string& text) {
   return commands;
 }
 
-bool ends_with_py(const std::string& word) { return word.size() > 3 && word.compare(word.size() - 3, 3, ".py") == 0; }
-
-// The number behind any of `names` among a launcher's words, written --name N or --name=N; 0 where there is none.
-int64_t number_behind(const std::vector<std::string>& words, const std::vector<std::string>& names) {
-  int64_t found = 0;
-  for (size_t i = 0; i < words.size(); ++i) {
-    std::string name = words[i].substr(0, words[i].find('='));
-    std::replace(name.begin(), name.end(), '_', '-');
-    if (std::find(names.begin(), names.end(), name) == names.end()) continue;
-    const std::string value = name.size() < words[i].size() ? words[i].substr(name.size() + 1)
-                              : i + 1 < words.size()        ? words[i + 1]
-                                                            : "";
-    int64_t number = 0;
-    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-    if (error == std::errc() && end == value.data() + value.size()) found = number;
-  }
-  return found;
-}
-
-int64_t ranks_of(const std::vector<std::string>& launcher) {
-  const int64_t each = number_behind(launcher, {"--nproc-per-node"});
-  if (each > 0) return each * std::max<int64_t>(1, number_behind(launcher, {"--nnodes"}));
-  return number_behind(launcher, {"-np", "-n", "--np", "--ntasks"});
+bool is_program(const std::string& word) {
+  return word.size() > 3 && word.ends_with(".py") && !is_launcher_file(word);
 }
 
 // $1, ${2:-x} but not $10 of awk's own program text in single quotes, which no reading tells apart: for a hint only.
@@ -200,61 +194,208 @@ std::string last_lines(std::string text) {
   return text.substr(begin == std::string::npos ? 0 : begin + (begin > 0 ? 1 : 0));
 }
 
-// `at`: where among the commands it stands.
-LaunchScript training_command(const std::vector<Command>& commands, size_t& at) {
-  LaunchScript out;
+// One trial and the training command that it found.
+struct Reading {
+  int number = 0;
+  Trial trial;
+  std::vector<Command> commands;
+  size_t at = 0;  // index of the training command
+  std::vector<std::string> launcher;
+  LaunchScript script;
+};
+
+std::string lower_case(std::string text) {
+  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return text;
+}
+
+// Training programs rank above other programs, and those above evaluations and tools.
+int rank_of_program(const std::string& path) {
+  const std::string name = lower_case(std::filesystem::path(path).filename().string());
+  const auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
+  for (const char* tool : {"eval", "generat", "convert", "preprocess", "server", "tokeniz", "inference", "benchmark",
+                           "prepare", "download", "merge", "export", "checkpoint", "ckpt", "check_", "text_gen"}) {
+    if (has(tool)) return 0;
+  }
+  for (const char* training : {"train", "finetune", "fine_tune", "sft", "dpo", "rlhf", "grpo"}) {
+    if (has(training)) return 2;
+  }
+  for (const std::filesystem::path& folder : std::filesystem::path(path).parent_path()) {
+    if (folder == "tasks" || folder == "tools") return 0;
+  }
+  return 1;
+}
+
+void find_training_command(Reading& reading) {
+  LaunchScript& out = reading.script;
   std::vector<std::string> alone;
-  at = commands.size();
-  for (const Command& command : commands) {
-    const auto program = std::find_if(command.words.begin(), command.words.end(), ends_with_py);
+  reading.at = reading.commands.size();
+  int rank = -1;
+  for (const Command& command : reading.commands) {
+    const auto program = std::find_if(command.words.begin(), command.words.end(), is_program);
     if (program == command.words.end()) {
       if (command.words[0].rfind("--", 0) == 0) alone.insert(alone.end(), command.words.begin(), command.words.end());
       continue;
     }
-    if (!out.program.empty() && command.words.end() - program - 1 <= static_cast<std::ptrdiff_t>(out.flags.size()))
-      continue;
+    const int other = rank_of_program(*program);
+    const auto flags = static_cast<size_t>(command.words.end() - program - 1);
+    if (other < rank || (other == rank && flags <= out.flags.size())) continue;
+    rank = other;
     out.program = *program;
     out.flags.assign(program + 1, command.words.end());
-    out.ranks = ranks_of({command.words.begin(), program});
     out.folder = command.folder;
-    at = static_cast<size_t>(&command - commands.data());
+    reading.launcher.assign(command.words.begin(), program);
+    reading.at = static_cast<size_t>(&command - reading.commands.data());
   }
   if (out.flags.empty()) out.flags = std::move(alone);
-  return out;
+}
+
+// Names the other .py programs that the script starts.
+std::string note_of_others(const Reading& reading) {
+  std::map<std::string, int64_t> others;
+  for (const Command& command : reading.commands) {
+    const auto program = std::find_if(command.words.begin(), command.words.end(), is_program);
+    if (program == command.words.end()) continue;
+    const std::vector<std::string> flags(program + 1, command.words.end());
+    if (*program != reading.script.program || flags != reading.script.flags) ++others[*program];
+  }
+  std::string list;
+  for (const auto& [program, count] : others)
+    list += base::concat(list.empty() ? "" : ", ", program, count > 1 ? base::concat(" (", count, " commands)") : "");
+  return list.empty() ? ""
+                      : base::concat("the command of ", reading.script.program, " with ", reading.script.flags.size(),
+                                     " words is read; these other commands are not: ", list);
+}
+
+void read_ranks(Reading& reading, const Source& source) {
+  const LauncherRanks ranks = count_ranks(reading.launcher, read_slurm_options(source.text));
+  reading.script.ranks = ranks.count;
+  reading.script.unknown_ranks = ranks.unknown;
+  const size_t mark = ranks.unknown.find(kMark);
+  if (mark != std::string::npos)
+    reading.script.unknown_ranks =
+        ranks.unknown.substr(0, mark) + "(output of " + program_of_mark(ranks.unknown, source.path) + ")";
+}
+
+Reading read_once(const Source& source, int number, std::chrono::milliseconds patience) {
+  Reading reading;
+  reading.number = number;
+  reading.trial = run_bash(source, number, patience);
+  reading.commands = read_record(reading.trial.record);
+  std::move(reading.trial.refused.begin(), reading.trial.refused.end(), std::back_inserter(reading.commands));
+  find_training_command(reading);
+  reading.script.arguments_named = arguments_named(source.text);
+  read_ranks(reading, source);
+  return reading;
+}
+
+// The flags whose values differ between two trials.
+std::set<std::string> different_flags(const LaunchScript& first, const LaunchScript& second) {
+  std::map<std::string, std::string> values[2];
+  for (const int side : {0, 1}) {
+    std::string flag = "the words before the first flag";
+    for (const std::string& word : (side == 0 ? first : second).flags) {
+      if (word.rfind("--", 0) == 0) flag = word.substr(0, word.find('='));
+      values[side][has_mark(flag) ? "a flag" : flag] += word + '\n';
+    }
+  }
+  std::set<std::string> different;
+  for (const int side : {0, 1}) {
+    for (const auto& [flag, value] : values[side]) {
+      const auto other = values[1 - side].find(flag);
+      if (other == values[1 - side].end() || other->second != value) different.insert(flag);
+    }
+  }
+  if (first.program != second.program) different.insert("the training program");
+  return different;
+}
+
+// The programs whose output or status was assumed before the training command; assumed numbers and statuses first.
+std::string assumed_programs(const Reading& reading, const std::string& path) {
+  std::string found;
+  for (const bool value : {true, false}) {
+    for (size_t i = 0; i < reading.at; ++i) {
+      const std::vector<std::string>& words = reading.commands[i].words;
+      const bool is_value = words.size() == 2 && words[1] == "#";
+      if (words[0].rfind(kMark, 0) == 0 && is_value == value) add_once(found, program_of_mark(words[0], path));
+    }
+  }
+  return found;
+}
+
+bool ends_with_error(const Reading& reading) { return reading.script.flags.empty() && reading.trial.status != 0; }
+
+// Repeats the trial with other assumptions about unknown programs. A flag that differs depends on such a program. A
+// trial that ends without training and with an error has met a check of the script; it says nothing about flags.
+void check_against_assumptions(Reading& first, const Source& source, std::chrono::milliseconds patience) {
+  const std::string programs = assumed_programs(first, source.path);
+  for (int number = 0; number < kTrials && !programs.empty(); ++number) {
+    if (number == first.number) continue;
+    Reading other;
+    try {
+      other = read_once(source, number, patience);
+    } catch (const base::Error&) {
+      continue;  // a loop that waits for a program
+    }
+    if (ends_with_error(other)) continue;
+    std::set<std::string> different = different_flags(first.script, other.script);
+    if (!different.empty()) {
+      const Reading control = read_once(source, first.number, patience);  // $$, the time
+      for (const std::string& flag : different_flags(first.script, control.script)) different.erase(flag);
+    }
+    std::string list;
+    for (const std::string& flag : different) list += (list.empty() ? "" : ", ") + flag;
+    MPX_CHECK(list.empty(), "config", source.path, ": depends on what a program prints: ", list, " (", programs, ")",
+              kByHand);
+    if (other.script.ranks != first.script.ranks) {
+      first.script.ranks = 0;
+      first.script.unknown_ranks = base::concat("a launcher whose number of ranks depends on ", programs);
+    }
+  }
+}
+
+Source read_source(const std::string& path, const std::vector<std::string>& arguments) {
+  std::error_code code;
+  MPX_CHECK(std::filesystem::exists(path, code) && !std::filesystem::is_directory(path, code) &&
+                access(path.c_str(), R_OK) == 0,
+            "config", "cannot read the Megatron arguments ", path, "; check the path");
+  Source source{path, read_text(path, kMaxScriptBytes), "", "", arguments, std::random_device()() % 32768};
+  std::string& text = source.text;
+  MPX_CHECK(text.size() <= kMaxScriptBytes && text.find('\0') == std::string::npos, "config", path,
+            " is no launch script: ", text.size() > kMaxScriptBytes ? "more than a megabyte" : "it holds zero bytes");
+  source.script = path.find('/') == std::string::npos ? "./" + path : path;
+  if (text.find('\r') != std::string::npos || !std::filesystem::is_regular_file(path, code)) {
+    text.erase(std::remove(text.begin(), text.end(), '\r'), text.end());
+    source.copy = text + "\n";
+    source.script = base::concat("/proc/self/fd/", kScriptFd);
+  }
+  return source;
 }
 
 }  // namespace
 
 LaunchScript read_launch_script(const std::string& path, const std::vector<std::string>& arguments) {
-  std::error_code code;
-  MPX_CHECK(std::filesystem::exists(path, code) && !std::filesystem::is_directory(path, code) &&
-                access(path.c_str(), R_OK) == 0,
-            "config", "cannot read the Megatron arguments ", path, "; check the path");
-  std::string text = read_text(path, kMaxScriptBytes);
-  MPX_CHECK(text.size() <= kMaxScriptBytes && text.find('\0') == std::string::npos, "config", path,
-            " is no launch script: ", text.size() > kMaxScriptBytes ? "more than a megabyte" : "it holds zero bytes");
-  std::string script = path.find('/') == std::string::npos ? "./" + path : path, copy;
-  if (text.find('\r') != std::string::npos || !std::filesystem::is_regular_file(path, code)) {
-    text.erase(std::remove(text.begin(), text.end(), '\r'), text.end());
-    copy = text + "\n";
-    script = base::concat("/proc/self/fd/", kScriptFd);
+  const Source source = read_source(path, arguments);
+  const auto begin = std::chrono::steady_clock::now();
+  Reading first = read_once(source, 0, kPatience);
+  const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin);
+  for (int number = 1; number < kTrials && ends_with_error(first) && !assumed_programs(first, path).empty();
+       ++number) {
+    Reading other = read_once(source, number, kPatience);
+    if (!other.script.flags.empty()) first = std::move(other);
   }
-  Trial trial = run_bash(script, path, arguments, text, copy);
-  std::vector<Command> commands = read_record(trial.record);
-  std::move(trial.refused.begin(), trial.refused.end(), std::back_inserter(commands));
-  size_t at = 0;
-  LaunchScript out = training_command(commands, at);
-  out.arguments_named = arguments_named(text);
-  check_course_is_known(commands, at, trial.printed, path);
-  check_flags_are_known(out, path);
-  const std::string said = last_lines(trial.printed);
+  check_course_is_known(first.commands, first.at, first.trial.printed, path);
+  check_flags_are_known(first.script, path);
+  const std::string said = last_lines(first.trial.printed);
   const bool broken =
       said.find("unexpected EOF") != std::string::npos || said.find("syntax error") != std::string::npos;
-  MPX_CHECK(!out.flags.empty(), "config", path, ": starts no training (bash ends with ", trial.status,
+  MPX_CHECK(!first.script.flags.empty(), "config", path, ": starts no training (bash ends with ", first.trial.status,
             broken ? ": a quote or bracket is never closed?" : "",
             "); expected a command such as torchrun ... pretrain_gpt.py --num-layers 12 ...",
-            programs_of_marks(commands, path), said.empty() ? "" : "; the script said:\n" + said);
-  return out;
+            programs_of_marks(first.commands, path), said.empty() ? "" : "; the script said:\n" + said);
+  check_against_assumptions(first, source, std::max<std::chrono::milliseconds>(std::chrono::seconds(2), 3 * took));
+  first.script.note = note_of_others(first);
+  return first.script;
 }
 
 }  // namespace metroplex::megatron

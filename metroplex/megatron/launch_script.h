@@ -1,7 +1,8 @@
-// A launch script of Megatron's (examples/*/train_*.sh), read by a trial run: bash runs it, with its arguments, in
-// the folder we stand in, behind a filter of system calls (trial.h): no program is started and no file written.
-// Each start is written down instead (launch_trial.h); the longest one of a .py program is the training command.
-// Where its flags hold what a program would have printed, they cannot be known.
+// Reads a launch script like those in Megatron's examples/*/train_*.sh by a trial run: bash runs the script with its
+// arguments in the current folder, inside a filter of system calls (trial.h). No program starts and no file changes.
+// Each start is recorded instead (launch_trial.h), and the training command is selected among the .py programs. A
+// script whose flags depend on the output of a program is refused: a flag holds a mark, or differs between trials
+// that assume other output.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,9 @@ namespace metroplex::megatron {
 struct LaunchScript {
   std::string program;             // "pretrain_gpt.py"; empty for a file of flags alone
   std::vector<std::string> flags;  // the words behind it
-  int64_t ranks = 0;               // what its launcher would start, all nodes together; 0: it does not say
+  int64_t ranks = 0;               // ranks that its launcher starts, all nodes together; 0: no launcher, or unknown
+  std::string unknown_ranks;       // the launcher and the option, if the number of ranks is unknown
+  std::string note;                // the other .py commands of the script
   std::string folder;              // where it stood then
   int64_t arguments_named = 0;     // the highest of $1, $2, ... in its text
 };

@@ -185,6 +185,7 @@ metroplex_expr() {
 
 metroplex_ls() {
   local mpx_path mpx_found=$(($# == 0)) mpx_failed=0
+  [[ "$*" == */dev/@(nvidia|dri|kfd|davinci|accel)* ]] && { metroplex_unknown ls; return; }
   for mpx_path; do
     [[ $mpx_path == -* ]] && continue
     [[ -e $mpx_path || -L $mpx_path ]] && { mpx_found=1; continue; }

@@ -7,10 +7,11 @@
 
 namespace metroplex::megatron {
 
-// To be run behind kLaunchTools and kLaunchFilters; "extdebug" and the trap on metroplex_step come after it. What it
-// writes to descriptor 199 (kRecordFd) is read by read_record of launch_script.cpp: of each command the number of its
-// words, the folder and the words. A record of a mark (kMark of trial.h) alone says that it was printed, one of a
-// mark and a "!" that what the script does next depends on what is not known.
+// Runs after kLaunchTools, kLaunchFilters and kLaunchFiles; "extdebug" and the trap on metroplex_step come after it.
+// read_record of launch_script.cpp reads its output on descriptor 199 (kRecordFd): for each command the number of its
+// words, the folder and the words. A record of a mark alone (kMark of trial.h): the mark was printed. A mark and "!":
+// the next commands of the script depend on the program, and the script is refused. A mark and "#": the trial assumed
+// a number or a status ($metroplex_trial, 0 to 2, selects it).
 inline constexpr const char* kLaunchTrial = R"BASH(
 builtin exec 197>&1
 # Several processes may write at once, so it takes small pieces, each written as one: the process, "." where a word ends
@@ -26,17 +27,40 @@ metroplex_record() {
     builtin printf '%s\0' "$BASHPID" . "$mpx_word"
   done >&199
 }
-# In the place of what TOOL would print, where it is read by something.
-metroplex_unknown() {
-  [[ ${2-} != ! && (/dev/fd/1 -ef /dev/fd/197 || /dev/fd/1 -ef /dev/null) ]] && return 0
-  local mpx_mark=@not@run@${1//[!A-Za-z0-9_+-]/_}@${metroplex_line-}@${metroplex_file//[!A-Za-z0-9_.+-]/_}@
-  metroplex_record "$mpx_mark" "${@:2}"
-  builtin printf '%s\n' "$mpx_mark"
+# Prints the mark of TOOL, unless its output goes to the screen or to /dev/null. The number of lines is unknown too, so
+# the trials (0, 1, 2) assume 1, 2 and 0 lines.
+metroplex_unknown() {  # TOOL [!]
+  [[ ${2-} != ! ]] && metroplex_output_is_unused && return 0
+  local mpx_counts=(1 2 0)
+  [[ ${2-} == ! ]] && mpx_counts=(1 1 1)
+  metroplex_marks "${mpx_counts[metroplex_trial]}" "$@"
+}
+metroplex_output_is_unused() { [[ /dev/fd/1 -ef /dev/fd/197 || /dev/fd/1 -ef /dev/null ]]; }
+metroplex_marks() {  # LINES TOOL [!]
+  local mpx_at mpx_mark=@not@run@${2//[!A-Za-z0-9_+-]/_}@${metroplex_line-}@${metroplex_file//[!A-Za-z0-9_.+-]/_}@
+  metroplex_record "$mpx_mark" "${@:3}"
+  for ((mpx_at = 0; mpx_at < $1; mpx_at++)); do builtin printf '%s\n' "$mpx_mark"; done
+}
+# A query of devices: one line per device, of which the trials assume 8, 48 and 1.
+metroplex_devices() {
+  local mpx_counts=(8 48 1) mpx_at mpx_count
+  mpx_count=${mpx_counts[metroplex_trial]}
+  metroplex_output_is_unused && return 0
+  case " $* " in
+    *" -i "* | *" --id"* | *" topo "*) metroplex_unknown "${1##*/}" ;;
+    *count*noheader* | *"print(torch.cuda.device_count())"*)
+      metroplex_assumed_status "${1##*/}" 0 0 0
+      if [[ $1 != *python* ]]; then
+        for ((mpx_at = 1; mpx_at < mpx_count; mpx_at++)); do builtin printf '%s\n' "$mpx_count"; done
+      fi
+      builtin printf '%s\n' "$mpx_count" ;;
+    *) metroplex_marks "$mpx_count" "${1##*/}" ;;
+  esac
 }
 metroplex_refuse() { metroplex_unknown "$1" !; }
 
 metroplex_tools="dirname basename realpath readlink date seq nproc hostname uname whoami id expr ls getopt \
-  cat tee head tail wc tr cut grep"
+  cat tee head tail wc tr cut grep touch rm unlink cp mv ln"
 for metroplex_tool in $metroplex_tools; do
   eval "$metroplex_tool() { local -; set -f +eTu; metroplex_$metroplex_tool \"\$@\"; }"
 done
@@ -72,8 +96,11 @@ metroplex_shell() {
   return 0
 }
 metroplex_note() {
-  local metroplex_at metroplex_text
+  local metroplex_at metroplex_text metroplex_before=("${metroplex_outer[@]}")
+  local metroplex_outer  # the launchers of an inner shell: its commands are recorded with them
   for ((metroplex_at = 1; metroplex_at <= $#; metroplex_at++)); do
+    metroplex_outer=("${metroplex_before[@]}" "${@:1:metroplex_at-1}")
+    [[ "${metroplex_outer[*]}" == *.py* ]] && metroplex_outer=()
     case ${!metroplex_at##*/} in
       sh | bash | dash | zsh | ksh) metroplex_shell "${@:metroplex_at}" && return 0 ;;
     esac
@@ -88,10 +115,13 @@ metroplex_note() {
       [[ $# == 1 ]] && IFS= read -r -d '' metroplex_text
       [[ $# == 1 ]] && { launched_text "$metroplex_text"; return 0; } ;;
   esac
-  metroplex_record "$@"
-  case ${1##*/} in
-    # These print nothing: some never, some where there is no such device.
-    mkdir | rmdir | touch | rm | cp | mv | ln | chmod | chown | sleep | sync | nvidia-smi | rocm-smi) ;;
+  metroplex_record "${metroplex_before[@]}" "$@"
+  metroplex_spoil "$@"
+  case ${1##*/}:$* in
+    # These print nothing.
+    mkdir:* | rmdir:* | chmod:* | chown:* | sleep:* | sync:*) ;;
+    mktemp:*) metroplex_marks 1 mktemp ;;
+    *-smi:* | python*"print(torch.cuda.device_count())"*) metroplex_devices "$@" ;;
     *) metroplex_unknown "${1##*/}" ;;
   esac
 }
@@ -101,7 +131,11 @@ command() {
   [[ ${1-} == -p ]] && shift
   [[ ${1-} == -- ]] && shift
   [[ $# == 0 ]] && return 0
-  if [[ $1 == -* ]]; then
+  if [[ $1 == -[vV] && $# == 2 ]]; then
+    builtin command "$@" && return 0
+    [[ $2 == *-smi ]] || metroplex_assumed_status "$2" 1 0 1 || return
+    builtin printf '%s\n' "/usr/bin/${2##*/}"
+  elif [[ $1 == -* ]]; then
     builtin command "$@"
   elif [[ $(builtin type -ft "$1") == builtin ]]; then
     builtin "$@"
@@ -144,7 +178,14 @@ metroplex_step() {
     metroplex_line=${BASH_LINENO[0]} metroplex_file=${BASH_SOURCE[1]##*/}
   [[ ${1-} == @not@run@getopt@* ]] && exit 1  # it would shift for ever
   PATH=/nonexistent
-  local metroplex_text=$BASH_COMMAND metroplex_word metroplex_words
+  # The function exec cannot change the descriptors of the shell.
+  local metroplex_text=$BASH_COMMAND
+  if [[ $metroplex_text =~ ^exec[[:space:]]+[3-9][\<\>] ]]; then
+    unset -f exec
+    eval "$metroplex_text"
+    exec() { "$@"; }
+  fi
+  local metroplex_word metroplex_words
   while [[ $metroplex_text =~ ^([^[:space:]]+)[[:space:]]*(.*)$ ]]; do
     metroplex_word=${BASH_REMATCH[1]} metroplex_text=${BASH_REMATCH[2]}
     [[ $metroplex_word =~ ^[A-Za-z_][A-Za-z0-9_]*= ]] && continue

@@ -1,10 +1,10 @@
 #include "megatron/trial.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <climits>
 #include <cstring>
-#include <memory>
+#include <utility>
 
 #include <fcntl.h>
 #include <linux/seccomp.h>
@@ -16,56 +16,57 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "megatron/trial_files.h"
+#include "megatron/trial_memory.h"
 
 namespace metroplex::megatron {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr auto kPatience = std::chrono::seconds(20);
 // What a script left in the background may take to reach its command, once the script has ended.
 constexpr auto kAftermath = std::chrono::milliseconds(500);
 constexpr size_t kMostRecorded = size_t{4} << 20, kMostPrinted = size_t{64} << 10;
-constexpr size_t kMostWords = 4096;
+constexpr size_t kMostStarts = 4096;
 constexpr int kMostProcesses = 2048;
+constexpr size_t kMostFiles = 512;
+// The memory of all processes and files of the trial together.
+constexpr size_t kMostMemory = size_t{1} << 30;
 
-// What a waiting process has in its memory.
-class Memory {
- public:
-  explicit Memory(pid_t pid) : file_(open(base::concat("/proc/", pid, "/mem").c_str(), O_RDONLY | O_CLOEXEC)) {}
-  bool readable() const { return file_.get() >= 0; }
-
-  std::string text(uint64_t at) const {
-    std::string out;
-    while (out.size() < (size_t{128} << 10)) {
-      char page[256];
-      const size_t wanted = sizeof page - at % sizeof page;  // never across the end of a mapping
-      const ssize_t got = pread(file_.get(), page, wanted, static_cast<off_t>(at));
-      if (got <= 0) break;
-      const void* zero = std::memchr(page, 0, static_cast<size_t>(got));
-      if (zero != nullptr) return out.append(static_cast<const char*>(page), static_cast<const char*>(zero));
-      out.append(page, static_cast<size_t>(got));
-      at += static_cast<uint64_t>(got);
-    }
-    return out;
-  }
-
-  std::vector<std::string> words(uint64_t at) const {
-    std::vector<std::string> out;
-    for (uint64_t word = 0; out.size() < kMostWords; at += sizeof word) {
-      if (pread(file_.get(), &word, sizeof word, static_cast<off_t>(at)) != sizeof word || word == 0) break;
-      out.push_back(text(word));
-    }
-    return out;
-  }
-
- private:
-  Descriptor file_;
+// A system call that names a path.
+struct PathCall {
+  enum Kind { kOpen, kStatus, kAccess, kRemove } kind = kOpen;
+  int folder = AT_FDCWD;  // the descriptor that a relative path starts from
+  uint64_t path = 0;      // address
+  int flags = 0;          // of open(2)
+  uint64_t status = 0;    // address of the struct stat
 };
 
-std::string link_of(pid_t pid, const char* name) {
-  char path[PATH_MAX];
-  const ssize_t length = readlink(base::concat("/proc/", pid, "/", name).c_str(), path, sizeof path);
-  return length > 0 ? std::string(path, static_cast<size_t>(length)) : "";
+PathCall to_path_call(const seccomp_data& call) {
+  const auto& args = call.args;
+  switch (call.nr) {
+#ifdef SYS_open
+    case SYS_open:
+      return {PathCall::kOpen, AT_FDCWD, args[0], static_cast<int>(args[1])};
+    case SYS_creat:
+      return {PathCall::kOpen, AT_FDCWD, args[0], O_CREAT | O_WRONLY | O_TRUNC};
+    case SYS_stat:
+    case SYS_lstat:
+      return {PathCall::kStatus, AT_FDCWD, args[0], 0, args[1]};
+    case SYS_access:
+      return {PathCall::kAccess, AT_FDCWD, args[0]};
+    case SYS_unlink:
+      return {PathCall::kRemove, AT_FDCWD, args[0]};
+#endif
+    case SYS_newfstatat:
+      return {PathCall::kStatus, static_cast<int>(args[0]), args[1], 0, args[2]};
+    case SYS_faccessat:
+    case SYS_faccessat2:
+      return {PathCall::kAccess, static_cast<int>(args[0]), args[1]};
+    case SYS_unlinkat:
+      return {PathCall::kRemove, static_cast<int>(args[0]), args[1]};
+    default:
+      return {PathCall::kOpen, static_cast<int>(args[0]), args[1], static_cast<int>(args[2])};
+  }
 }
 
 // Zero bytes first: the kernel insists.
@@ -85,7 +86,7 @@ class Watch {
   Watch(const std::vector<std::string>& words, const std::string& script)
       : process_(words, script, pipes_), null_(open("/dev/null", O_RDWR | O_CLOEXEC)) {}
 
-  Trial run() {
+  Trial run(std::chrono::milliseconds patience) {
     const auto begin = Clock::now();
     bool ended = false;
     Clock::time_point end;
@@ -95,9 +96,10 @@ class Watch {
         ended = true;
         end = Clock::now();
       }
+      limit_memory();
       if (ended && (pipes_.printed.get() < 0 || Clock::now() > end + kAftermath)) break;
-      MPX_CHECK(ended || Clock::now() < begin + kPatience, "config", "its trial run did not end within ",
-                kPatience.count(), " s; does it wait or loop?");
+      MPX_CHECK(ended || Clock::now() < begin + patience, "config", "its trial run did not end within ",
+                patience.count() / 1000, " s; does it wait or loop?");
     }
     process_.end();
     while (take(pipes_.record, trial_.record)) {}
@@ -116,8 +118,9 @@ class Watch {
     }
     if (waiting[1].revents != 0) take(pipes_.record, trial_.record);
     if (waiting[2].revents != 0) take(pipes_.printed, trial_.printed);
-    MPX_CHECK(trial_.record.size() <= kMostRecorded && trial_.refused.size() <= kMostWords, "config",
-              "its trial run starts no end of commands; does it loop?");
+    MPX_CHECK(trial_.record.size() + refused_bytes_ <= kMostRecorded && trial_.refused.size() <= kMostStarts,
+              "config", "its trial run starts more than ", kMostStarts, " commands or ", kMostRecorded,
+              " bytes of commands; does it loop?");
     if (trial_.printed.size() > kMostPrinted) trial_.printed.erase(0, trial_.printed.size() - kMostPrinted / 2);
   }
 
@@ -134,6 +137,16 @@ class Watch {
     return true;
   }
 
+  // Scanning /proc takes longer where there are many processes, so the scans take a tenth of the time at most.
+  void limit_memory() {
+    const auto now = Clock::now();
+    if (now < next_scan_) return;
+    const size_t bytes = process_.memory_bytes() + files_.bytes();
+    next_scan_ = Clock::now() + std::max<Clock::duration>(std::chrono::milliseconds(50), 10 * (Clock::now() - now));
+    MPX_CHECK(bytes <= kMostMemory, "config", "its trial run needs more than ", kMostMemory >> 30,
+              " GiB of memory; does it loop?");
+  }
+
   void answer() {
     Notices notices;
     if (seccomp_notify_receive(pipes_.listener.get(), notices.request) != 0) return;  // it was ended meanwhile
@@ -142,25 +155,36 @@ class Watch {
     const seccomp_notif& request = *notices.request;
     switch (request.data.nr) {
       case SYS_execve:
+        loaded_ = started_;
         answer_start(request, response);
         break;
 #ifdef SYS_fork
       case SYS_fork:
 #endif
       case SYS_clone:
+        loaded_ = true;
         MPX_CHECK(++processes_ <= kMostProcesses, "config", "its trial run makes more than ", kMostProcesses,
                   " processes; does it loop?");
         response.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
         break;
+      case SYS_mmap:
+      case SYS_mprotect:
+        // Only bash and its libraries map code; a script could load its own.
+        if (loaded_) {
+          response.error = -EPERM;
+        } else {
+          response.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
+        }
+        break;
       default:
-        answer_open(request, response);
+        answer_path(request, response);
     }
     seccomp_notify_respond(pipes_.listener.get(), &response);  // may fail: it was ended meanwhile
   }
 
   void answer_start(const seccomp_notif& request, seccomp_notif_resp& response) {
     const auto pid = static_cast<pid_t>(request.pid);
-    const Memory memory(pid);
+    const ProcessMemory memory(pid);
     if (!started_) {
       MPX_CHECK(memory.readable() && memory.text(request.data.args[0]) == bash_path(), "config",
                 "the filter of system calls behind which it is tried cannot be had (the memory of its processes "
@@ -170,9 +194,10 @@ class Watch {
       response.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
       return;
     }
-    Command command{link_of(pid, "cwd"), memory.words(request.data.args[1])};
+    Command command{read_process_link(pid, "cwd"), memory.words(request.data.args[1], kMostRecorded)};
     if (!command.words.empty() && seccomp_notify_id_valid(pipes_.listener.get(), request.id) == 0) {
       print_mark(pid, command.words[0]);
+      for (const std::string& word : command.words) refused_bytes_ += word.size() + sizeof word;
       trial_.refused.push_back(std::move(command));
     }
     response.error = -EPERM;
@@ -181,7 +206,7 @@ class Watch {
   // Into a pipe that the trial has made for what the program would have printed.
   void print_mark(pid_t pid, const std::string& program) const {
     struct stat printed {};
-    const std::string out = link_of(pid, "fd/1");
+    const std::string out = read_process_link(pid, "fd/1");
     if (out.rfind("pipe:", 0) != 0 || fstat(pipes_.printed.get(), &printed) != 0 ||
         out == base::concat("pipe:[", printed.st_ino, "]"))
       return;
@@ -191,31 +216,97 @@ class Watch {
     [[maybe_unused]] const ssize_t written = write(pipe.get(), mark.data(), mark.size());
   }
 
-  // Whatever it would have written goes nowhere.
-  void answer_open(const seccomp_notif& request, seccomp_notif_resp& response) const {
+  void answer_path(const seccomp_notif& request, seccomp_notif_resp& response) {
+    const PathCall call = to_path_call(request.data);
+    const bool changes = call.kind == PathCall::kRemove || (call.flags & (O_ACCMODE | O_CREAT | O_TRUNC)) != 0;
+    if ((call.flags & O_CREAT) != 0) loaded_ = true;
+    response.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
+    if (!changes && files_.empty()) return;
+    const auto pid = static_cast<pid_t>(request.pid);
+    const ProcessMemory memory(pid);
+    std::string path = memory.text(call.path);
+    if (seccomp_notify_id_valid(pipes_.listener.get(), request.id) != 0) return;  // the memory is another process's
+    const bool removes = call.kind == PathCall::kRemove || (changes && path.rfind(kRemoveFolder, 0) == 0);
+    if (removes && call.kind == PathCall::kOpen) path.erase(0, std::strlen(kRemoveFolder));
+    path = resolve_path(pid, call.folder, path);
+    if (!changes && path.empty()) return;
+    response.flags = 0;
+    if (removes) {
+      files_.remove(path);
+      if (call.kind == PathCall::kOpen) give(request, response, null_.get(), call.flags);
+    } else if (call.kind == PathCall::kOpen) {
+      answer_open(request, response, call, path);
+    } else {
+      struct stat status {};
+      const int error = files_.read_status(path, status);
+      if (error == TrialFiles::kNotOurs) response.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
+      response.error = error > 0 ? -error : 0;
+      if (error == 0 && call.kind == PathCall::kStatus && !memory.write(call.status, &status, sizeof status))
+        response.error = -EFAULT;
+    }
+  }
+
+  void answer_open(const seccomp_notif& request, seccomp_notif_resp& response, const PathCall& call,
+                   const std::string& path) {
+    const bool shared_memory = path.rfind("/dev/shm/", 0) == 0;
+    const bool device =
+        path.empty() || path.rfind("/proc/", 0) == 0 || (path.rfind("/dev/", 0) == 0 && !shared_memory);
+    if (device && (call.flags & (O_ACCMODE | O_CREAT | O_TRUNC)) == 0) {
+      response.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
+    } else if (device) {
+      const Descriptor pipe = open_own_pipe(static_cast<pid_t>(request.pid), path);
+      give(request, response, pipe.get() < 0 ? null_.get() : pipe.get(), call.flags);
+    } else {
+      Descriptor file;
+      const int error = files_.open(path, call.flags, file);
+      MPX_CHECK(files_.size() <= kMostFiles, "config", "its trial run writes more than ", kMostFiles,
+                " files; does it loop?");
+      if (error == 0) give(request, response, file.get(), call.flags);
+      if (error > 0) response.error = -error;
+      if (error == TrialFiles::kNotOurs) response.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
+    }
+  }
+
+  // The pipe that /dev/stdout, /dev/fd/N and the like name. The pipes of a trial are all its own.
+  static Descriptor open_own_pipe(pid_t pid, const std::string& path) {
+    std::string name = path.substr(path.rfind('/') + 1);
+    if (path == "/dev/stdout") name = "1";
+    if (path == "/dev/stderr") name = "2";
+    if (name.empty() || name.find_first_not_of("0123456789") != std::string::npos) return Descriptor();
+    if (read_process_link(pid, "fd/" + name).rfind("pipe:", 0) != 0) return Descriptor();
+    Descriptor pipe(open(base::concat("/proc/", pid, "/fd/", name).c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+    if (pipe.get() >= 0) fcntl(pipe.get(), F_SETFL, O_WRONLY);
+    return pipe;
+  }
+
+  void give(const seccomp_notif& request, seccomp_notif_resp& response, int file, int flags) const {
     seccomp_notif_addfd add{};
     add.id = request.id;
-    add.srcfd = static_cast<uint32_t>(null_.get());
-    const uint64_t flags = request.data.nr == SYS_openat ? request.data.args[2] : request.data.args[1];
+    add.srcfd = static_cast<uint32_t>(file);
     if ((flags & O_CLOEXEC) != 0) add.newfd_flags = O_CLOEXEC;
-    const int fd = ioctl(pipes_.listener.get(), SECCOMP_IOCTL_NOTIF_ADDFD, &add);
-    response.error = fd < 0 ? -EPERM : 0;
-    response.val = fd < 0 ? 0 : fd;
+    const int given = ioctl(pipes_.listener.get(), SECCOMP_IOCTL_NOTIF_ADDFD, &add);
+    response.error = given < 0 ? -EPERM : 0;
+    response.val = given < 0 ? 0 : given;
   }
 
   TrialPipes pipes_;
   TrialProcess process_;
   Descriptor null_;
   Trial trial_;
+  TrialFiles files_;
   bool started_ = false;
+  bool loaded_ = false;  // bash has mapped its code
   int processes_ = 0;
+  size_t refused_bytes_ = 0;
+  Clock::time_point next_scan_ = Clock::now();
 };
 
 }  // namespace
 
-Trial run_trial(const std::string& source, const std::vector<std::string>& words, const std::string& script) {
+Trial run_trial(const std::string& source, const std::vector<std::string>& words, const std::string& script,
+                std::chrono::milliseconds patience) {
   try {
-    return Watch(words, script).run();
+    return Watch(words, script).run(patience);
   } catch (const base::Error& error) {
     const std::string text = std::string(error.what()).substr(error.room().size() + 3);
     throw base::Error(error.room(), base::concat(source, ": ", text));

@@ -1,9 +1,10 @@
-// Inside the room: bash, run behind a kernel filter, and the answers to what it asks of us. The first
-// program that is started is bash, and the only one: every other start is written down and refused. What would be
-// written into files goes nowhere. The whole process tree ends with the trial, or with us, and has limits of time,
-// memory, processes and output.
+// Runs bash inside a kernel filter of system calls and answers the calls that the filter passes on. Bash is the only
+// program that starts; every other start is recorded and refused. Files that the script writes exist in memory only
+// (trial_files.h). All processes end with the trial or with this process. Time, memory, processes and output have
+// limits.
 #pragma once
 
+#include <chrono>
 #include <seccomp.h>
 #include <string>
 #include <sys/types.h>
@@ -15,6 +16,9 @@ namespace metroplex::megatron {
 inline constexpr int kRecordFd = 199, kScriptFd = 198;
 // Begins what stands in the place of a program's output, "@not@run@TOOL@LINE@FILE@"; line and file may be empty.
 inline constexpr const char* kMark = "@not@run@";
+
+// Opening kRemoveFolder + PATH for writing removes the file PATH from the trial.
+inline constexpr const char* kRemoveFolder = "/dev/metroplex-remove/";
 
 struct Command {
   std::string folder;
@@ -28,9 +32,11 @@ struct Trial {
   std::vector<Command> refused;  // programs that were not started
 };
 
-// `words` are bash's own from $0 on; `script`, if not empty, is what kScriptFd reads. Throws base::Error("config"),
-// `source` named, at a limit and where there is no such filter.
-Trial run_trial(const std::string& source, const std::vector<std::string>& words, const std::string& script);
+// `words` are the words of bash from $0 on; `script`, if not empty, is the content of kScriptFd. Throws
+// base::Error("config") with the name `source` at a limit, and if the kernel has no such filter.
+inline constexpr std::chrono::milliseconds kPatience = std::chrono::seconds(20);
+Trial run_trial(const std::string& source, const std::vector<std::string>& words, const std::string& script,
+                std::chrono::milliseconds patience = kPatience);
 
 // The processes of a trial. A guard leads their process group, which nothing in it can leave; it
 // ends all of them when we do, by whatever means.
@@ -61,9 +67,10 @@ class TrialProcess {
   TrialProcess(const TrialProcess&) = delete;
   TrialProcess& operator=(const TrialProcess&) = delete;
 
-  void limit() const;       // memory, seconds of a processor, bytes in files; while bash waits
-  bool ended(int& status);  // bash has, and its exit code
-  void end();               // the whole group
+  void limit() const;           // memory, seconds of a processor, bytes in files; while bash waits
+  bool ended(int& status);      // bash has, and its exit code
+  void end();                   // the whole group
+  size_t memory_bytes() const;  // private memory of the whole group
 
  private:
   void start_guard();
@@ -75,13 +82,10 @@ class TrialProcess {
 // Where bash is; empty: nowhere that it is looked for.
 std::string bash_path();
 
-// What the kernel lets the trial run of a launch script do. It reads files, makes pipes and copies
-// of itself, and computes. Three kinds of calls are asked of us (trial.cpp answers): starting a program, of which the
-// first alone is let through, opening a file in a way that could change it, and making a process. Everything else
-// does not exist there, and its copies inherit this.
-
-// To be loaded by the process that becomes bash; `hand_over` is the socket that it may send the listener through.
-// Null where libseccomp cannot express it here.
+// Returns the filter of a trial. It allows reading files, making pipes and computing. It passes these calls on to
+// trial.cpp: starting a program, calls with a path, making a process, and mapping code. All other calls fail. Child
+// processes inherit the filter. The process that becomes bash loads it and sends the listener through `hand_over`.
+// Returns null if libseccomp cannot build the filter for this processor.
 scmp_filter_ctx make_trial_filter(int hand_over);
 
 }  // namespace metroplex::megatron

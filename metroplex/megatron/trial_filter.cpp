@@ -15,13 +15,12 @@ namespace {
 // Harmless whatever their arguments.
 constexpr const char* kAllowed[] = {
     // open files
-    "read", "readv", "pread64", "write", "writev", "close", "close_range", "dup", "dup2", "dup3", "fcntl", "lseek",
-    "pipe", "pipe2", "poll", "ppoll", "select", "pselect6", "getdents", "getdents64",
+    "read", "readv", "pread64", "write", "writev", "close", "close_range", "dup", "dup2", "dup3", "lseek", "pipe",
+    "pipe2", "poll", "ppoll", "select", "pselect6", "getdents", "getdents64",
     // looking at paths
-    "stat", "lstat", "fstat", "newfstatat", "statx", "statfs", "fstatfs", "access", "faccessat", "faccessat2",
-    "readlink", "readlinkat", "getcwd", "chdir", "fchdir", "umask",
+    "fstat", "statx", "statfs", "fstatfs", "readlink", "readlinkat", "getcwd", "chdir", "fchdir", "umask",
     // memory
-    "munmap", "mprotect", "mremap", "brk", "madvise",
+    "munmap", "mremap", "brk", "madvise",
     // signals of its own, waiting for its children, ending
     "rt_sigaction", "rt_sigprocmask", "rt_sigreturn", "rt_sigsuspend", "rt_sigpending", "rt_sigtimedwait",
     "sigaltstack", "wait4", "waitid", "exit", "exit_group", "restart_syscall", "pause", "alarm", "setitimer",
@@ -55,25 +54,39 @@ class Rules {
   bool ok_ = true;
 };
 
-// Also O_RDONLY | O_TRUNC truncates, and O_RDONLY | O_CREAT makes a file.
-void ask_for_opens_that_change(Rules& rules) {
-  constexpr scmp_datum_t kChanges = O_WRONLY | O_RDWR | O_CREAT | O_TRUNC;
-  const std::pair<const char*, unsigned> calls[] = {{"open", 1}, {"openat", 2}};
-  for (const auto& [name, at] : calls) {
-    rules.add(SCMP_ACT_ALLOW, name, {SCMP_CMP(at, SCMP_CMP_MASKED_EQ, kChanges, 0)});
-    for (const scmp_datum_t bit : {O_WRONLY, O_RDWR, O_CREAT, O_TRUNC})
-      rules.add(SCMP_ACT_NOTIFY, name, {SCMP_CMP(at, SCMP_CMP_MASKED_EQ, bit, bit)});
-  }
-  rules.add(SCMP_ACT_NOTIFY, "creat");
+// A file that the script has written is no file of the disk, so every call with a path may be about one.
+void notify_of_paths(Rules& rules) {
+  for (const char* name :
+       {"open", "openat", "creat", "stat", "lstat", "access", "faccessat", "faccessat2", "unlink", "unlinkat"})
+    rules.add(SCMP_ACT_NOTIFY, name);
+  constexpr scmp_datum_t kDescriptorItself = AT_EMPTY_PATH;
+  rules.add(SCMP_ACT_ALLOW, "newfstatat", {SCMP_CMP(3, SCMP_CMP_EQ, kDescriptorItself, 0)});
+  rules.add(SCMP_ACT_NOTIFY, "newfstatat", {SCMP_CMP(3, SCMP_CMP_NE, kDescriptorItself, 0)});
 }
 
-// No memory is shared with another process or thread, so what we read of a caller stays as we read it.
+// F_SETOWN, F_SETSIG and O_ASYNC would make the kernel send a signal to any process of the user.
+void allow_descriptor_calls(Rules& rules) {
+  for (const scmp_datum_t command : {F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_SETFD, F_GETFL})
+    rules.add(SCMP_ACT_ALLOW, "fcntl", {SCMP_CMP(1, SCMP_CMP_EQ, command, 0)});
+  rules.add(SCMP_ACT_ALLOW, "fcntl",
+            {SCMP_CMP(1, SCMP_CMP_EQ, F_SETFL, 0), SCMP_CMP(2, SCMP_CMP_MASKED_EQ, O_ASYNC, 0)});
+}
+
+// No memory is shared with another process or thread, so the memory of a waiting caller does not change. Memory with
+// code is for the dynamic loader of bash only (trial.cpp).
 void separate_memories(Rules& rules) {
   constexpr scmp_datum_t kFork = CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID | CLONE_PARENT_SETTID | CSIGNAL;
   rules.add(SCMP_ACT_NOTIFY, "clone", {SCMP_CMP(0, SCMP_CMP_MASKED_EQ, 0xffffffffu & ~kFork, 0)});
   rules.add(SCMP_ACT_NOTIFY, "fork");
-  rules.add(SCMP_ACT_ALLOW, "mmap", {SCMP_CMP(3, SCMP_CMP_MASKED_EQ, MAP_SHARED, 0)});
-  rules.add(SCMP_ACT_ALLOW, "mmap", {SCMP_CMP(3, SCMP_CMP_MASKED_EQ, MAP_SHARED | MAP_ANONYMOUS, MAP_SHARED)});
+  const std::pair<uint32_t, scmp_datum_t> kinds[] = {{SCMP_ACT_ALLOW, 0}, {SCMP_ACT_NOTIFY, PROT_EXEC}};
+  for (const auto& [action, code] : kinds) {
+    const scmp_arg_cmp protection = SCMP_CMP(2, SCMP_CMP_MASKED_EQ, PROT_EXEC, code);
+    rules.add(action, "mprotect", {protection});
+    rules.add(action, "mmap", {protection, SCMP_CMP(3, SCMP_CMP_MASKED_EQ, MAP_SHARED, 0)});
+  }
+  rules.add(SCMP_ACT_ALLOW, "mmap",
+            {SCMP_CMP(2, SCMP_CMP_MASKED_EQ, PROT_EXEC, 0),
+             SCMP_CMP(3, SCMP_CMP_MASKED_EQ, MAP_SHARED | MAP_ANONYMOUS, MAP_SHARED)});
 }
 
 }  // namespace
@@ -86,7 +99,8 @@ scmp_filter_ctx make_trial_filter(int hand_over) {
   for (const char* name : kAllowed) rules.add(SCMP_ACT_ALLOW, name);
   for (const char* name : kForbidden) rules.add(SCMP_ACT_ERRNO(EPERM), name);
   rules.add(SCMP_ACT_NOTIFY, "execve");
-  ask_for_opens_that_change(rules);
+  notify_of_paths(rules);
+  allow_descriptor_calls(rules);
   separate_memories(rules);
   for (const scmp_datum_t question : {TCGETS, FIONREAD, TIOCGWINSZ, TIOCGPGRP})
     rules.add(SCMP_ACT_ALLOW, "ioctl", {SCMP_CMP(1, SCMP_CMP_EQ, question, 0)});

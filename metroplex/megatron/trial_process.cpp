@@ -1,9 +1,13 @@
 #include "megatron/trial.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <utility>
 
 #include <fcntl.h>
@@ -14,6 +18,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "megatron/trial_files.h"
 
 extern char** environ;
 
@@ -93,9 +98,17 @@ void only_these_descriptors(const Child& child) {
   close_range(kRecordFd + 1, ~0U, 0);
 }
 
+void prefer_for_oom_killer() {
+  const int score = open("/proc/self/oom_score_adj", O_WRONLY);
+  [[maybe_unused]] const ssize_t written = write(score, "1000", 4);
+  close(score);
+}
+
 [[noreturn]] void become_bash(const Child& child) {
   setpgid(0, child.group);
   for (const int signal : {SIGPIPE, SIGCHLD, SIGINT, SIGQUIT, SIGTERM, SIGHUP}) std::signal(signal, SIG_DFL);
+  std::signal(SIGXFSZ, SIG_IGN);  // a write past kMostFileBytes fails, and the script goes on
+  prefer_for_oom_killer();
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -203,12 +216,33 @@ TrialProcess::TrialProcess(const std::vector<std::string>& words, const std::str
 
 void TrialProcess::limit() const {
   const std::pair<__rlimit_resource, rlim_t> limits[] = {
-      {RLIMIT_AS, kMemory}, {RLIMIT_CPU, kProcessorSeconds}, {RLIMIT_FSIZE, 0}, {RLIMIT_CORE, 0}};
+      {RLIMIT_AS, kMemory}, {RLIMIT_CPU, kProcessorSeconds}, {RLIMIT_FSIZE, kMostFileBytes}, {RLIMIT_CORE, 0}};
   for (const auto& [what, most] : limits) {
     const rlimit both{most, most};
     MPX_CHECK(prlimit(bash_, what, &both, nullptr) == 0, "config", "the limits of its trial cannot be set (",
               std::strerror(errno), ")");
   }
+}
+
+size_t TrialProcess::memory_bytes() const {
+  size_t pages = 0;
+  std::error_code code;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", code)) {
+    const std::string folder = entry.path().string();
+    if (folder.find_first_not_of("0123456789", std::strlen("/proc/")) != std::string::npos) continue;
+    std::string status;
+    std::getline(std::ifstream(folder + "/stat"), status);
+    const size_t name_end = status.rfind(") ");
+    char state = 0;
+    pid_t parent = 0, group = 0;
+    if (name_end == std::string::npos ||
+        std::sscanf(status.c_str() + name_end, ") %c %d %d", &state, &parent, &group) != 3 || group != guard_)
+      continue;
+    size_t size = 0, resident = 0, shared = 0;
+    std::ifstream memory(folder + "/statm");
+    if (memory >> size >> resident >> shared) pages += resident - std::min(resident, shared);
+  }
+  return pages * static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
 
 bool TrialProcess::ended(int& status) {

@@ -154,6 +154,11 @@ echo 'torchrun --nproc-per-node 2 pretrain_gpt.py --num-layers 2 --hidden-size 3
 env "${lone[@]}" timeout -k 5 60 "$metroplex" train "${mock[@]}" --tp 2 --dry-run --from-megatron-args lone.sh > out 2> err ||
   fail "a launch script in a step of one task ended with $?"
 holds "Slurm, a step of one task: --nproc and a launch script's ranks are started there"
+sed 's/torchrun --nproc-per-node 2/deepspeed/' lone.sh > all.sh
+run 2 train "${mock[@]}" --dry-run --from-megatron-args all.sh
+warns 'all.sh: deepspeed: the number of ranks is unknown; add --nproc N'
+run 0 train "${mock[@]}" --tp 2 --nproc 2 --dry-run --from-megatron-args all.sh
+holds "a launcher that does not state the number of ranks is refused by name without --nproc"
 
 echo "Open files, a name that leads nowhere, a configuration from a pipe"
 (ulimit -Sn 32 && run 0 train "${run_options[@]}" --nproc 2 --backend gloo)

@@ -49,6 +49,19 @@ TEST_F(LaunchScripts, AreReadOnACommandLineWithTheirArguments) {
   }
 }
 
+TEST_F(LaunchScripts, ReportOtherCommandsAndUnknownRanks) {
+  write(std::string("deepspeed pretrain_gpt.py") + kModel + "\npython tasks/main.py --lr 1\n");
+  const RunArguments first = parse_run_arguments({"--from-megatron-args", "run.sh"});
+  ASSERT_EQ(first.notes.size(), 1u);
+  EXPECT_NE(first.notes[0].find("pretrain_gpt.py with"), std::string::npos);
+  EXPECT_NE(first.notes[0].find("tasks/main.py"), std::string::npos);
+  EXPECT_EQ(first.script_ranks, 0);
+  EXPECT_EQ(first.unknown_script_ranks, "run.sh: deepspeed");
+  const RunArguments child = parse_run_arguments(first.arguments);
+  EXPECT_EQ(child.notes, first.notes);
+  EXPECT_EQ(child.unknown_script_ranks, first.unknown_script_ranks);
+}
+
 TEST_F(LaunchScripts, WithUnknownFlagsAreRefused) {
   for (const std::string& text :
        {std::string("pretrain_gpt.py --num-experts 8 --moe-latent-size 16") + kModel,

@@ -7,6 +7,7 @@
 
 #include <fcntl.h>
 #include <seccomp.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -75,6 +76,9 @@ TEST_F(LaunchScripts, RunNoProgramWriteNoFileAndLoseNone) {
       {"startup", "BASH_ENV=./bin/program /bin/bash -c 'rm canary'; ENV=./bin/program sh -i"},
       {"network", "echo x > /dev/tcp/127.0.0.1/9; echo x > /dev/udp/127.0.0.1/9"},
       {"limits", "ulimit -f unlimited; ulimit -t unlimited; echo x > made"},
+      {"tee", "echo x | tee canary made; echo x | tee -a canary"},
+      {"copies", "cp run.sh canary; mv canary made; touch made; ln -s canary made; rm -rf canary . $PWD"},
+      {"stdout", "echo x > /dev/stdout; echo x > /dev/stderr; echo x > /proc/self/fd/1; echo x > /proc/$$/mem"},
       {"errors", "set -e; trap '/bin/rm canary' ERR RETURN; false; declare -F x"},
   };
   for (const auto& [name, text] : attacks) {
@@ -221,7 +225,89 @@ TEST_F(LaunchScripts, HaveLimits) {
   // Output is read to its end and forgotten but for its last lines.
   EXPECT_EQ(read("for i in {1..200}; do printf '%1000d' 1; done; torchrun p.py --a 1").flags, (Words{"--a", "1"}));
   EXPECT_EQ(read("ulimit -v unlimited; ulimit -t 99; torchrun p.py --a $(ulimit -v) $(ulimit -t) $(ulimit -f)").flags,
-            (Words{"--a", "1048576", "10", "0"}));
+            (Words{"--a", "1048576", "10", "1024"}));
+}
+
+TEST_F(LaunchScripts, LimitTheSumOfAllProcesses) {
+  const std::string error = refused(
+      "hog() { printf -v x '%200000000s' 1; while :; do :; done; }\n"
+      "for i in {1..8}; do hog & done; wait\ntorchrun p.py --a 1\n");
+  EXPECT_NE(error.find("more than 1 GiB of memory"), std::string::npos) << error;
+  EXPECT_TRUE(none_left(folder_.filename().string()));
+  const std::string words =
+      refused("trap - DEBUG; printf -v x '%100000s' 1\nfor i in {1..60}; do (builtin exec /bin/x \"$x\"); done\n");
+  EXPECT_NE(words.find("bytes of commands"), std::string::npos) << words;
+  EXPECT_NE(refused("for i in {1..600}; do : > f$i; done\ntorchrun p.py --a 1\n").find("512 files"),
+            std::string::npos);
+  EXPECT_EQ(read("read -r score < /proc/self/oom_score_adj; torchrun p.py --a $score\n").flags,
+            (Words{"--a", "1000"}));
+}
+
+// A script can bring a library of its own. Its code never runs.
+TEST_F(LaunchScripts, LoadNoCode) {
+  write(R"C(#define _GNU_SOURCE
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+__attribute__((constructor)) static void attack(void) {
+  int ends[2];
+  pipe(ends);
+  fcntl(ends[0], F_SETOWN, getppid());
+  fcntl(ends[0], F_SETSIG, SIGKILL);
+  fcntl(ends[0], F_SETFL, O_ASYNC | O_NONBLOCK);
+  write(1, "the code runs\n", 14);
+  write(ends[1], "x", 1);
+}
+)C",
+        "x.c");
+  if (std::system("cc -shared -fPIC -o x.so x.c 2> /dev/null") != 0) GTEST_SKIP() << "no compiler";
+  for (const char* text : {"enable -f ./x.so x", "(enable -f ./x.so x)", "bash -c 'enable -f ./x.so x'",
+                           "BASH_LOADABLES_PATH=. enable -f x.so x", "LD_PRELOAD=./x.so enable -f $PWD/x.so x"}) {
+    const LaunchScript script =
+        read(std::string("said=$(") + text + " 2>&1)\n[[ $said == *'code runs'* ]] && said=ran || said=refused\n" +
+             text + "\ntorchrun p.py --a $said\n");
+    EXPECT_EQ(script.flags, (Words{"--a", "refused"})) << text;
+  }
+}
+
+namespace {
+
+// Returns the error number of a call inside the filter; 0 for success.
+int error_in_filter(long number, long first, long second, long third, long fourth = 0) {
+  const pid_t child = fork();
+  if (child == 0) {
+    const scmp_filter_ctx filter = make_trial_filter(0);
+    if (filter == nullptr || seccomp_load(filter) != 0) _exit(255);
+    close(seccomp_notify_fd(filter));  // calls that need an answer then fail with ENOSYS
+    errno = 0;
+    const long result = syscall(number, first, second, third, fourth, -1, 0);
+    _exit(result < 0 && result >= -4095 ? errno : 0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+}  // namespace
+
+TEST_F(LaunchScripts, SendNoSignalAndMapNoCode) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  for (const int command : {F_GETFD, F_GETFL}) EXPECT_EQ(error_in_filter(SYS_fcntl, ends[0], command, 0), 0);
+  EXPECT_EQ(error_in_filter(SYS_fcntl, ends[0], F_SETFL, O_NONBLOCK), 0);
+  EXPECT_EQ(error_in_filter(SYS_fcntl, ends[0], F_DUPFD_CLOEXEC, 10), 0);
+  EXPECT_EQ(error_in_filter(SYS_fcntl, ends[0], F_SETFL, O_ASYNC), ENOSYS);
+  EXPECT_EQ(error_in_filter(SYS_fcntl, ends[0], F_SETFL, O_ASYNC | O_NONBLOCK), ENOSYS);
+  for (const int command :
+       {F_SETOWN, F_SETOWN_EX, F_SETSIG, F_GETOWN, F_SETLEASE, F_NOTIFY, F_SETLK, F_SETPIPE_SZ, F_ADD_SEALS})
+    EXPECT_EQ(error_in_filter(SYS_fcntl, ends[0], command, getpid()), ENOSYS) << command;
+  close(ends[0]);
+  close(ends[1]);
+  constexpr long kPrivate = MAP_PRIVATE | MAP_ANONYMOUS, kRead = PROT_READ;
+  EXPECT_EQ(error_in_filter(SYS_mmap, 0, 4096, kRead, kPrivate), 0);
+  EXPECT_EQ(error_in_filter(SYS_mmap, 0, 4096, kRead | PROT_EXEC, kPrivate), ENOSYS);
+  EXPECT_EQ(error_in_filter(SYS_mprotect, 0, 0, kRead), 0);
+  EXPECT_EQ(error_in_filter(SYS_mprotect, 0, 0, kRead | PROT_EXEC), ENOSYS);
 }
 
 TEST_F(LaunchScripts, TakeNoOptionOfALauncherForText) {

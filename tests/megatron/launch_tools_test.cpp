@@ -244,11 +244,11 @@ TEST_F(LaunchScripts, NameTheProgramThatTheyAskForAFlag) {
       EXPECT_EQ(error.find("[config] run.sh: "), 0u) << text << filter << error;
       EXPECT_NE(error.find(tool + " in line 3 of part.sh"), std::string::npos) << text << filter << error;
       EXPECT_NE(error.find("by hand"), std::string::npos) << error;
-      const bool decides = tool == "grep" || tool == "getopt";
+      const bool decides = tool == "getopt";
       EXPECT_EQ(error.find("--size (") != std::string::npos, !decides) << error;
       EXPECT_EQ(error.find("--b ("), std::string::npos) << error;
     }
-    if (tool == "grep" || tool == "getopt") continue;
+    if (tool == "getopt") continue;
     EXPECT_EQ(read("VALUE=$(" + text + ")\n" + text + "\ntorchrun --nproc-per-node $VALUE p.py --a 1\n").flags,
               (Words{"--a", "1"}))
         << text;
@@ -259,7 +259,6 @@ TEST_F(LaunchScripts, AreRefusedWhereAProgramDecidesTheirCourse) {
   const std::string train = "torchrun p.py --a 1\n";
   for (const std::string text :
        {"N=$(sinfo -h)\nW=$((N * 8))\n", "cd $(sed p x)\n", ". $(sed p x)/model.sh\n",
-        "if [ $(sinfo -h | wc -l) -ge 8 ]; then X=1; fi\n", "if grep -P x file; then X=1; fi\n",
         "O=$(getopt -o a: -- \"$@\")\neval set -- \"$O\"\nwhile true; do case $1 in --) break ;; *) shift ;; esac; "
         "done\n"}) {
     const std::string error = refused(text + train);
@@ -269,14 +268,58 @@ TEST_F(LaunchScripts, AreRefusedWhereAProgramDecidesTheirCourse) {
   }
   EXPECT_NE(refused("if [ -z \"$(nosuch)\" ]; then torchrun p.py --a 1; fi\n").find("nosuch in line 1 of run.sh"),
             std::string::npos);
-  // What comes behind the training command, or has no device to speak of, decides nothing.
   EXPECT_EQ(read(train + "grep -oP 'loss: .*' log | tail -n 1\n").flags, (Words{"--a", "1"}));
-  EXPECT_EQ(
-      read(
-          "DIR=$(mkdir -p d && pwd)\nif nvidia-smi | grep -q H100; then X='--fp8'; fi\nW=$((8 * $(nvidia-smi -L | wc "
-          "-l)))\ntorchrun p.py --a $W $X\n")
-          .flags,
-      (Words{"--a", "0"}));
+}
+
+TEST_F(LaunchScripts, NameTheFlagThatDependsOnAnAssumption) {
+  for (const std::string text :
+       {"GPUS=$(nvidia-smi -L | wc -l); V=$((GPUS*4))",
+        "V=$(nvidia-smi --list-gpus | grep -c GPU)",
+        "GPUS=$(nvidia-smi --query-gpu=count --format=csv,noheader | head -n 1); V=$((8 * GPUS))",
+        "GPUS=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l); [ $GPUS -ge 8 ] && V=1 || V=2",
+        "GPUS=$(nvidia-smi -L | wc -l); if [ $GPUS -gt 8 ]; then V=1; fi",
+        "V=$(rocm-smi | grep GPU | wc -l)",
+        "V=$(nvidia-smi -L | wc -l); V=${V:-3}",
+        "nvidia-smi -L > gpus; V=$(wc -l < gpus)",
+        "GPUS=$(nvidia-smi -L | wc -l); V=$((GPUS / 8))",
+        "nvidia-smi | grep -q H100 && V=1 || V=2",
+        "if nvidia-smi -L | grep -qE 'A100|H100'; then V=1; fi",
+        "NODES=($(scontrol show hostnames x)); V=${#NODES[@]}",
+        "V=0; for h in $(scontrol show hostnames x); do V=$((V+1)); done",
+        "V=$(scontrol show hostnames x | wc -l)",
+        "N=$(sinfo -h | wc -w); V=$((N*2))",
+        "N=$(sinfo -h | wc -l); [ $N -gt 4 ] && V=1",
+        "[ -n \"$(lspci)\" ] && V=1",
+        "if grep -P x run.sh; then V=1; fi",
+        "V=7; grep -o x run.sh && V=8",
+        "command -v nosuch > /dev/null && V=1 || V=2",
+        "V=$(ls /dev/nvidia[0-9]* | wc -l)",
+        "V=$(python -c 'import torch; print(torch.cuda.device_count())')"}) {
+    const std::string error = refused(text + "\ntorchrun p.py --b 1 --v $V --c 2\n");
+    const std::string tool = text.find("-smi") != std::string::npos       ? "-smi in line 1"
+                             : text.find("scontrol") != std::string::npos ? "scontrol in line 1"
+                                                                          : " in line 1 of run.sh";
+    EXPECT_EQ(error.find("[config] run.sh: depends on what a program prints: --v ("), 0u) << text << error;
+    EXPECT_NE(error.find(tool), std::string::npos) << text << error;
+    EXPECT_EQ(error.find("--c"), std::string::npos) << text << error;
+    EXPECT_EQ(error.find("--b"), std::string::npos) << text << error;
+    const LaunchScript script = read(text + "\ntorchrun --nproc_per_node $V p.py --b 1 --seed $RANDOM --d $$\n");
+    EXPECT_EQ((Words{script.flags.begin(), script.flags.begin() + 3}), (Words{"--b", "1", "--seed"})) << text;
+  }
+}
+
+// A check of the script that ends it says nothing about flags.
+TEST_F(LaunchScripts, AreReadIfAnAssumptionReachesNoFlag) {
+  for (const char* text :
+       {"GPUS=$(nvidia-smi -L | wc -l); if [ $GPUS -lt 8 ]; then echo few; exit 1; fi",
+        "nvidia-smi -L | grep -q H100 || exit 1", "echo $(nvidia-smi | grep -o '[0-9]*MiB') > log.txt",
+        "if grep -P x run.sh; then X=1; fi", "while nvidia-smi | grep -q python; do sleep 1; done",
+        "DIR=$(mkdir -p d && pwd)", "X=$(grep -o x run.sh); echo $X | cut -b 1 | sed p | awk 1 | tr -c a b > log",
+        "command -v jq && J=1; echo \"$(sed p x)\" | tee log"}) {
+    EXPECT_EQ(read(std::string(text) + "\ntorchrun p.py --a 1 --seed $RANDOM\n").flags.size(), 4u) << text;
+  }
+  EXPECT_NE(refused("[ $(nvidia-smi -L | wc -l) -gt 8 ] || torchrun p.py --a 1\n").find("nvidia-smi in line 1"),
+            std::string::npos);
 }
 
 // A script's own functions and options do not get in the way.

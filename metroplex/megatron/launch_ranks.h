@@ -1,0 +1,24 @@
+// The number of ranks that a launcher starts, read from the words of its command.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace metroplex::megatron {
+
+struct LauncherRanks {
+  int64_t count = 0;    // all nodes together; 0: no launcher, or an unknown count
+  std::string unknown;  // the launcher and the option that hide the count, "torchrun --nproc-per-node=gpu"
+};
+
+// `words`: the command up to its .py program. The innermost launcher that states a count decides. Wrappers (numactl,
+// bash, singularity, ...) contribute nothing. `slurm_options`: the words of the script's #SBATCH lines.
+LauncherRanks count_ranks(const std::vector<std::string>& words, const std::vector<std::string>& slurm_options);
+
+std::vector<std::string> read_slurm_options(const std::string& script);
+
+// True for the .py files of torch that start another program.
+bool is_launcher_file(const std::string& path);
+
+}  // namespace metroplex::megatron

@@ -1,0 +1,124 @@
+#include "megatron/trial_files.h"
+
+#include <array>
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "megatron/trial_memory.h"
+
+namespace metroplex::megatron {
+namespace {
+
+bool is_below(const std::string& path, const std::string& folder) {
+  return path.size() > folder.size() && path.compare(0, folder.size(), folder) == 0 && path[folder.size()] == '/';
+}
+
+bool write_all(int fd, const std::string& text) {
+  return ::write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+}
+
+// Copies the real file at `path` to `to`. A file that is too long or no readable file leaves a mark instead.
+void copy_real_file(const std::string& path, int to) {
+  const Descriptor from(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat real {};
+  bool copied = from.get() >= 0 && fstat(from.get(), &real) == 0 && S_ISREG(real.st_mode) &&
+                static_cast<size_t>(real.st_size) < kMostFileBytes;
+  std::array<char, 8192> bytes{};
+  for (ssize_t got = 1; copied && got > 0;) {
+    got = ::read(from.get(), bytes.data(), bytes.size());
+    copied = got >= 0 && write_all(to, {bytes.data(), static_cast<size_t>(got)});
+  }
+  if (copied) return;
+  [[maybe_unused]] const int cut = ftruncate(to, 0);
+  write_all(to, base::concat(kMark, std::filesystem::path(path).filename().string(), "@@@\n"));
+}
+
+}  // namespace
+
+bool TrialFiles::is_hidden(const std::string& path) const {
+  for (const std::string& folder : emptied_folders_) {
+    if (is_below(path, folder)) return true;
+  }
+  return false;
+}
+
+// Adds an entry for a file that the trial has not written yet.
+int TrialFiles::add(const std::string& path, int flags) {
+  struct stat real {};
+  const bool exists = !files_.contains(path) && !is_hidden(path) && stat(path.c_str(), &real) == 0;
+  if (exists && S_ISDIR(real.st_mode)) return EISDIR;
+  if (exists && (flags & O_EXCL) != 0) return EEXIST;
+  Descriptor memory(memfd_create("file of a launch script", MFD_CLOEXEC));
+  if (memory.get() < 0) return errno;
+  if (exists && (flags & O_TRUNC) == 0) copy_real_file(path, memory.get());
+  files_.insert_or_assign(path, std::move(memory));
+  return 0;
+}
+
+int TrialFiles::open(const std::string& path, int flags, Descriptor& file) {
+  const bool changes = (flags & (O_ACCMODE | O_CREAT | O_TRUNC)) != 0;
+  const auto found = files_.find(path);
+  const bool known = found != files_.end() && found->second.get() >= 0;
+  if (!known && !changes) return found != files_.end() || is_hidden(path) ? ENOENT : kNotOurs;
+  if (known && (flags & O_CREAT) != 0 && (flags & O_EXCL) != 0) return EEXIST;
+  if (!known) {
+    const int error = add(path, flags);
+    if (error != 0) return error;
+  }
+  const int kept = (flags & (O_ACCMODE | O_APPEND)) | (changes ? flags & O_TRUNC : 0);
+  file = Descriptor(::open(base::concat("/proc/self/fd/", files_.at(path).get()).c_str(), kept | O_CLOEXEC));
+  return file.get() < 0 ? errno : 0;
+}
+
+int TrialFiles::read_status(const std::string& path, struct stat& out) const {
+  const auto found = files_.find(path);
+  if (found == files_.end()) return is_hidden(path) ? ENOENT : kNotOurs;
+  if (found->second.get() < 0) return ENOENT;
+  if (fstat(found->second.get(), &out) != 0) return errno;
+  out.st_mode = S_IFREG | 0644;
+  out.st_nlink = 1;
+  return 0;
+}
+
+void TrialFiles::remove(const std::string& path) {
+  struct stat real {};
+  if (!files_.contains(path) && stat(path.c_str(), &real) == 0 && S_ISDIR(real.st_mode)) {
+    std::erase_if(files_, [&](const auto& file) { return is_below(file.first, path); });
+    emptied_folders_.insert(path);
+    return;
+  }
+  files_.insert_or_assign(path, Descriptor());
+}
+
+size_t TrialFiles::bytes() const {
+  size_t sum = 0;
+  for (const auto& [path, memory] : files_) {
+    struct stat status {};
+    if (memory.get() >= 0 && fstat(memory.get(), &status) == 0) sum += static_cast<size_t>(status.st_blocks) * 512;
+  }
+  return sum;
+}
+
+std::string resolve_path(pid_t pid, int folder, const std::string& path) {
+  namespace fs = std::filesystem;
+  if (path.empty()) return "";
+  fs::path whole = path;
+  if (whole.is_relative())
+    whole = read_process_link(pid, folder == AT_FDCWD ? "cwd" : base::concat("fd/", folder)) / whole;
+  std::string plain = whole.lexically_normal().string();
+  // In our own process /proc/self is another folder.
+  if (is_below(plain, "/proc") || is_below(plain, "/dev")) return plain;
+  std::error_code code;
+  const fs::path real = fs::weakly_canonical(whole, code);
+  if (!code) plain = real.string();
+  while (plain.size() > 1 && plain.back() == '/') plain.pop_back();
+  return plain;
+}
+
+}  // namespace metroplex::megatron
