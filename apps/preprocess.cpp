@@ -30,7 +30,7 @@ struct Arguments {
   data::PreprocessOptions options;
   std::vector<std::string> merge;
   std::string tokenizer_type, tokenizer_model, vocab_file, merge_file, partition, format = "auto";
-  bool chat = false;
+  bool chat = false, no_special_tokens = false;
   std::string chat_template, learn = "all", long_chats = "cut";
   int64_t seq_length = 0;
   std::vector<std::string> variables;
@@ -85,7 +85,12 @@ void declare(CLI::App& app, Arguments& a) {
   app.add_option("--long", a.long_chats, "longer chats are cut, or dropped; they are counted")
       ->check(CLI::IsMember({"cut", "drop"}))
       ->capture_default_str();
-  app.add_flag("--append-eod", a.options.append_eod, "put the end-of-document token behind every document");
+  app.add_flag("--append-eod", a.options.append_eod,
+               "put the end-of-document token after every document, if the tokenizer does not add it");
+  app.add_flag("--no-special-tokens", a.no_special_tokens,
+               "leave out the tokens that the tokenizer adds to a text, such as a begin token (tokenizer encode "
+               "--special prints them);\nthis is --tokenizer-hf-no-include-special-tokens of Megatron")
+      ->excludes("--chat");
   app.add_flag("--overwrite", a.options.overwrite, "replace a dataset of other input or options");
   app.add_option("--workers", a.options.workers, "threads; all cores where left out")->check(not_above_0);
   app.add_option("--partition", a.partition,
@@ -153,6 +158,11 @@ std::string content_of(files::FileSystem& disk, const std::string& path) {
 
 data::Encoder encoder_of(files::FileSystem& disk, const text::Tokenizer& tokenizer, const Arguments& a) {
   data::Encoder encoder;
+  if (!a.chat && !a.no_special_tokens) {
+    text::SpecialTokens special = tokenizer.special_tokens();
+    encoder.before = std::move(special.before);
+    encoder.after = std::move(special.after);
+  }
   encoder.encode = [&tokenizer](std::string_view text) { return tokenizer.encode(text); };
   encoder.vocab_size = tokenizer.vocab_size();
   encoder.eod = tokenizer.eod() ? *tokenizer.eod() : -1;
@@ -161,6 +171,7 @@ data::Encoder encoder_of(files::FileSystem& disk, const text::Tokenizer& tokeniz
   encoder.description = tokenizer.name() + " " + a.tokenizer_type;
   for (const std::string& path : {a.tokenizer_model, a.vocab_file, a.merge_file})
     encoder.description += fmt::format(" '{}' {}", path, content_of(disk, path));
+  if (a.no_special_tokens) encoder.description += " without special tokens";
   return encoder;
 }
 
@@ -229,6 +240,9 @@ void print_summary(const data::PreprocessProgress& done, const data::Encoder& en
     std::cout << fmt::format(" ({} {} left out)",
                              done.empty_documents - (encoder.drops_long_chats ? done.long_chats : 0),
                              a.chat ? "chats with nothing to learn" : "empty documents");
+  if (done.surrogates > 0)
+    std::cout << fmt::format(" ({} surrogates without a pair read as U+FFFD)", done.surrogates);
+  if (done.hidden_files > 0) std::cout << fmt::format(" ({} hidden files skipped)", done.hidden_files);
   std::cout << fmt::format("; {:.1f} MB in {:.1f} s, {:.2f} MB/s\n", megabytes, seconds,
                            megabytes / std::max(seconds, 1e-9));
 }

@@ -214,7 +214,9 @@ void add_directory(config::Draft& draft) {
   const std::string directory = config.model.from;
   const std::vector<config::Field> fields = config::fields(config);
   const bool all_given = std::all_of(fields.begin(), fields.end(), [&](const config::Field& field) {
-    return field.section != "model" || draft.given().contains(field.key());
+    // The run.yaml of an older version lacks the keys that are only exported.
+    const bool exported = field.name == "special_token_ids" || field.name == "generation_config";
+    return field.section != "model" || exported || draft.given().contains(field.key());
   });
   if (directory.empty() || all_given) return;
   files::PosixFileSystem disk;

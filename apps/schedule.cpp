@@ -71,12 +71,11 @@ void declare(CLI::App& app, ScheduleOptions& options) {
                  "columns of the picture's bars; left out, as many as the terminal has room for, else 160")
       ->check(CLI::Range(20, 100000));
   const std::string group = "Captured graphs";
-  CLI::Option* graphs =
-      app.add_flag(
-             "--graphs", options.graphs,
-             "draw the live sets of captured layers too, and how many graphs and bytes they take on every rank;\n"
-             "not with --hybrid, where nothing is captured")
-          ->group(group);
+  CLI::Option* graphs = app.add_flag("--graphs", options.graphs,
+                                     "draw the graph instances of captured layers too, and how many graphs and bytes "
+                                     "they take on every rank;\n"
+                                     "not with --hybrid, where nothing is captured")
+                            ->group(group);
   const auto size = [&](const char* name, int64_t& value, int64_t most, const char* help) {
     app.add_option(name, value, help)
         ->check(CLI::Range(int64_t{1}, most))
@@ -194,7 +193,7 @@ std::map<int, plan::GraphTensors> tensors_of(const ScheduleOptions& options,
   return tensors;
 }
 
-// Bytes are counted in 63 bits. `most`: captured layers of a rank, if no two microbatches shared a set.
+// Bytes are counted in 63 bits. `most`: captured layers of a rank, if no two passes shared an instance.
 void check_bytes(const ScheduleOptions& options, double most) {
   const plan::CapturedLayer& layer = options.layer;
   const auto real = [](int64_t count) { return static_cast<double>(count); };
@@ -253,12 +252,12 @@ nlohmann::json to_json(const plan::GraphPlan& plan, const plan::GraphNumbers& nu
     captures.push_back({{"kind", plan::action_name(capture.kind)},
                         {"chunk", capture.chunk},
                         {"layer", capture.layer},
-                        {"set", capture.set},
+                        {"instance", capture.instance},
                         {"microbatch", capture.microbatch}});
   }
   return {{"layers_of_chunk", plan.layers_of_chunk},
-          {"sets_of_chunk", plan.sets_of_chunk},
-          {"set_of_microbatch", plan.set_of},
+          {"instances", plan.num_instances},
+          {"instance_of_microbatch", plan.instance_of},
           {"graphs", numbers.graphs},
           {"megatron_graphs", numbers.megatron_graphs},
           {"bound", numbers.bound},

@@ -24,13 +24,6 @@ bool is_hf_directory(files::FileSystem& disk, const std::string& path) {
          });
 }
 
-void refuse_foreign(files::FileSystem& disk, const std::string& path) {
-  const std::string foreign = checkpoint::foreign_format(disk, path);
-  MPX_CHECK(foreign.empty(), "checkpoint", "'", path, "' holds a checkpoint in ", foreign,
-            "; of other programs metroplex reads Hugging Face directories whose weights are in safetensors files "
-            "(docs/huggingface.md), which save_pretrained of transformers writes");
-}
-
 config::Config hf_config(files::FileSystem& disk, const std::string& directory) {
   const config::Config config = config::load("", hf::settings_of(disk, directory));
   config::Config checked = config;
@@ -45,7 +38,6 @@ OpenedSource open_tensor_source(files::FileSystem& disk, const std::string& path
               iteration);
     return {std::make_unique<hf::Source>(disk, path, hf_config(disk, path).model), {}};
   }
-  refuse_foreign(disk, path);
   checkpoint::Alone alone;
   checkpoint::Found found = checkpoint::open_path(disk, path, iteration, alone);
   MPX_CHECK(found.reader != nullptr, "checkpoint", "'", path, "' holds no checkpoint");

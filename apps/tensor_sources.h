@@ -15,8 +15,7 @@ namespace metroplex::apps {
 
 // Judged by config.json and safetensors files in it.
 bool is_hf_directory(files::FileSystem& disk, const std::string& path);
-// Throws base::Error where `path` is a checkpoint of another program that is not read.
-void refuse_foreign(files::FileSystem& disk, const std::string& path);
+using checkpoint::refuse_foreign;
 // What its config.json means, resolved for one rank. Throws base::Error.
 config::Config hf_config(files::FileSystem& disk, const std::string& directory);
 

@@ -1,5 +1,7 @@
 #include "upper/dry_run.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <cmath>
 #include <iostream>
@@ -110,10 +112,12 @@ int run_dry(const RunArguments& parsed, const config::Config& given, const Train
   const int64_t world_size = planned_world_size(config.run);
   std::vector<std::string> notes = parsed.notes;
   const train::TokenizerFacts tokenizer = tokenizer_of(config, notes);
+  take_epochs(config);
   config = checked_config(config, world_size);
   if (config.run.deterministic_mode) make_deterministic();  // other operators take other memory
   const RankPlacing placing = wished_placing(config.run, world_size);
   if (placing.rank != 0) return kExitOk;
+  at::set_num_threads(threads_per_rank(config.run, placing.local_ranks));  // each has a workspace of its own
   files::PosixFileSystem disk;
   preflight::DryRun run = preflight::dry_run(
       {config, static_cast<int>(world_size), tokenizer.vocab_size, memory_domains_of(config, placing, world_size)},
@@ -150,6 +154,7 @@ StartCheck::StartCheck(const config::Config& config, int64_t world_size, int64_t
   request_.domains = memory_domains_of(config, placing, world_size);
   const bool ours = placing.launcher == "metroplex";
   if (ours && placing.rank != 0) return;
+  at::set_num_threads(threads_per_rank(config.run, placing.local_ranks));  // each has a workspace of its own
   fit_ = preflight::fit(request_);
   together_ = !placing.launcher.empty() && !ours;
   if (together_ || ours || fit_.fits()) return;

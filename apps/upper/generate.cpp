@@ -16,6 +16,8 @@
 #include "apps/console.h"
 #include "base/error.h"
 #include "files/file_system.h"
+#include "files/text_form.h"
+#include "hf/directory.h"
 #include "numbers.h"
 #include "program.h"
 #include "run_config.h"
@@ -37,6 +39,8 @@ constexpr const char* kGenerateUsage =
                         newest is taken, or that of --ckpt-step N); tokenizer and chat template come with it
   --prompt TEXT         what to continue; given again, each is continued by itself, in order
   --prompt-file FILE    reads a prompt from a file; may be given again too
+  --no-special-tokens   leave out the tokens that the tokenizer adds to a prompt, such as a begin token; chats never get
+                        them, because their template writes them
   --prompts FILE        a prompt a line: text, or JSON: "text", {"prompt": "text"} or {"messages": [...]}; prints a line of
                         JSON for each, the same with "text", or with the answer among "messages"
   --batch-size 8        how many lines of --prompts are continued at once
@@ -60,7 +64,10 @@ std::string read_file(const std::string& file) {
             " is a folder; name a file in it, and give --prompt-file again for each further one");
   std::ifstream stream(file, std::ios::binary);
   MPX_CHECK(stream.good(), "data", "cannot read --prompt-file ", file, "; does it exist, and may it be read?");
-  return {std::istreambuf_iterator<char>(stream), {}};
+  const std::string bytes{std::istreambuf_iterator<char>(stream), {}};
+  const std::string form = files::no_text_form(bytes);
+  MPX_CHECK(form.empty(), "data", "--prompt-file ", file, " ", form);
+  return std::string(files::without_byte_order_mark(bytes));
 }
 
 // What the checkpoint was trained with, on one rank unless the command line says otherwise.
@@ -88,13 +95,14 @@ struct GenerateFlags {
   std::string max_new, temperature = "1", top_k = "0", top_p = "0", seed = "1234";
   std::vector<std::string> prompts, prompt_files;
   std::string prompts_of_lines, batch_size = "8", system, chat_template;
-  bool chat = false;
+  bool chat = false, no_special_tokens = false;
   std::vector<OwnFlag> own_flags() {
     return {{"--prompt", nullptr, &prompts},
             {"--prompt-file", nullptr, &prompt_files},
             {"--prompts", &prompts_of_lines},
             {"--batch-size", &batch_size},
             {"--chat", nullptr, nullptr, &chat},
+            {"--no-special-tokens", nullptr, nullptr, &no_special_tokens},
             {"--system", &system},
             {"--chat-template", &chat_template},
             {"--max-new-tokens", &max_new},
@@ -118,13 +126,18 @@ struct GenerateCommand {
   bool answers = false;           // texts are prompts of chats: the answer alone is printed
   std::vector<PromptLine> lines;  // of --prompts; empty: none
   std::vector<std::vector<int64_t>> texts;
+  text::SpecialTokens special;  // of prompts that are no chats
   int64_t batch_size = 1;
   train::GenerateOptions options;
 };
 
-std::vector<int64_t> encoded(const std::string& prompt, const text::Tokenizer& tokenizer) {
+std::vector<int64_t> encoded(const std::string& prompt, const GenerateCommand& command) {
+  const text::Tokenizer& tokenizer = *command.tokenizer;
   const std::vector<int32_t> ids = tokenizer.encode(prompt);
-  std::vector<int64_t> tokens(ids.begin(), ids.end());
+  const text::SpecialTokens& special = command.special;
+  std::vector<int64_t> tokens(special.before.begin(), special.before.end());
+  tokens.insert(tokens.end(), ids.begin(), ids.end());
+  tokens.insert(tokens.end(), special.after.begin(), special.after.end());
   if (tokens.empty() && tokenizer.eod()) tokens.push_back(*tokenizer.eod());  // an empty prompt starts a document
   return tokens;
 }
@@ -183,14 +196,14 @@ void take_prompts(const GenerateFlags& flags, GenerateCommand& command) {
               " has chats, and there is no chat template; give --chat-template FILE");
     at_line(flags, line, [&] {
       if (line.chat) command.texts.push_back(command.chatting->prompt(*line.chat));
-      else command.texts.push_back(encoded(line.prompt, *command.tokenizer));
+      else command.texts.push_back(encoded(line.prompt, command));
     });
   }
   if (by_line || command.dialog) return;
   if (prompts.empty()) prompts.emplace_back();
   for (const std::string& prompt : prompts) {
     if (!flags.chat) {
-      command.texts.push_back(encoded(prompt, *command.tokenizer));
+      command.texts.push_back(encoded(prompt, command));
       continue;
     }
     text::Chat chat = command.chatting->begin();
@@ -214,10 +227,15 @@ void take_options(const GenerateFlags& flags, GenerateCommand& command) {
   options.seed = static_cast<uint64_t>(whole_number("--seed", flags.seed));
   command.batch_size = whole_number("--batch-size", flags.batch_size);
   MPX_CHECK(command.batch_size >= 1, "config", "--batch-size ", command.batch_size, " is below 1");
-  if (command.tokenizer->eod()) options.stop_token = *command.tokenizer->eod();
+  options.more_stop_tokens = hf::end_token_ids(command.config.model);
+  if (options.more_stop_tokens.empty() && command.tokenizer->eod()) options.stop_token = *command.tokenizer->eod();
   const bool of_chats = command.answers || std::any_of(command.lines.begin(), command.lines.end(),
                                                        [](const auto& line) { return line.chat.has_value(); });
-  if (of_chats) options.more_stop_tokens = command.chatting->stop_tokens;
+  if (of_chats || command.dialog) {
+    if (command.tokenizer->eod()) options.stop_token = *command.tokenizer->eod();
+    const std::vector<int64_t>& ends = command.chatting->stop_tokens;
+    options.more_stop_tokens.insert(options.more_stop_tokens.end(), ends.begin(), ends.end());
+  }
 }
 
 // `first`: parsed to find what to load; the checkpoint's config comes before the options.
@@ -248,6 +266,7 @@ GenerateCommand generate_command(const RunArguments& first) {
             ": a rank that generates holds whole sequences; set it to 1");
   config = checked_config(config, planned_world_size(config.run), config::Use::evaluation);
   if (command.chatting) command.chatting->context = config.model.max_position_embeddings;
+  if (!flags.no_special_tokens) command.special = command.tokenizer->special_tokens();
   take_prompts(flags, command);
   take_options(flags, command);
   check_lengths(flags, command);
@@ -272,7 +291,9 @@ void write_texts(train::Assembly& assembly, const GenerateCommand& command) {
   const bool speaks = assembly.world->rank() == 0;
   const auto whole = [&](size_t i, const std::vector<int64_t>& made) {
     std::vector<int32_t> all;
-    if (!command.answers) all.assign(command.texts[i].begin(), command.texts[i].end());
+    // Tokens that were added before the prompt are not part of its text.
+    const auto added = static_cast<std::ptrdiff_t>(command.special.before.size());
+    if (!command.answers) all.assign(command.texts[i].begin() + added, command.texts[i].end());
     all.insert(all.end(), made.begin(), made.end());
     return command.answers ? command.tokenizer->decode_skip_special(all) : command.tokenizer->decode(all);
   };

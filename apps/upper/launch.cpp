@@ -27,12 +27,13 @@
 #include "upper/stop_signal.h"
 
 namespace metroplex::apps {
-namespace {
 
 int threads_per_rank(const config::Run& run, int64_t local_ranks) {
   if (run.threads_per_rank > 0) return static_cast<int>(run.threads_per_rank);
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency() / std::max<int64_t>(1, local_ranks)));
 }
+
+namespace {
 
 int code_of(const std::exception_ptr& failure) {
   try {

@@ -42,6 +42,9 @@ RankPlacing planned_placing(const config::Run& run, int64_t world_size);
 // The same whatever this machine has: where GPUs are asked for, they are there.
 RankPlacing wished_placing(const config::Run& run, int64_t world_size);
 
+// Threads of libtorch's operators on each rank: run.threads_per_rank, or an equal share of the machine's processors.
+int threads_per_rank(const config::Run& run, int64_t local_ranks);
+
 // Sets run.nproc to the number of ranks of the launch script, unless run.nproc or an outer launcher gives another
 // one. Throws base::Error("config") if the number is needed and unknown.
 void take_script_ranks(config::Run& run, const RunArguments& parsed);

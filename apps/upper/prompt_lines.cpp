@@ -3,13 +3,13 @@
 #include "base/error.h"
 #include "files/file_system.h"
 #include "files/json_text.h"
+#include "files/text_form.h"
 #include "text/utf8.h"
 
 namespace metroplex::apps {
 namespace {
 
 using Json = nlohmann::ordered_json;
-constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 
 PromptLine prompt_of(const std::string& line) {
   PromptLine out;
@@ -37,12 +37,14 @@ PromptLine prompt_of(const std::string& line) {
 
 std::vector<PromptLine> read_prompt_lines(const std::string& file) {
   files::PosixFileSystem disk;
-  const std::string text = disk.read(file);
+  const std::string bytes = disk.read(file), form = files::no_text_form(bytes);
+  MPX_CHECK(form.empty(), "data", "--prompts ", file, " ", form);
+  const std::string_view text = files::without_byte_order_mark(bytes);
   std::vector<PromptLine> out;
   size_t number = 0;
-  for (size_t begin = text.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0; begin < text.size();) {
+  for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
-    std::string line = text.substr(begin, end - begin);
+    std::string line(text.substr(begin, end - begin));
     if (line.ends_with('\r')) line.pop_back();
     begin = end + 1;
     ++number;
@@ -51,6 +53,8 @@ std::vector<PromptLine> read_prompt_lines(const std::string& file) {
       out.push_back(prompt_of(line));
       out.back().number = number;
     } catch (const base::Error& error) {
+      const std::string lines = files::no_json_lines_form(text);
+      MPX_CHECK(lines.empty(), "data", "--prompts ", file, " ", lines);
       throw base::Error("data", base::concat("--prompts ", file, " line ", number, ": ", base::message_of(error)));
     }
   }

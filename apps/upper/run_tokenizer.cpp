@@ -1,9 +1,36 @@
 #include "upper/run_tokenizer.h"
 
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+
 #include "base/error.h"
+#include "data/build.h"
+#include "files/file_system.h"
+#include "hf/directory.h"
 #include "text/tokenizer.h"
+#include "upper/chat.h"
 
 namespace metroplex::apps {
+
+// The ids that an export gets: the tokenizer's, with the token that the chat template writes after an answer.
+static void take_special_ids(const config::Data& data, const std::shared_ptr<const text::Tokenizer>& tokenizer,
+                             config::Model& model) {
+  if (!model.special_token_ids.empty() || !hf::end_token_ids(model).empty()) return;
+  nlohmann::json ids = nlohmann::json::object();
+  std::vector<int64_t> ends;
+  if (tokenizer->eos()) ends.push_back(*tokenizer->eos());
+  try {
+    if (const auto chatting = find_chatting(data, tokenizer, "", ""))
+      ends.insert(ends.end(), chatting->stop_tokens.begin(), chatting->stop_tokens.end());
+  } catch (const base::Error&) {}  // the template is needed for chats only
+  ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
+  if (tokenizer->bos()) ids["bos_token_id"] = *tokenizer->bos();
+  if (ends.size() == 1) ids["eos_token_id"] = ends[0];
+  if (ends.size() > 1) ids["eos_token_id"] = ends;
+  if (tokenizer->pad()) ids["pad_token_id"] = *tokenizer->pad();
+  if (!ids.empty()) model.special_token_ids = ids.dump();
+}
 
 std::unique_ptr<text::Tokenizer> load_run_tokenizer(const config::Data& data) {
   if (data.tokenizer_type == config::TokenizerType::none && data.tokenizer_model.empty()) return nullptr;
@@ -16,22 +43,35 @@ std::shared_ptr<const text::TokenizerFiles> run_tokenizer_files(const config::Da
 }
 
 train::TokenizerFacts tokenizer_facts(config::Config& config) {
-  const auto tokenizer = load_run_tokenizer(config.data);
+  const std::shared_ptr<const text::Tokenizer> tokenizer = load_run_tokenizer(config.data);
   train::TokenizerFacts facts;
   facts.files = run_tokenizer_files(config.data);
   if (tokenizer) {
     const int64_t size = tokenizer->vocab_size();
     if (config.model.vocab_size == 0) config.model.vocab_size = size;
+    const char* grows =
+        config.model.from.empty() ? "" : ", which adds rows to the embedding and the head of model.from";
     MPX_CHECK(config.model.vocab_size < 0 || config.model.vocab_size >= size, "config",
-              "model.vocab_size = ", config.model.vocab_size, " is smaller than the tokenizer's ", size,
-              "; leave it 0 to take the tokenizer's");
+              "model.vocab_size = ", config.model.vocab_size, ": the tokenizer has ", size,
+              " ids; set model.vocab_size = 0 to take its size", grows);
     if (tokenizer->eod()) facts.eod = *tokenizer->eod();
     facts.words = text::words_of(*tokenizer, *facts.files);
+    take_special_ids(config.data, tokenizer, config.model);
   }
   facts.vocab_size = config.model.vocab_size;
   // Without a tokenizer the last id ends a document, as Megatron's NullTokenizer has it.
   if (!tokenizer) facts.eod = facts.vocab_size - 1;
   return facts;
+}
+
+void take_epochs(config::Config& config) {
+  config::Train& t = config.train;
+  // The rules of the configuration refuse other lengths next to it.
+  if (t.train_epochs <= 0 || t.train_iters != 0 || t.train_samples != 0 || t.seq_length <= 0) return;
+  files::PosixFileSystem disk;
+  t.train_samples = data::samples_of_epochs(config.data, disk, t.train_epochs,
+                                            {t.seq_length, static_cast<uint64_t>(config.run.seed)});
+  t.train_epochs = 0;  // the run and all that resume from it have this length
 }
 
 }  // namespace metroplex::apps

@@ -19,4 +19,7 @@ std::shared_ptr<const text::TokenizerFiles> run_tokenizer_files(const config::Da
 // size that cannot be is left to config::check, which says it with all else that is wrong.
 train::TokenizerFacts tokenizer_facts(config::Config& config);
 
+// Replaces train.train_epochs by train.train_samples, counted from the index files of the training data.
+void take_epochs(config::Config& config);
+
 }  // namespace metroplex::apps

@@ -13,11 +13,6 @@ namespace metroplex::apps {
 
 SavedRun open_saved_run(const std::string& load, int64_t ckpt_step) {
   files::PosixFileSystem disk;
-  const std::string foreign = checkpoint::foreign_format(disk, load);
-  MPX_CHECK(
-      foreign.empty(), "checkpoint", "'", load, "' holds a checkpoint in ", foreign,
-      "; metroplex reads its own only (docs/checkpoint_format.md), and of a Hugging Face directory the weights: "
-      "--model.from DIR");
   checkpoint::Alone alone;
   checkpoint::Found found = checkpoint::open_path(disk, load, ckpt_step, alone);
   MPX_CHECK(found.reader != nullptr, "checkpoint", "there is no checkpoint in ", load);

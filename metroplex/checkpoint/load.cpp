@@ -255,6 +255,7 @@ Found open_path(FileSystem& disk, const std::string& path, int64_t iteration, Ex
   const auto kind = lines_of_rank_0(exchange, [&] {
     MPX_CHECK(!disk.exists(path) || disk.is_directory(path), "checkpoint", "'", path,
               "' is a file; name a folder of checkpoints, or one of them");
+    refuse_foreign(disk, path);
     return std::vector<std::string>{disk.exists(join_path(path, files::kManifestName)) ? "one" : "folder"};
   });
   Found found;

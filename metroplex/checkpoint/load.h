@@ -69,5 +69,7 @@ Found open_path(files::FileSystem& disk, const std::string& path, int64_t iterat
 // "Megatron-LM's torch_dist format" or the like if `directory` is such a checkpoint or a folder of them, judged by
 // the file names in it only; "" if not, or if it has a manifest of ours.
 std::string foreign_format(files::FileSystem& disk, const std::string& directory);
+// Throws base::Error that names the format and a fix if there is one.
+void refuse_foreign(files::FileSystem& disk, const std::string& path);
 
 }  // namespace metroplex::checkpoint

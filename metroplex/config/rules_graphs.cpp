@@ -48,12 +48,35 @@ void check_parts_of_experts(Rules& rules) {
                 "leave it out, or capture neither moe nor moe_preprocess");
 }
 
+// pipeline/stage.cpp captures no segment that backward runs again: with module moe everything from a router to the
+// end of its layer. The other modules recompute inside a segment and can be captured.
+void check_recomputed_experts(Rules& rules) {
+  const Train& t = rules.config.train;
+  if (!rules.config.model.has_experts() || !rules.config.memory.recomputes("moe")) return;
+  if (t.cuda_graph_modules.empty()) {
+    rules.require(false, kImpl, t.cuda_graph_impl,
+                  concat("captures whole layers with an empty ", kScope,
+                         ", but memory.recompute_modules = moe runs the experts of a layer again outside of graphs"),
+                  concat("name attn in ", kScope, ", or recompute moe_act instead of moe"));
+    return;
+  }
+  for (const std::string& word : t.cuda_graph_modules) {
+    const std::optional<CudaGraphModule> module = value_of<CudaGraphModule>(word);
+    const bool recomputed = module == CudaGraphModule::moe || module == CudaGraphModule::moe_router ||
+                            module == CudaGraphModule::moe_preprocess;
+    rules.require(!recomputed, kScope, word,
+                  "cannot be captured with memory.recompute_modules = moe, which runs it again outside of graphs",
+                  "leave it out, or recompute moe_act instead of moe");
+  }
+}
+
 void check_parts(Rules& rules) {
   using enum CudaGraphModule;
   const Train& t = rules.config.train;
   const CudaGraphModules named = cuda_graph_module_set(t.cuda_graph_modules);
   rules.require(!named.has(mamba), kScope, "mamba", "names what no layer here has", "leave it out");
   check_parts_of_experts(rules);
+  check_recomputed_experts(rules);
   const Choice<Offload> offload = rules.config.memory.offload_activations;
   rules.require(offload == Offload::none, "memory.offload_activations", offload,
                 "moves away what a captured backward finds where it was: " + std::string(kImpl) + " = " +

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <sstream>
 
+#include <nlohmann/json.hpp>
+
 #include "config/derived.h"
 #include "config/experts.h"
 #include "config/rules.h"
@@ -74,10 +76,21 @@ static void check_widths(Rules& rules) {
       "choose an even head width (model.kv_channels) or another share");
 }
 
+static void check_json_objects(Rules& rules) {
+  const Model& m = rules.config.model;
+  for (const auto& [key, text] : {std::pair("model.special_token_ids", &m.special_token_ids),
+                                  std::pair("model.generation_config", &m.generation_config)}) {
+    const auto json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+    rules.require(text->empty() || json.is_object(), key, *text, "must be a JSON object",
+                  "write it like {\"eos_token_id\": 2}, or leave it out");
+  }
+}
+
 void check_model(Rules& rules) {
   const Model& m = rules.config.model;
   const int64_t tp = rules.config.parallel.tp(), seq = rules.config.train.seq_length;
   check_widths(rules);
+  check_json_objects(rules);
   rules.require(m.max_position_embeddings == 0 || m.max_position_embeddings >= seq, "train.seq_length", seq,
                 "must not exceed " + key_is("model.max_position_embeddings", m.max_position_embeddings),
                 "shorten the sequences or give the model more positions");

@@ -79,10 +79,16 @@ void check_lengths(Rules& rules) {
   const Train& t = rules.config.train;
   const Optim& o = rules.config.optim;
   rules.require(
-      (t.train_iters > 0) != (t.train_samples > 0) || (!rules.trains() && t.train_samples == 0), "train.train_iters",
-      t.train_iters,
-      concat("exactly one of train.train_iters and train.train_samples (", t.train_samples, ") must be given"),
+      t.train_epochs > 0 || (t.train_iters > 0) != (t.train_samples > 0) || (!rules.trains() && t.train_samples == 0),
+      "train.train_iters", t.train_iters,
+      concat("exactly one of train.train_iters, train.train_samples (", t.train_samples,
+             ") and train.train_epochs must be given"),
       "say how long the run is, in one of them");
+  rules.require(t.train_epochs == 0 || (t.train_iters == 0 && t.train_samples == 0), "train.train_epochs",
+                t.train_epochs,
+                concat("excludes ", key_is("train.train_iters", t.train_iters), " and ",
+                       key_is("train.train_samples", t.train_samples)),
+                "set both to 0, or leave train_epochs out");
   const bool by_samples = t.train_samples > 0 && t.train_iters == 0;
   const std::pair<const char*, int64_t> wrong_unit[] = {
       {"optim.lr_decay_", by_samples ? o.lr_decay_iters : o.lr_decay_samples},

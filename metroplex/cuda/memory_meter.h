@@ -38,11 +38,12 @@ class MetaMemory {
   class Listener {
    public:
     virtual ~Listener() = default;
-    // Never 0 bytes.
-    virtual void allocated(int64_t bytes) = 0;
+    // Never 0 bytes. `block` identifies the allocation: it is never null and never used again. It is the context of
+    // the storage's DataPtr.
+    virtual void allocated(int64_t bytes, const void* block) = 0;
     // Blocks from before the listener came count as well; one from before the first MetaMemory of the process does
     // not.
-    virtual void freed(int64_t bytes) = 0;
+    virtual void freed(int64_t bytes, const void* block) = 0;
   };
 
   // Tells of the calling thread (and of what autograd runs for it) until destroyed there; it nests with others and

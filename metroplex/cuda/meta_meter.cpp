@@ -3,6 +3,9 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+#include <mutex>
+#include <unordered_map>
+
 #include "base/error.h"
 
 namespace metroplex::cuda {
@@ -10,22 +13,50 @@ namespace {
 
 const c10::Device kMeta{c10::DeviceType::Meta};
 
-// To whoever listens on this thread, as the allocators of real devices do.
-void tell(int64_t bytes) {
-  if (bytes != 0 && c10::memoryProfilingEnabled()) c10::reportMemoryUsageToProfiler(nullptr, bytes, 0, 0, kMeta);
+// Reports to the listener of this thread, as the allocators of real devices do.
+void report(void* block, int64_t bytes) {
+  if (bytes != 0 && c10::memoryProfilingEnabled()) c10::reportMemoryUsageToProfiler(block, bytes, 0, 0, kMeta);
 }
 
-// A block is its size: the context that c10 hands to the deleter, one more than the bytes because null has none.
-void* block_of(size_t bytes) { return reinterpret_cast<void*>(bytes + 1); }
-void tell_freed(void* block) { tell(1 - static_cast<int64_t>(reinterpret_cast<size_t>(block))); }
+// The sizes of allocated blocks. A block is a number, which c10 passes to the deleter as the context of the memory.
+class Blocks {
+ public:
+  void* add(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    sizes_.emplace(++last_, bytes);
+    return reinterpret_cast<void*>(last_);
+  }
+  size_t remove(void* block) {
+    const std::lock_guard lock(mutex_);
+    const auto found = sizes_.find(reinterpret_cast<uintptr_t>(block));
+    MPX_ASSERT(found != sizes_.end(), "meta memory is freed twice");
+    const size_t bytes = found->second;
+    sizes_.erase(found);
+    return bytes;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<uintptr_t, size_t> sizes_;
+  uintptr_t last_ = 0;
+};
+
+// Never destroyed: tensors may be freed after everything static.
+Blocks& blocks() {
+  static auto* const all = new Blocks;
+  return *all;
+}
+
+void free_block(void* block) { report(block, -static_cast<int64_t>(blocks().remove(block))); }
 
 class CountingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    tell(static_cast<int64_t>(bytes));
-    return {nullptr, block_of(bytes), &tell_freed, kMeta};
+    void* const block = blocks().add(bytes);
+    report(block, static_cast<int64_t>(bytes));
+    return {nullptr, block, &free_block, kMeta};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &tell_freed; }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
   void copy_data(void* /*to*/, const void* /*from*/, size_t /*bytes*/) const override {}
 };
 
@@ -48,7 +79,7 @@ struct Reporter final : c10::MemoryReportingInfoBase {
 
   void reportMemoryUsage(void* pointer, int64_t bytes, size_t allocated, size_t reserved,
                          c10::Device device) override {
-    if (device.is_meta()) bytes > 0 ? listener.allocated(bytes) : listener.freed(-bytes);
+    if (device.is_meta()) bytes > 0 ? listener.allocated(bytes, pointer) : listener.freed(-bytes, pointer);
     if (outer != nullptr) outer->reportMemoryUsage(pointer, bytes, allocated, reserved, device);
   }
   bool memoryProfilingEnabled() const override { return true; }

@@ -65,13 +65,28 @@ struct SourceTokens {
   std::string problem;                // why it could not be read; empty: no problem
   int64_t documents = 0, tokens = 0;  // of the training split
   bool chats = false;
-  int64_t learned = 0;  // of the tokens of chats, where they are counted
-  double share = 0;     // of the samples: by weight, or by tokens if there are no weights
+  int64_t learned = 0;       // of the tokens of chats, where they are counted
+  double epoch_samples = 0;  // samples of one epoch: packed chats, or the tokens of text over the sequence length
+  double share = 0;          // of the samples: by weight, or by epoch_samples if there are no weights
+
+  // How often `samples` of the whole blend read this source.
+  double epochs(double samples) const { return epoch_samples > 0 ? samples * share / epoch_samples : 0; }
+};
+
+struct TokenCountOptions {
+  int64_t sequence_length = 1;
+  uint64_t seed = 1234;         // of the packing of chats
+  bool counts_learned = false;  // reads all marks of chats
 };
 
 // The sources of the training split, in the order of the config. Throws base::Error only for wrong keys; a missing or
-// damaged file is reported in `problem`. To count what is learned reads all marks of chats.
+// damaged file is reported in `problem`.
 std::vector<SourceTokens> training_tokens(const config::Data& config, files::FileSystem& disk,
-                                          bool counts_learned = false);
+                                          const TokenCountOptions& options = {});
+
+// The most samples of the training split that read no source more than `epochs` times. Throws base::Error for data
+// that cannot be read here.
+int64_t samples_of_epochs(const config::Data& config, files::FileSystem& disk, double epochs,
+                          const TokenCountOptions& options);
 
 }  // namespace metroplex::data

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "files/text_form.h"
 #include "text/utf8.h"
 
 namespace metroplex::data {
@@ -17,9 +18,17 @@ bool ends_with(const std::string& text, std::string_view tail) {
 
 bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\n\v\f") == std::string_view::npos; }
 
-void collect(files::FileSystem& disk, const std::string& path, TextFormat format, std::vector<DocumentFile>& out) {
+struct Found {
+  std::vector<DocumentFile> files;
+  int64_t hidden = 0;
+};
+
+void collect(files::FileSystem& disk, const std::string& path, TextFormat format, Found& out) {
   if (disk.is_directory(path)) {
-    for (const std::string& name : disk.list(path)) collect(disk, files::join_path(path, name), format, out);
+    for (const std::string& name : disk.list(path)) {
+      if (name.starts_with('.')) ++out.hidden;
+      else collect(disk, files::join_path(path, name), format, out);
+    }
     return;
   }
   MPX_CHECK(
@@ -27,7 +36,10 @@ void collect(files::FileSystem& disk, const std::string& path, TextFormat format
       "' is a file of a token dataset by its name, not text; join finished datasets with --merge PREFIXES, or give "
       "--format text if it is text all the same");
   const bool named = ends_with(path, ".jsonl") || ends_with(path, ".ndjson") || ends_with(path, ".json");
-  out.push_back({path, format == TextFormat::jsonl || (format == TextFormat::by_name && named), disk.map(path)});
+  DocumentFile file{path, format == TextFormat::jsonl || (format == TextFormat::by_name && named), disk.map(path)};
+  const std::string form = files::no_text_form(file.bytes.text());
+  MPX_CHECK(form.empty(), "data", "'", path, "' ", form);
+  out.files.push_back(std::move(file));
 }
 
 // The line at `at`, without its end; `next` is where the following one begins.
@@ -44,19 +56,21 @@ int64_t line_number(std::string_view text, int64_t offset) {
 }  // namespace
 
 std::vector<DocumentFile> open_documents(files::FileSystem& disk, const std::vector<std::string>& inputs,
-                                         TextFormat format) {
-  std::vector<DocumentFile> out;
-  for (const std::string& input : inputs) collect(disk, input, format, out);
-  return out;
+                                         TextFormat format, int64_t* hidden) {
+  Found found;
+  for (const std::string& input : inputs) collect(disk, input, format, found);
+  if (hidden != nullptr) *hidden = found.hidden;
+  return std::move(found.files);
 }
 
 bool DocumentReader::next(RawDocument& document) {
   for (; at_.file < files_.size(); at_ = {at_.file + 1, 0}) {
     const DocumentFile& file = files_[at_.file];
     const std::string_view text = file.bytes.text();
-    size_t at = static_cast<size_t>(at_.offset), after = at;
+    const size_t mark = text.size() - files::without_byte_order_mark(text).size();
+    size_t at = std::max(static_cast<size_t>(at_.offset), mark), after = at;
     if (!file.jsonl && !split_) {
-      document = {at_.file, 0, text};
+      document = {at_.file, static_cast<int64_t>(mark), text.substr(mark)};
       at_ = {at_.file + 1, 0};
       return true;
     }
@@ -70,6 +84,7 @@ bool DocumentReader::next(RawDocument& document) {
       end = after + line.size();
       after = following;
     }
+    if (!file.jsonl && text[end - 1] == '\r') --end;
     document = {at_.file, static_cast<int64_t>(at), text.substr(at, end - at)};
     at_.offset = static_cast<int64_t>(after);
     return true;
@@ -83,7 +98,7 @@ std::string document_place(const std::vector<DocumentFile>& files, const RawDocu
 }
 
 std::string document_text(const std::vector<DocumentFile>& files, const RawDocument& document,
-                          const std::string& json_key) {
+                          const std::string& json_key, int64_t* surrogates) {
   const DocumentFile& file = files[document.file];
   if (!file.jsonl) {
     const size_t bad = text::valid_utf8_prefix(document.text);
@@ -94,14 +109,19 @@ std::string document_text(const std::vector<DocumentFile>& files, const RawDocum
   }
   std::string problem;
   try {
-    const auto line = nlohmann::json::parse(document.text);
+    std::string replaced;
+    const bool python = files::has_python_json(document.text);
+    if (python) replaced = files::without_python_json(document.text, surrogates);
+    const auto line = nlohmann::json::parse(python ? std::string_view(replaced) : document.text);
     if (!line.is_object()) problem = "is not a JSON object";
     else if (!line.contains(json_key))
       problem = "has no key '" + json_key + "'; --json-key names the one with the text";
     else if (!line[json_key].is_string()) problem = "holds no string under '" + json_key + "'";
     else return line[json_key].get<std::string>();
   } catch (const nlohmann::json::exception& error) { problem = std::string("is not JSON in UTF-8: ") + error.what(); }
-  base::throw_error("data", document_place(files, document) + " " + problem);
+  const std::string form = files::no_json_lines_form(file.bytes.text());
+  base::throw_error("data",
+                    form.empty() ? document_place(files, document) + " " + problem : "'" + file.path + "' " + form);
 }
 
 }  // namespace metroplex::data

@@ -31,16 +31,18 @@ struct DocumentPosition {
   int64_t offset = 0;
 };
 
-// A directory stands for all files below it, in the order of their names. Throws base::Error for what cannot be read.
+// A directory stands for all files below it, in the order of their names, without hidden ones (.name), which
+// `hidden` counts. Throws base::Error for a file that cannot be read or is no text (compressed, UTF-16).
 std::vector<DocumentFile> open_documents(files::FileSystem& disk, const std::vector<std::string>& inputs,
-                                         TextFormat format);
+                                         TextFormat format, int64_t* hidden = nullptr);
 
 class DocumentReader {
  public:
   DocumentReader(const std::vector<DocumentFile>& files, bool split_at_blank_lines, DocumentPosition start)
       : files_(files), split_(split_at_blank_lines), at_(start) {}
 
-  // The next document, in order; false at the end. Blank lines of JSON files are not documents; empty files are.
+  // The next document, in order; false at the end. Blank lines of JSON files are not documents; empty files are. A
+  // byte order mark is not part of a document, nor is the line end of a document that ends at a blank line.
   bool next(RawDocument& document);
   // Where reading continues.
   DocumentPosition position() const { return at_; }
@@ -54,8 +56,9 @@ class DocumentReader {
 // "'FILE' line N", for messages.
 std::string document_place(const std::vector<DocumentFile>& files, const RawDocument& document);
 
-// The text of a document as UTF-8. Throws base::Error naming file, line or byte, and a fix.
+// The text of a document as UTF-8. Throws base::Error naming file, line or byte, and a fix. `surrogates` counts the
+// escaped surrogates without a pair, each of which is read as U+FFFD.
 std::string document_text(const std::vector<DocumentFile>& files, const RawDocument& document,
-                          const std::string& json_key);
+                          const std::string& json_key, int64_t* surrogates = nullptr);
 
 }  // namespace metroplex::data

@@ -12,6 +12,7 @@
 #include "data/token_source.h"
 #include "files/checksum.h"
 #include "files/indexed_dataset.h"
+#include "files/text_form.h"
 
 namespace metroplex::data {
 
@@ -28,7 +29,7 @@ class Job {
         options_(options),
         encoder_(encoder),
         directory_(options.output_prefix + ".preprocess"),
-        files_(open_documents(disk, options.inputs, options.format)) {
+        files_(open_documents(disk, options.inputs, options.format, &progress_.hidden_files)) {
     int64_t total = 0;
     for (const DocumentFile& file : files_) {
       starts_.push_back(total);
@@ -101,6 +102,8 @@ class Job {
                        {"partition", {options_.partition, options_.num_partitions}},
                        {"part_bytes", part_bytes_}};
     if (chats()) job["chats"] = {encoder_.longest_chat, encoder_.drops_long_chats};
+    if (!encoder_.before.empty() || !encoder_.after.empty())
+      job["special_tokens"] = {{"before", encoder_.before}, {"after", encoder_.after}};
     for (const DocumentFile& file : files_) {
       const size_t ends = std::min<size_t>(file.bytes.size, kSampledBytes);
       job["files"].push_back({file.path, file.jsonl, file.bytes.size, disk_.write_time(file.path),
@@ -162,6 +165,7 @@ class Job {
       progress_.tokens += dataset.num_tokens();
       progress_.learned += note.at("learned").get<int64_t>();
       progress_.long_chats += note.at("long_chats").get<int64_t>();
+      progress_.surrogates += note.at("surrogates").get<int64_t>();
       progress_.empty_documents += note.at("empty").get<int64_t>();
       progress_.bytes_done = note.at("bytes_done");
       ended_ = note.at("ended");
@@ -197,12 +201,24 @@ class Job {
   }
 
   bool chats() const { return encoder_.encode_chat != nullptr; }
+  bool adds_eod() const { return !encoder_.after.empty() && encoder_.after.back() == encoder_.eod; }
   static std::string sum_of(const files::IndexedDataset& dataset) {
     return files::to_hex(files::checksum(dataset.token_bytes().data, dataset.token_bytes().size));
   }
 
-  MarkedTokens encode(const RawDocument& document, int64_t& long_chats) const {
-    if (!chats()) return {encoder_.encode(document_text(files_, document, options_.json_key)), {}};
+  std::vector<int32_t> with_special(std::vector<int32_t> ids) const {
+    if (ids.empty()) return ids;
+    ids.insert(ids.begin(), encoder_.before.begin(), encoder_.before.end());
+    ids.insert(ids.end(), encoder_.after.begin(), encoder_.after.end());
+    return ids;
+  }
+
+  MarkedTokens encode(const RawDocument& document, int64_t& long_chats, int64_t& surrogates) const {
+    if (!chats()) {
+      const std::string text = document_text(files_, document, options_.json_key, &surrogates);
+      return {with_special(encoder_.encode(text)), {}};
+    }
+    if (files::has_python_json(document.text)) files::without_python_json(document.text, &surrogates);
     try {
       MarkedTokens made = encoder_.encode_chat(document.text);
       MPX_ASSERT(made.tokens.size() == made.learned.size(), "marks of other tokens");
@@ -217,18 +233,21 @@ class Job {
       const auto first = made.learned.begin() + (made.learned.empty() ? 0 : 1);
       return std::find(first, made.learned.end(), 1) == made.learned.end() ? MarkedTokens{} : made;
     } catch (const base::Error& error) {
+      const DocumentFile& file = files_[document.file];
+      const std::string form = files::no_json_lines_form(file.bytes.text());
+      if (!form.empty()) throw base::Error("data", "'" + file.path + "' " + form);
       throw base::Error("data", document_place(files_, document) + ": " + base::message_of(error));
     }
   }
 
   std::vector<MarkedTokens> encode_chunk(const std::vector<RawDocument>& chunk) {
     std::vector<MarkedTokens> out;
-    int64_t bytes = 0, tokens = 0, empty = 0, learned = 0, long_chats = 0;
+    int64_t bytes = 0, tokens = 0, empty = 0, learned = 0, long_chats = 0, surrogates = 0;
     for (const RawDocument& document : chunk) {
-      MarkedTokens made = encode(document, long_chats);
+      MarkedTokens made = encode(document, long_chats, surrogates);
       std::vector<int32_t>& ids = made.tokens;
       if (ids.empty()) ++empty;
-      else if (options_.append_eod) ids.push_back(static_cast<int32_t>(encoder_.eod));
+      else if (options_.append_eod && !adds_eod()) ids.push_back(static_cast<int32_t>(encoder_.eod));
       bytes += static_cast<int64_t>(document.text.size());
       tokens += static_cast<int64_t>(ids.size());
       learned += std::count(made.learned.begin(), made.learned.end(), 1);
@@ -239,6 +258,7 @@ class Job {
     progress_.tokens += tokens;
     progress_.learned += learned;
     progress_.long_chats += long_chats;
+    progress_.surrogates += surrogates;
     progress_.empty_documents += empty;
     progress_.documents += static_cast<int64_t>(chunk.size()) - empty;
     if (options_.progress) options_.progress(progress_);
@@ -277,6 +297,7 @@ class Job {
                         {"tokens", tokens},
                         {"learned", progress_.learned - before.learned},
                         {"long_chats", progress_.long_chats - before.long_chats},
+                        {"surrogates", progress_.surrogates - before.surrogates},
                         {"empty", progress_.empty_documents - before.empty_documents},
                         {"bytes_done", progress_.bytes_done},
                         {"sum", sum_of(files::IndexedDataset(disk_, prefix))}};
@@ -297,13 +318,13 @@ class Job {
   const PreprocessOptions& options_;
   const Encoder& encoder_;
   std::string directory_;
+  PreprocessProgress progress_;
   std::vector<DocumentFile> files_;
   std::vector<int64_t> starts_;  // of each file in the bytes of all of them
   int64_t begin_ = 0, end_ = 0;  // this partition
   int64_t part_bytes_ = 0, num_parts_ = 0;
   bool ended_ = false;
   std::mutex mutex_;
-  PreprocessProgress progress_;
 };
 
 }  // namespace

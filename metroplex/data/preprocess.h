@@ -29,8 +29,10 @@ struct Encoder {
   bool drops_long_chats = false;  // or all of them is left out
   int64_t vocab_size = 0;         // determines the dtype of the tokens
   int64_t eod = -1;               // -1: none
-  std::string tokenizer;          // which by its content, in words; datasets are merged of one
-  std::string description;        // a changed description is another job
+  // Ids that are added before and after the ids of a text. An empty text stays empty.
+  std::vector<int32_t> before, after;
+  std::string tokenizer;    // which by its content, in words; datasets are merged of one
+  std::string description;  // a changed description is another job
 };
 
 struct PreprocessProgress {
@@ -39,6 +41,8 @@ struct PreprocessProgress {
   int64_t learned = 0;        // of the tokens of chats; a chat in which none is learned counts as empty
   int64_t long_chats = 0;     // cut, or left out
   int64_t bytes_resumed = 0;  // done by an earlier run
+  int64_t surrogates = 0;     // escaped surrogates without a pair, read as U+FFFD
+  int64_t hidden_files = 0;   // of folders; not read
 };
 
 struct PreprocessOptions {

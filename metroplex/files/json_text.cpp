@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "files/text_form.h"
 
 namespace metroplex::files {
 namespace {
@@ -62,10 +63,7 @@ class OrderedJsonCheck final : public nlohmann::json_sax<nlohmann::ordered_json>
   bool end_object() override { return --depth_ >= 0; }
   bool end_array() override { return --depth_ >= 0; }
   bool parse_error(size_t byte, const std::string&, const nlohmann::json::exception&) override {
-    const auto begins = [&](std::string_view with) { return text_.starts_with(with); };
-    const char* why = begins("\x1f\x8b")                         ? "; it is packed by gzip, unpack it"
-                      : begins("\xff\xfe") || begins("\xfe\xff") ? "; it is UTF-16, convert it"
-                                                                 : "";
+    const std::string form = no_text_form(text_), why = form.empty() ? "" : "; it " + form;
     base::throw_error("files",
                       base::concat("is not JSON in UTF-8, ", byte > text_.size() ? "it ends too early, behind" : "at",
                                    " byte ", std::min(byte, text_.size()), why));
@@ -85,6 +83,8 @@ class OrderedJsonCheck final : public nlohmann::json_sax<nlohmann::ordered_json>
 }  // namespace
 
 nlohmann::ordered_json parse_ordered_json(std::string_view text, bool exact) {
+  std::string replaced;
+  if (has_python_json(text)) text = replaced = without_python_json(text);
   OrderedJsonCheck check(text, exact);
   nlohmann::ordered_json::sax_parse(text, &check);
   return nlohmann::ordered_json::parse(text);

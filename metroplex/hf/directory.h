@@ -22,11 +22,23 @@ namespace metroplex::hf {
 // tokenizer in the directory, keys of section data that name it. Throws base::Error("hf").
 std::vector<std::string> settings_of(files::FileSystem& disk, const std::string& directory);
 
+// Keys model.special_token_ids and model.generation_config, from the two files of a directory.
+std::vector<std::string> special_id_settings(const Json& config, const Json& generation);
+// Writes the ids of model.special_token_ids into a config.json.
+void add_special_ids(const config::Model& model, Json& config);
+// The generation_config.json of a model.
+Json generation_config(const config::Model& model);
+// The ids that end a text, as generate() of transformers stops: eos_token_id of model.generation_config, else of
+// model.special_token_ids. Empty if neither has one.
+std::vector<int64_t> end_token_ids(const config::Model& model);
+
 // Whether there is more than what says how the model is.
 bool holds_weights(files::FileSystem& disk, const std::string& directory);
 
 // Our weights and buffers, made of theirs. Of files that are mapped when first needed only what a region needs
-// is read. Throws base::Error("hf") that lists all tensors that are missing, of another shape, or unknown.
+// is read. Throws base::Error("hf") that lists all tensors that are missing, of another shape, or unknown. If
+// model.vocab_size is larger than the stored embedding, each further row of embedding and head is the mean of the
+// stored rows, as resize_token_embeddings of transformers begins new rows, without its noise.
 class Source final : public checkpoint::TensorSource {
  public:
   // Of a resolved config. Tensors of ours that `wanted` refuses are not offered, and what of theirs only these are
@@ -47,11 +59,15 @@ class Source final : public checkpoint::TensorSource {
   // `unwanted`: what may be missing. `unread`: what the names of tensors begin with that may be there.
   void check(const std::vector<MappedTensor>& unwanted, const std::vector<std::string>& unread) const;
   void check_tied();
+  void grow_vocabulary();
+  void fill_new_rows(size_t tensor, const checkpoint::Piece& box, const checkpoint::Piece& region, void* data);
+  const std::vector<std::byte>& mean_row(size_t tensor);
 
   files::FileSystem& disk_;
   std::map<std::string, std::unique_ptr<files::SafetensorsFile>> files_;
   std::map<std::string, Stored> stored_;  // theirs
   std::vector<MappedTensor> mapped_;
+  std::map<size_t, std::vector<std::byte>> mean_rows_;  // of grown tensors, in the stored dtype; empty: not read yet
 };
 
 struct ExportOptions {

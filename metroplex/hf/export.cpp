@@ -173,14 +173,15 @@ void write_files(files::FileSystem& disk, checkpoint::TensorSource& weights, che
   config["architectures"] = {family.architecture};
   config["model_type"] = family.model_type;
   config["dtype"] = torch_name(options.dtype.value_or(form_of(weights, kWords, "weight").dtype));
+  add_special_ids(model, config);
   disk.replace_file(files::join_path(part, "config.json"), config.dump(2) + "\n");
-  const Json generation{{"_from_model_config", true}};
-  disk.replace_file(files::join_path(part, "generation_config.json"), generation.dump(2) + "\n");
   const Json tokenizer = Json::parse(run.manifest().extra).value("tokenizer", Json());
   if (tokenizer.is_object()) {
     for (const std::string& name : tokenizer.value("files", std::vector<std::string>{}))
       disk.replace_file(files::join_path(part, name), disk.read(files::join_path(run.directory(), name)));
   }
+  // The tokenizer's folder may have another one.
+  disk.replace_file(files::join_path(part, "generation_config.json"), generation_config(model).dump(2) + "\n");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "files/convert_dtype.h"
 #include "hf/decoder.h"
 #include "hf/directory.h"
 
@@ -46,7 +47,7 @@ std::string some(const std::vector<std::string>& lines) {
 
 // transformers write no layers of multi-token prediction, whatever config.json says of the model that was read.
 bool holds_multi_token(files::FileSystem& disk, const std::string& directory, const ConfigReader& config) {
-  if (config.integer("num_nextn_predict_layers", 0) == 0) return true;
+  if (config.integer("num_nextn_predict_layers", 1) == 0) return true;
   const std::string prefix = multi_token_prefix(config.integer("num_hidden_layers"));
   const std::string index = files::join_path(directory, kIndex), one = files::join_path(directory, kOne);
   const auto named = [&](const std::string& name) { return name.starts_with(prefix); };
@@ -80,8 +81,14 @@ std::vector<std::string> settings_of(files::FileSystem& disk, const std::string&
   config.require(types.count(type) > 0, config.has("dtype") ? "dtype" : "torch_dtype",
                  "float32, bfloat16 or float16");
   settings.push_back("precision.params_dtype=" + types.at(type));
-  const int64_t positions = config.integer("max_position_embeddings", config.integer("n_positions", 1024));
+  const std::string key = "model.max_position_embeddings=";
+  const auto named = [&](const std::string& setting) { return setting.starts_with(key); };
+  const int64_t positions = std::stoll(std::find_if(settings.begin(), settings.end(), named)->substr(key.size()));
   settings.push_back(base::concat("train.seq_length=", std::min(positions, config::Train().seq_length)));
+  const std::string generation = files::join_path(directory, "generation_config.json");
+  for (std::string& setting :
+       special_id_settings(json, disk.exists(generation) ? read_json(disk, generation) : Json()))
+    settings.push_back(std::move(setting));
   for (const auto& [file, tokenizer] :
        {std::pair{"tokenizer.json", "bpe"}, std::pair{"tokenizer.model", "sentencepiece"}}) {
     if (!disk.exists(files::join_path(directory, file))) continue;
@@ -109,6 +116,7 @@ Source::Source(files::FileSystem& disk, const std::string& directory, const conf
   std::vector<std::string> unread;  // layers of multi-token prediction that the model leaves out
   for (int64_t i = model.mtp_num_layers; family.multi_token && i < kMostMultiToken; ++i)
     unread.push_back(multi_token_prefix(model.num_layers + i));
+  grow_vocabulary();
   check(unwanted, unread);
   if (model.tied()) check_tied();
   for (const MappedTensor& tensor : mapped_)
@@ -215,6 +223,56 @@ void Source::check_tied() {
             "set model.untie_embeddings_and_output_weights = true to use it, or remove it from the file");
 }
 
+// The parts of a tensor with fewer rows than ours become the stored rows.
+void Source::grow_vocabulary() {
+  for (size_t i = 0; i < mapped_.size(); ++i) {
+    MappedTensor& tensor = mapped_[i];
+    if (tensor.name != "embedding.word_embeddings.weight" && tensor.name != "output_layer.weight") continue;
+    for (TensorPart& part : tensor.parts) {
+      const auto found = stored_.find(part.name);
+      if (found == stored_.end() || found->second.info.shape.size() != 2 || part.shape.size() != 2) continue;
+      const auto rows = static_cast<int64_t>(found->second.info.shape[0]);
+      if (rows == 0 || rows >= part.shape[0]) continue;
+      part.shape[0] = part.size[0] = rows;
+      mean_rows_[i];
+    }
+  }
+}
+
+const std::vector<std::byte>& Source::mean_row(size_t tensor) {
+  std::vector<std::byte>& mean = mean_rows_.at(tensor);
+  if (!mean.empty()) return mean;
+  const Stored& stored = stored_.at(mapped_[tensor].parts.front().name);
+  const std::byte* theirs = open(stored.file).data(stored.info);
+  const uint64_t rows = stored.info.shape[0], columns = stored.info.shape[1];
+  const uint64_t width = columns * static_cast<uint64_t>(files::dtype_bits(stored.info.dtype) / 8);
+  std::vector<double> sum(columns), row(columns);
+  const auto as_bytes = [](std::vector<double>& numbers) { return reinterpret_cast<std::byte*>(numbers.data()); };
+  for (uint64_t r = 0; r < rows; ++r) {
+    files::convert_elements(stored.info.dtype, theirs + r * width, files::Dtype::kF64, as_bytes(row), columns);
+    for (uint64_t c = 0; c < columns; ++c) sum[c] += row[c];
+  }
+  for (double& number : sum) number /= static_cast<double>(rows);
+  mean.resize(width);
+  files::convert_elements(files::Dtype::kF64, as_bytes(sum), stored.info.dtype, mean.data(), columns);
+  return mean;
+}
+
+void Source::fill_new_rows(size_t tensor, const checkpoint::Piece& box, const checkpoint::Piece& region, void* data) {
+  const TensorPart& part = mapped_[tensor].parts.front();
+  const int64_t begin = std::max(box.offset[0], part.shape[0]), rows = box.offset[0] + box.size[0] - begin;
+  if (rows <= 0) return;
+  const std::vector<std::byte>& mean = mean_row(tensor);
+  const auto width = static_cast<int64_t>(mean.size()) / part.shape[1];
+  std::vector<std::byte> filled;
+  for (int64_t r = 0; r < rows; ++r) {
+    const auto first = mean.begin() + box.offset[1] * width;
+    filled.insert(filled.end(), first, first + box.size[1] * width);
+  }
+  const checkpoint::Piece piece = checkpoint::box_piece({begin, box.offset[1]}, {rows, box.size[1]});
+  checkpoint::copy_overlap(piece, filled.data(), region, data, width);
+}
+
 const files::SafetensorsFile& Source::open(const std::string& file) {
   auto& opened = files_[file];
   if (!opened) {
@@ -246,6 +304,7 @@ void Source::read(size_t tensor, const checkpoint::Piece& region, void* data) {
       });
       checkpoint::copy_overlap(piece, rows.data(), region, data, width);
     }
+    if (mean_rows_.contains(tensor)) fill_new_rows(tensor, box, region, data);
   }
 }
 

@@ -148,7 +148,7 @@ bool has_word(const std::string& name, const std::vector<std::string>& words) {
   });
 }
 
-size_t base_name(const std::string& program) {
+size_t base_name_start(const std::string& program) {
   const size_t slash = program.rfind('/');
   return slash == std::string::npos ? 0 : slash + 1;
 }
@@ -169,7 +169,7 @@ std::string nearest_flag(const std::string& flag) {
 }
 
 bool trains_codegeex(const std::string& program) {
-  return has_word(program.substr(base_name(program)), {"codegeex"});
+  return has_word(program.substr(base_name_start(program)), {"codegeex"});
 }
 
 bool trains_another_model(const std::string& program) {
@@ -178,7 +178,7 @@ bool trains_another_model(const std::string& program) {
       "biencoder", "dino",  "mae",    "yuan",  "inpaint", "glm",   "rwkv", "vit",   "dit",    "clip",   "llava",
       "chatglm",   "gemma", "falcon", "jamba", "zamba",   "realm", "sora", "gan",   "swin",   "whisper"};
   // The name of the program, and of its folder for names like train.py.
-  const size_t name = base_name(program);
+  const size_t name = base_name_start(program);
   if (program.compare(name, std::string::npos, "pretrain_gpt.py") == 0) return false;
   const size_t folder = name < 2 ? std::string::npos : program.rfind('/', name - 2);
   return has_word(program.substr(folder == std::string::npos ? 0 : folder), kWords);

@@ -35,8 +35,14 @@ NoRoom StaticBuffers::no_room(const cuda::Target& target) const {
   return worst;
 }
 
+bool captures_shared_expert(const config::Train& train) {
+  const config::CudaGraphModules captured = train.captured_modules();
+  return captured.has(config::CudaGraphModule::moe_router) && !captured.has(config::CudaGraphModule::moe);
+}
+
 ExpertContext expert_context(const comm::World& world, const config::Config& config) {
   ExpertContext context;
+  context.captures_shared_expert = captures_shared_expert(config.train);
   topology::Ranks members = world.grid().group_of(world.rank(), {Axis::etp, Axis::ep});
   std::sort(members.begin(), members.end(), [&](int a, int b) {
     const topology::Coordinates left = world.grid().coordinates(a), right = world.grid().coordinates(b);

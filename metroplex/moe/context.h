@@ -62,11 +62,12 @@ struct ExpertContext {
   // Of the same ranks, for the hierarchical dispatcher: those of the own node, in the order of `experts`, and those
   // at the same place of all nodes.
   comm::Group node, across;
-  comm::Group tp_cp;                 // whose ranks hold the tokens of one microbatch
-  comm::Group tp_dp_cp;              // and of all microbatches that run at one time
-  int data_parallel = 1;             // microbatches that run at one time
-  bool per_token_loss = false;       // train.calculate_per_token_loss
-  std::shared_ptr<LoadMeter> meter;  // null: nobody wants to know
+  comm::Group tp_cp;                    // whose ranks hold the tokens of one microbatch
+  comm::Group tp_dp_cp;                 // and of all microbatches that run at one time
+  int data_parallel = 1;                // microbatches that run at one time
+  bool per_token_loss = false;          // train.calculate_per_token_loss
+  bool captures_shared_expert = false;  // captures_shared_expert()
+  std::shared_ptr<LoadMeter> meter;     // null: nobody wants to know
   // [cuda::kernels::kStepFlags] int32, where layers raise what must keep a step from updating. Undefined: nobody
   // looks.
   at::Tensor step_flags;
@@ -81,6 +82,11 @@ struct ExpertContext {
   int64_t local_groups(int64_t num_experts) const { return num_experts / ep + slots; }
   int64_t columns(int64_t num_experts) const { return ep * local_groups(num_experts); }
 };
+
+// Whether graphs that end inside a layer of experts contain its shared expert, which then runs before the dispatch
+// plan in a segment of its own. With model.moe_shared_expert_overlap they contain fc1 and the gate's score, and the
+// rest runs while rows are exchanged.
+bool captures_shared_expert(const config::Train& train);
 
 // Makes groups: all ranks of the world call it, where the model has experts.
 ExpertContext expert_context(const comm::World& world, const config::Config& config);

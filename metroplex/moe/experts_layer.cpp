@@ -62,6 +62,36 @@ class RouterSegment final : public nn::Segment {
   Router router_;
 };
 
+// The shared expert, or its first step where the second one overlaps with the exchange of rows.
+class SharedExpertSegment final : public nn::Segment {
+ public:
+  SharedExpertSegment(std::shared_ptr<ExpertsLayer> layer, const config::Model& model)
+      : layer_(std::move(layer)),
+        name_(layer_->spec.name + ".shared_experts"),
+        overlaps_(model.moe_shared_expert_overlap) {}
+  const std::string& name() const override { return name_; }
+
+  nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
+    nn::Values out = in;
+    if (!overlaps_) return out.add(kSharedOutput, layer_->shared->forward(in.at(kInput).input(), context.batch));
+    const SharedExperts::Begun begun = layer_->shared->begin(in.at(kInput).input(), context.batch);
+    out.add(kSharedProduct, begun.product);
+    if (begun.score.defined()) out.add(kSharedScore, begun.score);
+    return out;
+  }
+
+  void collect_params(std::vector<nn::Param*>& params) override {
+    if (overlaps_) layer_->shared->collect_begin_params(params);
+    else layer_->shared->collect_params(params);
+  }
+  nn::SegmentTraits traits() const override { return {.module = config::CudaGraphModule::moe_router}; }
+
+ private:
+  std::shared_ptr<ExpertsLayer> layer_;
+  std::string name_;
+  bool overlaps_;
+};
+
 // Where rows go, without any of them: integers of the device.
 class PlanSegment final : public nn::Segment {
  public:
@@ -99,9 +129,9 @@ class PlanSegment final : public nn::Segment {
   std::string name_;
 };
 
-// The shared experts work here: before rows are sent, or while they are on their way. Where clones are sent, this is
-// a second use of the experts' weights, which counts when its backward is over: until then gradients of clones may be
-// on their way home.
+// The shared expert runs here unless graphs contain it: before rows are sent, or while they are exchanged. Where
+// clones are sent, this is a second use of the experts' weights, which counts when its backward is over: until then
+// gradients of clones may be on their way home.
 class DispatchSegment final : public nn::Segment {
  public:
   DispatchSegment(std::shared_ptr<ExpertsLayer> layer, const config::Model& model)
@@ -116,15 +146,16 @@ class DispatchSegment final : public nn::Segment {
     double* const ms = meter != nullptr ? &meter->dispatch_ms : nullptr;
     const at::Tensor& x_sbh = in.tensor(kInput);
     const at::Tensor owners = in.has(kCloneOwners) ? in.tensor(kCloneOwners) : at::Tensor();
-    nn::Values out = without_dispatch_plan(without(in, {kInput, kTopProbs}));
+    nn::Values out = without_dispatch_plan(without(in, {kInput, kTopProbs, kSharedProduct, kSharedScore}));
+    const bool runs_shared = layer_->shared && !in.has(kSharedOutput);
     at::Tensor shared;
-    if (layer_->shared && !overlaps_) shared = layer_->shared->forward(in.at(kInput).input(), context.batch);
+    if (runs_shared && !overlaps_) shared = layer_->shared->forward(in.at(kInput).input(), context.batch);
     DispatchUnderWay under_way;
     timed(layer_->target, ms, [&] {
       under_way = layer_->dispatcher->start_dispatch(x_sbh.reshape({-1, x_sbh.size(-1)}), in.tensor(kTopProbs),
                                                      dispatch_plan_in(in, layer_->topk));
     });
-    if (layer_->shared && overlaps_) shared = layer_->shared->forward(in.at(kInput).input(), context.batch);
+    if (runs_shared && overlaps_) shared = overlapped_shared(in, context.batch);
     Dispatched dispatched;
     timed(layer_->target, ms, [&] { dispatched = layer_->dispatcher->finish_dispatch(std::move(under_way)); });
     if (dispatched.clones.defined()) {
@@ -142,8 +173,10 @@ class DispatchSegment final : public nn::Segment {
   }
 
   void collect_params(std::vector<nn::Param*>& params) override {
+    const bool captured = layer_->context.captures_shared_expert;
+    if (layer_->shared && !captured) layer_->shared->collect_params(params);
+    if (layer_->shared && captured && overlaps_) layer_->shared->collect_finish_params(params);
     if (layer_->context.slots > 0) layer_->experts.collect_params(params);
-    if (layer_->shared) layer_->shared->collect_params(params);
   }
   nn::SegmentTraits traits() const override {
     const bool waits = layer_->dispatcher->needs_host();
@@ -151,6 +184,12 @@ class DispatchSegment final : public nn::Segment {
   }
 
  private:
+  at::Tensor overlapped_shared(const nn::Values& in, const nn::Microbatch& batch) const {
+    if (!in.has(kSharedProduct)) return layer_->shared->forward(in.at(kInput).input(), batch);
+    const at::Tensor score = in.has(kSharedScore) ? in.tensor(kSharedScore) : at::Tensor();
+    return layer_->shared->finish({in.tensor(kSharedProduct), score}, batch);
+  }
+
   // The experts join them if they are in the same island.
   void leave_under_way(ClonesUnderWay clones, nn::SegmentContext& context) {
     if (!clones_overlap_) return clones.join();
@@ -261,6 +300,8 @@ ExpertsLayer::ExpertsLayer(ExpertsLayerSpec its_spec, const config::Model& model
 void add_expert_segments(nn::Block& block, const std::shared_ptr<ExpertsLayer>& layer, const config::Model& model,
                          const nn::LayerContext& context) {
   block.segments.push_back(std::make_unique<RouterSegment>(layer, model, context));
+  if (layer->shared && layer->context.captures_shared_expert)
+    block.segments.push_back(std::make_unique<SharedExpertSegment>(layer, model));
   block.segments.push_back(std::make_unique<PlanSegment>(layer));
   block.segments.push_back(std::make_unique<DispatchSegment>(layer, model));
   block.segments.push_back(std::make_unique<ExpertsSegment>(layer, model));

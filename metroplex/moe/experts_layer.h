@@ -1,5 +1,6 @@
-// The feed-forward half of a layer of experts, as segments of its block: norm and router, dispatch plan, dispatch,
-// experts, combine. What passes between them has names.
+// The feed-forward half of a layer of experts, as segments of its block: norm and router, shared expert (where graphs
+// contain it, ExpertContext::captures_shared_expert), dispatch plan, dispatch, experts, combine. What passes between
+// them has names.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +39,10 @@ inline constexpr const char* kCloneWeight2 = "clone_fc2_weight";  // [slots, h, 
 inline constexpr const char* kCloneBias1 = "clone_fc1_bias";      // [slots, ffn (x 2)]
 inline constexpr const char* kCloneBias2 = "clone_fc2_bias";      // [slots, h]
 inline constexpr const char* kSharedOutput = "shared_output";     // [s (/tp), b, h]: of the shared expert
-inline constexpr const char* kRowOutput = "expert_output";        // [R, h]; summands over etp
+// SharedExperts::Begun, where a graph ends between its two steps.
+inline constexpr const char* kSharedProduct = "shared_fc1_output";  // [s, b, ffn / tp (x 2)]
+inline constexpr const char* kSharedScore = "shared_gate_score";    // [s (/tp), b, 1]
+inline constexpr const char* kRowOutput = "expert_output";          // [R, h]; summands over etp
 
 // The plans of a dispatch, and clones of experts, among the values between two segments. What is not defined is not
 // among them, nor is the table of a CombinePlan.

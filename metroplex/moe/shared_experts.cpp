@@ -36,31 +36,74 @@ SharedExperts::SharedExperts(const std::string& name, const config::Model& model
   gate_.emplace(nn::make_param({name + ".gate_weight", {1, model.hidden_size}, placement}, context));
 }
 
+// The readers of `in` add their gradients here before they join those of router and dispatch, so that the sum does
+// not depend on the segment in which they run.
+static nn::Input own_node(const nn::Input& in) {
+  if (!at::GradMode::is_enabled()) return in;
+  const at::Tensor x =
+      nn::attach(in.x.variable_data(), {in.x}, [](const at::Tensor& dy) -> nn::Gradients { return {dy}; });
+  return {x, in.recomputed};
+}
+
 at::Tensor SharedExperts::forward(const nn::Input& in, const nn::Microbatch& batch) {
-  const at::Tensor& x = in.x;
-  const at::Tensor out = mlp_.forward(in, batch);
-  if (!gate_) return out;
-  at::Tensor score, gated;
+  const nn::Input x = own_node(in);
+  const at::Tensor out = mlp_.forward(x, batch);
+  return gate_ ? gated(out, score(x)) : out;
+}
+
+SharedExperts::Begun SharedExperts::begin(const nn::Input& in, const nn::Microbatch& batch) {
+  const nn::Input x = own_node(in);
+  return {mlp_.first(x, batch), gate_ ? score(x) : at::Tensor()};
+}
+
+at::Tensor SharedExperts::finish(const Begun& begun, const nn::Microbatch& batch) {
+  const at::Tensor out = mlp_.second(begun.product, batch);
+  return gate_ ? gated(out, begun.score) : out;
+}
+
+at::Tensor SharedExperts::score(const nn::Input& in) {
+  at::Tensor score;
   {
     const at::NoGradGuard no_grad;
-    score = at::sigmoid(nn::to_wide(nn::linear_product(target_, x.detach(), gate_->data.t())));
-    gated = at::mul(out.detach(), score.to(out.scalar_type()));
+    score = at::sigmoid(nn::to_wide(nn::linear_product(target_, in.x.detach(), gate_->data.t())));
   }
-  if (!at::GradMode::is_enabled()) return gated;
-  return nn::attach(
-      gated, {out, x},
-      [this, score, kept = saving_.keep(out), input = saving_.keep(in)](const at::Tensor& dy) -> nn::Gradients {
-        const at::NoGradGuard no_grad;
-        const at::Tensor sums = nn::to_wide(at::mul(dy, kept.get())).sum(-1, true);
-        const at::Tensor dlogit = sums.mul(score).mul_(1.0 - score).to(dy.scalar_type());
-        nn::accumulate_weight_gradient(target_, *gate_, dlogit, input.get());
-        return {at::mul(dy, score.to(dy.scalar_type())), nn::linear_product(target_, dlogit, gate_->data)};
-      });
+  if (!at::GradMode::is_enabled()) return score;
+  // The backward holds an alias: holding its own output would be a cycle.
+  return nn::attach(score, {in.x},
+                    [this, values = score.detach(), input = saving_.keep(in),
+                     type = in.x.scalar_type()](const at::Tensor& dscore) -> nn::Gradients {
+                      const at::NoGradGuard no_grad;
+                      const at::Tensor dlogit = dscore.mul(values).mul_(1.0 - values).to(type);
+                      nn::accumulate_weight_gradient(target_, *gate_, dlogit, input.get());
+                      return {nn::linear_product(target_, dlogit, gate_->data)};
+                    });
+}
+
+at::Tensor SharedExperts::gated(const at::Tensor& out, const at::Tensor& score) const {
+  at::Tensor product;
+  {
+    const at::NoGradGuard no_grad;
+    product = at::mul(out.detach(), score.detach().to(out.scalar_type()));
+  }
+  if (!at::GradMode::is_enabled()) return product;
+  return nn::attach(product, {out, score},
+                    [kept = saving_.keep(out), score = score.detach()](const at::Tensor& dy) -> nn::Gradients {
+                      const at::NoGradGuard no_grad;
+                      const at::Tensor dscore = nn::to_wide(at::mul(dy, kept.get())).sum(-1, true);
+                      return {at::mul(dy, score.to(dy.scalar_type())), dscore};
+                    });
 }
 
 void SharedExperts::collect_params(std::vector<nn::Param*>& params) {
-  mlp_.collect_params(params);
+  collect_begin_params(params);
+  collect_finish_params(params);
+}
+
+void SharedExperts::collect_begin_params(std::vector<nn::Param*>& params) {
+  mlp_.collect_first_params(params);
   if (gate_) params.push_back(&*gate_);
 }
+
+void SharedExperts::collect_finish_params(std::vector<nn::Param*>& params) { mlp_.collect_second_params(params); }
 
 }  // namespace metroplex::moe

@@ -22,9 +22,21 @@ class SharedExperts {
 
   // mlp(x), or mlp(x) sigmoid(x gate^T); x [s (/tp), b, h].
   at::Tensor forward(const nn::Input& in, const nn::Microbatch& batch);
+  // The two steps of forward(), with the same bits: fc1 and the gate's score, and all that needs x no more.
+  struct Begun {
+    at::Tensor product;  // nn::Mlp::first
+    at::Tensor score;    // [s (/tp), b, 1] at least fp32; undefined without a gate
+  };
+  Begun begin(const nn::Input& in, const nn::Microbatch& batch);
+  at::Tensor finish(const Begun& begun, const nn::Microbatch& batch);
   void collect_params(std::vector<nn::Param*>& params);
+  void collect_begin_params(std::vector<nn::Param*>& params);
+  void collect_finish_params(std::vector<nn::Param*>& params);
 
  private:
+  at::Tensor score(const nn::Input& in);
+  at::Tensor gated(const at::Tensor& out, const at::Tensor& score) const;
+
   cuda::Target target_;
   nn::SavePolicy saving_;
   nn::Mlp mlp_;

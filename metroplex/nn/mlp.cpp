@@ -43,27 +43,37 @@ Mlp::Mlp(const std::string& name, const config::Model& model, const LayerContext
       fc2_(second_layer(name, model), context) {}
 
 at::Tensor Mlp::forward(const Input& in, const Microbatch& batch) {
-  Param* const bias = fc1_.bias();
+  if (!at::GradMode::is_enabled() || !saving_.recomputes(SavePoint::fc1)) return second(first(in, batch), batch);
   const AdapterRows rows = fc1_.adapter_rows(in, batch);
-  const auto second = [&](const Input& x) { return fc2_.forward(x, fc2_.adapter_rows(x, batch)); };
-  if (!at::GradMode::is_enabled())
-    return second(apply_activation(fc1_.forward(in, rows), bias, activation_, nullptr));
-  // Saved here, so that fc1 and its recomputation share it.
-  const bool again = saving_.recomputes(SavePoint::fc1);
-  const Input kept = again ? Input(in.x, saving_.keep(in)) : in;
-  const at::Tensor x = fc1_.forward(kept, rows);
-  at::Tensor x_saved;
-  at::Tensor out = apply_activation(x, bias, activation_, &x_saved);
-  const Saved saved = again ? Saved::recomputed([this, bias, input = kept.recomputed, rows] {
+  const Input kept(in.x, saving_.keep(in));  // saved here, so that fc1 and its recomputation share it
+  const at::Tensor product = fc1_.forward(kept, rows);
+  const Saved saved = Saved::recomputed([this, bias = fc1_.bias(), input = kept.recomputed, rows] {
     return activation_saved(fc1_.forward({input.get(), input}, rows), bias);
-  })
-                            : saving_.keep(x_saved);
-  out = attach(out, {x}, [this, bias, saved](const at::Tensor& dy) -> Gradients {
-    return {activation_backward(dy, saved.get(), bias, activation_)};
   });
-  if (!saving_.recomputes(SavePoint::activation)) return second(out);
-  return second({out, Saved::recomputed(
-                          [this, bias, saved] { return recomputed_activation(saved.get(), bias, activation_); })});
+  return after_first(product, saved, batch);
+}
+
+at::Tensor Mlp::first(const Input& in, const Microbatch& batch) {
+  return fc1_.forward(in, fc1_.adapter_rows(in, batch));
+}
+
+at::Tensor Mlp::second(const at::Tensor& product, const Microbatch& batch) {
+  return after_first(product, std::nullopt, batch);
+}
+
+at::Tensor Mlp::after_first(const at::Tensor& product, const std::optional<Saved>& saved, const Microbatch& batch) {
+  Param* const bias = fc1_.bias();
+  const auto fc2 = [&](const Input& x) { return fc2_.forward(x, fc2_.adapter_rows(x, batch)); };
+  if (!at::GradMode::is_enabled()) return fc2(apply_activation(product, bias, activation_, nullptr));
+  at::Tensor x_saved;
+  at::Tensor out = apply_activation(product, bias, activation_, &x_saved);
+  const Saved kept = saved ? *saved : saving_.keep(x_saved);
+  out = attach(out, {product}, [this, bias, kept](const at::Tensor& dy) -> Gradients {
+    return {activation_backward(dy, kept.get(), bias, activation_)};
+  });
+  if (!saving_.recomputes(SavePoint::activation)) return fc2(out);
+  return fc2(
+      {out, Saved::recomputed([this, bias, kept] { return recomputed_activation(kept.get(), bias, activation_); })});
 }
 
 void Mlp::collect_params(std::vector<Param*>& params) {

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,10 +22,19 @@ class Mlp {
   // [s (/tp), b, h] -> the same without the bias of fc2: the caller adds output_bias(). With the save point of the
   // activation recomputed, fc2 recomputes its input; with that of fc1 its product too, and only `in` is saved.
   at::Tensor forward(const Input& in, const Microbatch& batch);
+  // The two steps of forward(), for a caller that runs them in two segments. first() returns the product of fc1
+  // without its bias. Requires: fc1 is not recomputed.
+  at::Tensor first(const Input& in, const Microbatch& batch);
+  at::Tensor second(const at::Tensor& product, const Microbatch& batch);
   Param* output_bias() { return fc2_.skipped_bias(); }
   void collect_params(std::vector<Param*>& params);
+  void collect_first_params(std::vector<Param*>& params) { fc1_.collect_params(params); }
+  void collect_second_params(std::vector<Param*>& params) { fc2_.collect_params(params); }
 
  private:
+  // `saved`: the activation's saved input where fc1 is recomputed.
+  at::Tensor after_first(const at::Tensor& product, const std::optional<Saved>& saved, const Microbatch& batch);
+
   ActivationSpec activation_;
   SavePolicy saving_;
   ColumnParallelLinear fc1_;

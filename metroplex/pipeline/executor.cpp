@@ -24,22 +24,15 @@ struct Executor::Step {
   bool first(const Action& action) const { return placement.first(place(action)); }
   bool last(const Action& action) const { return placement.last(place(action)); }
 
-  int live_set(const Action& action) const {
-    return in.graphs == nullptr
-               ? -1
-               : in.graphs->set_of.at(static_cast<size_t>(action.chunk)).at(static_cast<size_t>(action.microbatch));
+  int graph_instance(const Action& action) const {
+    if (in.graphs == nullptr) return -1;
+    return in.graphs->instance_of.at(static_cast<size_t>(action.chunk)).at(static_cast<size_t>(action.microbatch));
   }
 };
 
 namespace {
 
 int channel_of(ActionKind kind) { return plan::goes_forward(kind) ? comm::kForwardChannel : comm::kBackwardChannel; }
-
-int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
-  int64_t bytes = 0;
-  for (const at::Tensor& tensor : tensors) bytes += tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
-  return bytes;
-}
 
 }  // namespace
 
@@ -62,9 +55,13 @@ void Executor::Call::wait() {
 
 Executor::Executor(std::vector<Stage*> stages, comm::Group pp) : stages_(std::move(stages)), pp_(std::move(pp)) {}
 
-int64_t Executor::border_bytes() const {
+int64_t Executor::border_bytes(const std::function<bool(const at::Tensor&)>& counts) const {
   int64_t bytes = 0;
-  borders_.for_each([&](const Tensors& tensors) { bytes += bytes_of(tensors); });
+  borders_.for_each([&](const Tensors& tensors) {
+    for (const at::Tensor& tensor : tensors) {
+      if (tensor.defined() && (!counts || counts(tensor))) bytes += static_cast<int64_t>(tensor.nbytes());
+    }
+  });
   return bytes;
 }
 
@@ -98,7 +95,7 @@ PipelineOutput Executor::run(const PipelineInput& in) {
       StageRun* const run = in.table.forward_only ? nullptr : &runs_[key];
       pass_on(step, action,
               stages_[action.chunk]->forward(x, in.batches[action.microbatch], run, &result.terms[action.microbatch],
-                                             step.live_set(action)));
+                                             step.graph_instance(action)));
     } else if (action.kind == ActionKind::backward) {
       StageRun run = take_run(key);
       const at::Tensor factor = in.loss_gradients.select(0, action.microbatch);
@@ -136,7 +133,7 @@ nn::Values Executor::input_of(const Step& step, const Action& action) {
 void Executor::pass_on(const Step& step, const Action& action, const nn::Values& y) {
   if (step.last(action)) {
     MPX_ASSERT(y.size() == 1, "the last stage gives a loss or logits, not ", y.size(), " values");
-    // The result of a graph is overwritten by the next microbatch of the same live set.
+    // The result of a graph is overwritten by the next pass in the same graph instance.
     const at::Tensor& last = y.begin()->value.tensor();
     step.result.last[action.microbatch] = step.in.graphs != nullptr ? last.clone() : last;
     return;
@@ -168,12 +165,14 @@ Executor::Tensors Executor::output_gradients(const Step& step, const Action& act
 void Executor::pass_back(const Step& step, const Action& action, Tensors dx) {
   if (step.first(action)) return;
   const plan::StagePlace own = step.place(action), next = step.placement.neighbour(own, -1).value();
+  // A copy is sent, so that the graph instance is free for the next pass while the send is in flight.
+  const bool in_instance = step.in.graphs != nullptr && stages_[action.chunk]->islands().places.front().graph >= 0;
   for (size_t i = 0; i < dx.size() && next.rank != own.rank; ++i) {
     const BorderValue& value = step.in.border.values[i];
     if (!value.differentiable()) continue;
     // Nothing read this value, but the stage before has posted a receive for its gradient.
-    dx[i] = dx[i].defined() ? dx[i].contiguous()
-                            : at::zeros(sizes_of(step, value, action.microbatch), options_of(step, value));
+    if (!dx[i].defined()) dx[i] = at::zeros(sizes_of(step, value, action.microbatch), options_of(step, value));
+    else dx[i] = in_instance ? dx[i].clone(at::MemoryFormat::Contiguous) : dx[i].contiguous();
   }
   borders_.leave_gradient(action.microbatch, own, next, std::move(dx));
 }

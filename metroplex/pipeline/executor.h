@@ -51,8 +51,7 @@ struct PipelineInput {
   // stage and with the loss terms of every stage: the factor of its sums in the step's loss.
   at::Tensor loss_gradients;
   BorderShape border;
-  // Planned for the table and this rank: stages that capture run as the graphs of its live sets. Null: all run
-  // eagerly.
+  // Planned for the table and this rank: captured islands run in its graph instances. Null: all islands run eagerly.
   const plan::GraphPlan* graphs = nullptr;
   cuda::GraphDevice* warms_up = nullptr;  // all runs on its capture stream; null: on the current one
 };
@@ -78,8 +77,8 @@ class Executor {
   base::Listeners<ActionObserver>& observers() { return observers_; }
   // Sets of border tensors and runs alive now; 0 between steps. For tests of deallocation.
   size_t live() const { return borders_.count() + runs_.size() + weights_.size(); }
-  // Of border tensors alive now.
-  int64_t border_bytes() const;
+  // Returns the bytes of the border tensors alive now, or of those for which `counts` returns true.
+  int64_t border_bytes(const std::function<bool(const at::Tensor&)>& counts = nullptr) const;
 
  private:
   using Key = plan::BorderKey;

@@ -15,27 +15,41 @@ namespace {
 
 int64_t bytes_of(const at::Tensor& x) { return x.defined() ? static_cast<int64_t>(x.nbytes()) : 0; }
 
-}  // namespace
-
-at::Tensor GradientBuffers::place_for(const at::Tensor& gradient, int64_t nth) {
-  at::Tensor& place = places_[{gradient.sizes().vec(), gradient.scalar_type(), nth}];
-  if (!place.defined()) place = at::empty(gradient.sizes(), gradient.options());
-  return place;
+// The identity of a storage. Weak aliases have the address of their original, but tensors on the meta device have no
+// address: there it is the allocator's block (cuda/memory_meter.h).
+const void* storage_key(const at::Tensor& x) {
+  const c10::DataPtr& data = x.storage().data_ptr();
+  return data.get() != nullptr ? data.get() : data.get_context();
 }
 
-int64_t GradientBuffers::bytes() const {
+}  // namespace
+
+at::Tensor StaticBuffers::buffer_for(const at::Tensor& value, int64_t nth) {
+  at::Tensor& buffer = buffers_[{value.sizes().vec(), value.scalar_type(), nth}];
+  if (!buffer.defined()) buffer = at::empty(value.sizes(), value.options());
+  return buffer;
+}
+
+int64_t StaticBuffers::bytes() const {
   int64_t bytes = 0;
-  for (const auto& [form, place] : places_) bytes += bytes_of(place);
+  for (const auto& [form, buffer] : buffers_) bytes += bytes_of(buffer);
   return bytes;
 }
 
-void LiveSetMemory::left(const at::Tensor& result) {
-  if (result.defined()) results.insert(result.storage().data());
+std::map<std::string, int64_t> StaticBuffers::sizes() const {
+  std::map<std::string, int64_t> sizes;
+  for (const auto& [form, buffer] : buffers_)
+    sizes[base::concat(cuda::form_of(buffer), " ", std::get<2>(form))] = bytes_of(buffer);
+  return sizes;
 }
 
-bool LiveSetMemory::holds(const at::Tensor& x) const { return results.contains(x.storage().data()); }
+void InstanceMemory::add_result(const at::Tensor& result) {
+  if (result.defined()) results.insert(storage_key(result));
+}
 
-GraphedIsland::GraphedIsland(const nn::Island& island, LiveSetMemory& memory)
+bool InstanceMemory::holds(const at::Tensor& x) const { return results.contains(storage_key(x)); }
+
+GraphedIsland::GraphedIsland(const nn::Island& island, InstanceMemory& memory)
     : island_(island),
       memory_(memory),
       forward_(memory.device.make_graph(memory.pool)),
@@ -84,14 +98,18 @@ nn::Values GraphedIsland::forward(const nn::Values& x, const Forward& how) {
   return out;
 }
 
-// An input that is an output of an earlier graph of the set has the same address in every replay and is read in
+int64_t GraphedIsland::copied_like(const at::Tensor& x) const {
+  return std::count_if(inputs_.begin(), inputs_.end(),
+                       [&](const Entry& entry) { return entry.copied && cuda::same_form(entry.place, x); });
+}
+
+// An input that is an output of an earlier graph of the instance has the same address in every replay and is read in
 // place. Any other gets a static buffer, which forward() fills before each replay. Outputs are kept as weak aliases
 // (cuda::weak_alias): once the capturing run has dropped them, the pool may give their memory to graphs captured
 // later, and every replay then repeats that reuse.
 nn::Values GraphedIsland::capture_forward(const nn::Values& x, const Forward& how) {
   nn::Values in, out;
-  // Not empty under cuda::CheckedGraphs, which captures again in every run: static buffers keep their addresses then.
-  const std::vector<Entry> before = std::exchange(inputs_, {});
+  inputs_.clear();  // cuda::CheckedGraphs captures again in every run
   for (const auto& [value_name, value] : x) {
     const at::Tensor& tensor = value.tensor();
     if (memory_.holds(tensor)) {
@@ -99,9 +117,9 @@ nn::Values GraphedIsland::capture_forward(const nn::Values& x, const Forward& ho
       in.add(value_name, tensor);
       continue;
     }
-    const size_t i = inputs_.size();
-    const bool stays = i < before.size() && before[i].copied && cuda::same_form(before[i].place, tensor);
-    inputs_.push_back({value_name, stays ? before[i].place : at::empty(tensor.sizes(), tensor.options()), true});
+    int64_t nth = copied_like(tensor);
+    for (const GraphedIsland& island : how.earlier) nth += island.copied_like(tensor);
+    inputs_.push_back({value_name, memory_.inputs.buffer_for(tensor, nth), true});
     copy_in(inputs_.back(), tensor);
     in.add(value_name, inputs_.back().place);
   }
@@ -113,7 +131,7 @@ nn::Values GraphedIsland::capture_forward(const nn::Values& x, const Forward& ho
   outputs_ = {};
   terms_.clear();
   for (const auto& [value_name, value] : out) {
-    memory_.left(value.tensor());
+    memory_.add_result(value.tensor());
     outputs_.add(value_name, cuda::weak_alias(value.tensor()));
   }
   for (const nn::LossTerm& term : terms) terms_.push_back({term.name, cuda::weak_alias(term.sum)});
@@ -151,7 +169,7 @@ nn::Gradients GraphedIsland::capture_backward(const nn::Gradients& dy, const at:
   gradients_.clear();
   const auto enter = [&](std::string what, const at::Tensor& gradient, int64_t nth) {
     const bool chained = !gradient.defined() || memory_.holds(gradient);
-    const at::Tensor place = chained ? gradient : memory_.gradients.place_for(gradient, nth);
+    const at::Tensor place = chained ? gradient : memory_.gradients.buffer_for(gradient, nth);
     const Entry entry{std::move(what), chained ? cuda::weak_alias(gradient) : place, !chained};
     if (!chained) copy_in(entry, gradient);
     return std::pair(entry, place);
@@ -181,7 +199,7 @@ nn::Gradients GraphedIsland::capture_backward(const nn::Gradients& dy, const at:
   run_ = {};
   input_gradients_.clear();
   for (const at::Tensor& gradient : dx) {
-    memory_.left(gradient);
+    memory_.add_result(gradient);
     input_gradients_.push_back(cuda::weak_alias(gradient));
   }
   return dx;
@@ -189,12 +207,6 @@ nn::Gradients GraphedIsland::capture_backward(const nn::Gradients& dy, const at:
 
 cuda::GraphSize GraphedIsland::size() const {
   return {forward_size_.nodes + backward_size_.nodes, forward_size_.bytes + backward_size_.bytes};
-}
-
-int64_t GraphedIsland::input_bytes() const {
-  int64_t bytes = 0;
-  for (const Entry& entry : inputs_) bytes += entry.copied ? bytes_of(entry.place) : 0;
-  return bytes;
 }
 
 int64_t GraphedIsland::result_bytes() const {

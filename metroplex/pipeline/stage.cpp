@@ -138,17 +138,17 @@ std::vector<const nn::Island*> Stage::captured_islands() const {
   return list;
 }
 
-void Stage::capture_on(cuda::GraphDevice& device, GraphScope scope, at::Device batches_on,
-                       std::shared_ptr<GradientBuffers> gradients) {
+void Stage::capture_in(std::shared_ptr<GraphInstances> instances, GraphScope scope) {
   whole_ = islands_of(blocks_, saving_.recomputed, false, scope);
-  graphs_ = std::make_unique<StageGraphs>(captured_islands(), device, batches_on, std::move(gradients));
+  graphs_ = std::make_unique<StageGraphs>(captured_islands(), std::move(instances));
 }
 
-LiveSet* Stage::begin_graphs(const StageIslands& islands, int live_set, const nn::Microbatch& batch, bool evaluates) {
-  if (live_set < 0 || &islands != &whole_ || !graphs_ || graphs_->islands() == 0) return nullptr;
-  LiveSet& set = graphs_->set(live_set, evaluates);
-  set.begin(batch);
-  return &set;
+GraphInstance* Stage::begin_graphs(const StageIslands& islands, int instance, const nn::Microbatch& batch,
+                                   bool evaluates) {
+  if (instance < 0 || &islands != &whole_ || !graphs_ || graphs_->islands().empty()) return nullptr;
+  GraphInstance& graphs = graphs_->instances().at(instance, evaluates);
+  graphs.begin(batch);
+  return &graphs;
 }
 
 void Stage::tell_before(const nn::IslandEvent& event) const {
@@ -160,9 +160,9 @@ void Stage::tell_after(const nn::IslandEvent& event) const {
 }
 
 nn::Values Stage::forward(nn::Values x, const nn::Microbatch& batch, StageRun* run, nn::LossTerms* terms,
-                          int live_set) {
+                          int instance) {
   const StageIslands& all = islands();
-  LiveSet* const graphs = begin_graphs(all, live_set, batch, run == nullptr);
+  GraphInstance* const graphs = begin_graphs(all, instance, batch, run == nullptr);
   if (run != nullptr) *run = {&all, graphs, std::vector<StageRun::Span>(all.spans.size()), batch};
   for (size_t s = 0; s < all.spans.size(); ++s) {
     const StageIslands::Span& span = all.spans[s];
@@ -175,7 +175,7 @@ nn::Values Stage::forward(nn::Values x, const nn::Microbatch& batch, StageRun* r
       const nn::IslandEvent event = event_of(place, nn::Pass::forward, next == place.block ? -1 : next);
       tell_before(event);
       if (graphs != nullptr && place.graph >= 0) {
-        x = graphs->forward(static_cast<size_t>(place.graph), x, terms);
+        x = graphs->forward(*graphs_, static_cast<size_t>(place.graph), x, terms);
       } else {
         const nn::IslandForward how{batch, saving_.store.get(), terms, false, recomputes ? &kept->memo : nullptr};
         x = nn::run_forward(place.island, x, how, recomputes || kept == nullptr ? nullptr : &kept->run);
@@ -228,7 +228,7 @@ nn::Gradients Stage::backward(StageRun run, nn::Gradients dy, const at::Tensor& 
       const nn::IslandEvent event = event_of(place, nn::Pass::backward, block_before(*run.islands, s, i));
       tell_before(event);
       const bool captured = run.graphs != nullptr && place.graph >= 0;
-      dy = captured ? run.graphs->backward(static_cast<size_t>(place.graph), dy, loss_factor)
+      dy = captured ? run.graphs->backward(*graphs_, static_cast<size_t>(place.graph), dy, loss_factor)
                     : nn::run_backward(std::move(runs.back()), dy, loss_factor, true,
                                        deferred == nullptr ? nullptr : &deferred->emplace_back());
       tell_after(event);

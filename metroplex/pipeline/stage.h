@@ -50,7 +50,7 @@ struct StageRun {
     nn::RecomputeMemo memo;
   };
   const StageIslands* islands = nullptr;  // of the stage
-  LiveSet* graphs = nullptr;              // of the captured islands; null: all run eagerly
+  GraphInstance* graphs = nullptr;        // of the captured islands; null: all run eagerly
   std::vector<Span> spans;
   nn::Microbatch batch;
 };
@@ -67,17 +67,15 @@ class Stage {
   void listen(std::string name, nn::StageObserver& observer, bool cuts = false);
   void unlisten(const std::string& name);
 
-  // Makes islands of what is in `scope`, to be captured on `device`, which outlives the stage. To be called before
-  // the first forward. Throws as check_capturable().
-  void capture_on(cuda::GraphDevice& device, GraphScope scope, at::Device batches_on,
-                  std::shared_ptr<GradientBuffers> gradients);
-  const StageGraphs* graphs() const { return graphs_.get(); }
+  // Makes islands of the segments in `scope`, to be captured in `instances`, which the stages of a rank share. Called
+  // before the first forward. Throws as check_capturable().
+  void capture_in(std::shared_ptr<GraphInstances> instances, GraphScope scope);
   std::vector<const nn::Island*> captured_islands() const;
 
   // `x` is empty on the first stage. With `run` the forward is differentiable and fills it. `terms` gets the loss
-  // terms of the segments. live_set: whose graphs the captured islands run as; -1: eagerly.
+  // terms of the segments. instance: the graph instance in which the captured islands run; -1: they run eagerly.
   nn::Values forward(nn::Values x, const nn::Microbatch& batch, StageRun* run, nn::LossTerms* terms = nullptr,
-                     int live_set = -1);
+                     int instance = -1);
   // Gradients of the inputs, none on the first stage. `dy` has one per output. Consumes the run, island by island
   // from the end. With `deferred` the weight gradients are deferred to it, one entry per island; not with graphs.
   nn::Gradients backward(StageRun run, nn::Gradients dy, const at::Tensor& loss_factor,
@@ -89,8 +87,8 @@ class Stage {
   const StageIslands& islands() const;
 
  private:
-  // At the begin of a forward over `islands`: the graphs to use; null: run eagerly.
-  LiveSet* begin_graphs(const StageIslands& islands, int live_set, const nn::Microbatch& batch, bool evaluates);
+  // Called at the begin of a forward over `islands`. Null: they run eagerly.
+  GraphInstance* begin_graphs(const StageIslands& islands, int instance, const nn::Microbatch& batch, bool evaluates);
   // The forwards of a recomputed chunk once more. Consumes what the first ones left.
   std::vector<nn::IslandRun> forward_again(const StageRun& run, const StageIslands::Span& span,
                                            StageRun::Span kept) const;

@@ -1,5 +1,8 @@
 #include "pipeline/stage_graphs.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace metroplex::pipeline {
 
 void GraphSizes::add(const GraphSizes& other) {
@@ -14,68 +17,82 @@ void GraphSizes::add(const GraphSizes& other) {
   pools.reserved += other.pools.reserved;
 }
 
-LiveSet::LiveSet(std::vector<const nn::Island*> islands, cuda::GraphDevice& device, GradientBuffers& gradients,
-                 at::Device batches_on, bool evaluates)
-    : list_(std::move(islands)), memory_{device, gradients, nullptr, {}}, batch_(batches_on), evaluates_(evaluates) {}
+GraphInstance::GraphInstance(cuda::GraphDevice& device, StaticBuffers& gradients, at::Device batches_on,
+                             bool evaluates)
+    : memory_{device, gradients, nullptr, {}, {}}, batch_(batches_on), evaluates_(evaluates) {}
 
-// Graphs must be destroyed before their pool.
-void LiveSet::empty() {
-  islands_.clear();
-  memory_.results.clear();
-  memory_.pool = memory_.device.make_pool();
-  for (const nn::Island* island : list_) islands_.emplace_back(*island, memory_);
-}
-
-void LiveSet::begin(const nn::Microbatch& batch) {
+void GraphInstance::begin(const nn::Microbatch& batch) {
   const std::vector<nn::Microbatch> one{batch};
   if (batch_.fits(one)) return batch_.fill(one);
-  empty();
+  graphs_.clear();  // before their pool
+  memory_.results.clear();
+  memory_.inputs = {};
+  memory_.pool = memory_.device.make_pool();
   batch_.make(one);
 }
 
-nn::Values LiveSet::forward(size_t graph, const nn::Values& x, nn::LossTerms* terms) {
-  return islands_.at(graph).forward(x, {batch_.batches().front(), evaluates_, terms});
+std::vector<GraphedIsland>& GraphInstance::graphs_of(const StageGraphs& stage) {
+  std::vector<GraphedIsland>& graphs = graphs_[&stage];
+  if (graphs.empty()) {
+    graphs.reserve(stage.islands().size());
+    for (const nn::Island* island : stage.islands()) graphs.emplace_back(*island, memory_);
+  }
+  return graphs;
 }
 
-nn::Gradients LiveSet::backward(size_t graph, const nn::Gradients& dy, const at::Tensor& loss_factor) {
-  return islands_.at(graph).backward(dy, loss_factor);
+nn::Values GraphInstance::forward(const StageGraphs& stage, size_t graph, const nn::Values& x, nn::LossTerms* terms) {
+  std::vector<GraphedIsland>& graphs = graphs_of(stage);
+  return graphs.at(graph).forward(x, {batch_.batches().front(), evaluates_, terms, {graphs.data(), graph}});
 }
 
-GraphSizes LiveSet::sizes() const {
+nn::Gradients GraphInstance::backward(const StageGraphs& stage, size_t graph, const nn::Gradients& dy,
+                                      const at::Tensor& loss_factor) {
+  return graphs_of(stage).at(graph).backward(dy, loss_factor);
+}
+
+cuda::GraphPool::Bytes GraphInstance::pool_bytes() const {
+  return memory_.pool ? memory_.pool->bytes() : cuda::GraphPool::Bytes();
+}
+
+GraphSizes GraphInstance::sizes() const {
   GraphSizes sizes;
-  sizes.static_inputs = batch_.bytes();
-  if (memory_.pool) sizes.pools = memory_.pool->bytes();
-  for (const GraphedIsland& island : islands_) {
-    GraphSizes one;
-    one.graphs = island.graphs();
-    one.size = island.size();
-    one.static_inputs = island.input_bytes();
-    one.results = island.result_bytes();
-    sizes.add(one);
+  sizes.static_inputs = batch_.bytes() + memory_.inputs.bytes();
+  sizes.pools = pool_bytes();
+  for (const auto& [stage, graphs] : graphs_) {
+    int64_t results = 0;
+    for (const GraphedIsland& island : graphs) {
+      const cuda::GraphSize size = island.size();
+      sizes.graphs += island.graphs();
+      sizes.size.nodes += size.nodes;
+      sizes.size.bytes += size.bytes;
+      results += island.result_bytes();
+    }
+    sizes.results = std::max(sizes.results, results);
   }
   return sizes;
 }
 
-StageGraphs::StageGraphs(std::vector<const nn::Island*> islands, cuda::GraphDevice& device, at::Device batches_on,
-                         std::shared_ptr<GradientBuffers> gradients)
-    : list_(std::move(islands)), device_(device), batches_on_(batches_on), gradients_(std::move(gradients)) {
-  for (const nn::Island* island : list_) check_capturable(*island);
-}
-
-LiveSet& StageGraphs::set(int number, bool evaluates) {
-  auto& sets = evaluates ? evaluation_ : training_;
+GraphInstance& GraphInstances::at(int number, bool evaluates) {
+  auto& instances = evaluates ? evaluation_ : training_;
   const auto index = static_cast<size_t>(number);
-  if (sets.size() <= index) sets.resize(index + 1);
-  if (!sets[index]) sets[index] = std::make_unique<LiveSet>(list_, device_, *gradients_, batches_on_, evaluates);
-  return *sets[index];
+  if (instances.size() <= index) instances.resize(index + 1);
+  if (!instances[index])
+    instances[index] = std::make_unique<GraphInstance>(device_, gradients_, batches_on_, evaluates);
+  return *instances[index];
 }
 
-GraphSizes StageGraphs::sizes(bool evaluation) const {
+GraphSizes GraphInstances::sizes(bool evaluation) const {
   GraphSizes sizes;
-  for (const auto& set : evaluation ? evaluation_ : training_) {
-    if (set) sizes.add(set->sizes());
+  for (const auto& instance : evaluation ? evaluation_ : training_) {
+    if (instance) sizes.add(instance->sizes());
   }
+  if (!evaluation) sizes.gradients = gradients_.bytes();
   return sizes;
+}
+
+StageGraphs::StageGraphs(std::vector<const nn::Island*> islands, std::shared_ptr<GraphInstances> instances)
+    : islands_(std::move(islands)), instances_(std::move(instances)) {
+  for (const nn::Island* island : islands_) check_capturable(*island);
 }
 
 }  // namespace metroplex::pipeline

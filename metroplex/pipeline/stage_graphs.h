@@ -1,8 +1,10 @@
-// The captured islands of a stage, once for each live set: graphs, their pool, and the static microbatch that the
-// layers read. A set is occupied by a microbatch from its forward until its backward and every other reader of its
-// results are done. A plan::GraphPlan says which microbatch takes which set.
+// Graph instances of a rank (plan/graph_plan.h). An instance is the memory of one pass of one microbatch through one
+// chunk: a pool, static inputs, and the static microbatch that the layers read. Each chunk that runs in it has graphs
+// of its own there. A pass occupies its instance from its forward until its backward and every other reader of its
+// results are done. A plan::GraphPlan assigns an instance to each pass.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -32,57 +34,72 @@ void check_capturable(const nn::Island& island);
 struct GraphSizes {
   int64_t graphs = 0;  // captured so far
   cuda::GraphSize size;
-  int64_t static_inputs = 0;  // bytes: microbatches, and what comes from layers that are not captured
-  int64_t results = 0;        // bytes in the pools: what graphs hand on
-  int64_t gradients = 0;      // bytes of GradientBuffers
+  int64_t static_inputs = 0;  // bytes: microbatches, and inputs from layers that are not captured
+  int64_t results = 0;        // bytes in the pools: results of graphs, for each instance those of its largest chunk
+  int64_t gradients = 0;      // bytes of the static buffers for incoming gradients
   cuda::GraphPool::Bytes pools;
 
   void add(const GraphSizes& other);
 };
 
-class LiveSet {
- public:
-  // `islands` outlive it.
-  LiveSet(std::vector<const nn::Island*> islands, cuda::GraphDevice& device, GradientBuffers& gradients,
-          at::Device batches_on, bool evaluates);
-  LiveSet(const LiveSet&) = delete;
-  LiveSet& operator=(const LiveSet&) = delete;
+class StageGraphs;
 
-  // To be called before the forward of `batch`. If its shapes or dtypes differ from the last one's, the graphs of the
-  // set are discarded and captured anew.
+class GraphInstance {
+ public:
+  GraphInstance(cuda::GraphDevice& device, StaticBuffers& gradients, at::Device batches_on, bool evaluates);
+  GraphInstance(const GraphInstance&) = delete;
+  GraphInstance& operator=(const GraphInstance&) = delete;
+
+  // Called before each forward. If the form of `batch` differs from that of the last one, the graphs of all chunks
+  // are discarded and captured again.
   void begin(const nn::Microbatch& batch);
-  // Island number `graph` of the list, in order, and backwards in reverse.
-  nn::Values forward(size_t graph, const nn::Values& x, nn::LossTerms* terms);
-  nn::Gradients backward(size_t graph, const nn::Gradients& dy, const at::Tensor& loss_factor);
+  // Run island number `graph` of the stage: in order, and backwards in reverse.
+  nn::Values forward(const StageGraphs& stage, size_t graph, const nn::Values& x, nn::LossTerms* terms);
+  nn::Gradients backward(const StageGraphs& stage, size_t graph, const nn::Gradients& dy,
+                         const at::Tensor& loss_factor);
   GraphSizes sizes() const;
+  cuda::GraphPool::Bytes pool_bytes() const;  // zeros before the first pass
+  const StaticBuffers& inputs() const { return memory_.inputs; }
 
  private:
-  void empty();
+  std::vector<GraphedIsland>& graphs_of(const StageGraphs& stage);
 
-  std::vector<const nn::Island*> list_;
-  LiveSetMemory memory_;
+  InstanceMemory memory_;
   StaticBatches batch_;
-  std::vector<GraphedIsland> islands_;
+  std::map<const StageGraphs*, std::vector<GraphedIsland>> graphs_;
   bool evaluates_;
 };
 
-class StageGraphs {
+// The instances of a rank. All its stages share them.
+class GraphInstances {
  public:
-  // `islands` and `device` outlive it; `gradients` is the rank's. Throws as check_capturable().
-  StageGraphs(std::vector<const nn::Island*> islands, cuda::GraphDevice& device, at::Device batches_on,
-              std::shared_ptr<GradientBuffers> gradients);
+  // `device` outlives it.
+  GraphInstances(cuda::GraphDevice& device, at::Device batches_on) : device_(device), batches_on_(batches_on) {}
 
-  // Made at its first use. Training and evaluation have separate sets.
-  LiveSet& set(int number, bool evaluates);
-  GraphSizes sizes(bool evaluation) const;  // without GradientBuffers
-  size_t islands() const { return list_.size(); }
+  // Made at its first use. Training and evaluation have separate instances.
+  GraphInstance& at(int number, bool evaluates);
+  GraphSizes sizes(bool evaluation) const;  // `gradients` count as training
+  const StaticBuffers& gradients() const { return gradients_; }
 
  private:
-  std::vector<const nn::Island*> list_;
   cuda::GraphDevice& device_;
   at::Device batches_on_;
-  std::shared_ptr<GradientBuffers> gradients_;
-  std::vector<std::unique_ptr<LiveSet>> training_, evaluation_;
+  StaticBuffers gradients_;
+  std::vector<std::unique_ptr<GraphInstance>> training_, evaluation_;
+};
+
+// The captured islands of a stage, and the instances in which they run.
+class StageGraphs {
+ public:
+  // `islands` outlive it. Throws as check_capturable().
+  StageGraphs(std::vector<const nn::Island*> islands, std::shared_ptr<GraphInstances> instances);
+
+  const std::vector<const nn::Island*>& islands() const { return islands_; }
+  GraphInstances& instances() const { return *instances_; }
+
+ private:
+  std::vector<const nn::Island*> islands_;
+  std::shared_ptr<GraphInstances> instances_;
 };
 
 }  // namespace metroplex::pipeline

@@ -36,14 +36,14 @@ std::string draw_text(const PipelineTable& table, const Timeline& timeline, cons
 // A whole SVG document, about 1,000 units wide.
 std::string draw_svg(const PipelineTable& table, const Timeline& timeline);
 
-// The live sets of captured graphs (graph_plan.h) as text: which set each pass uses over time, and the totals of
-// every rank beside Megatron's.
+// The graph instances (graph_plan.h) as text: which instance each pass uses over time, and the totals of every rank
+// next to Megatron's.
 
 // Of one pipeline rank.
 struct GraphNumbers {
   int layers = 0;                  // captured, of all its chunks
-  std::vector<int> sets_of_chunk;  // ours
-  int64_t graphs = 0;              // ours: passes x layers x sets
+  int instances = 0;               // ours
+  int64_t graphs = 0;              // ours: passes x layers x instances in which their chunk runs
   int64_t megatron_graphs = 0;     // passes x layers x microbatches; of one pipeline rank, of one microbatch
   int64_t bound = 0;               // passes x layers x pp
   int megatron_sets = 0;           // of one layer each

@@ -13,12 +13,6 @@ namespace {
 
 int passes_of(const PipelineTable& table) { return table.forward_only ? 1 : table.splits_backward() ? 3 : 2; }
 
-std::string sets_text(const std::vector<int>& sets) {
-  std::string text;
-  for (const int count : sets) text += (text.empty() ? "" : "+") + std::to_string(count);
-  return text;
-}
-
 // Right-aligned columns under their names.
 std::string columns(const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths(rows[0].size(), 0);
@@ -41,7 +35,7 @@ GraphNumbers graph_numbers(const GraphPlan& plan, const PipelineTable& table, in
                            const std::map<int, int64_t>& megatron_stores) {
   GraphNumbers numbers;
   numbers.layers = std::accumulate(plan.layers_of_chunk.begin(), plan.layers_of_chunk.end(), 0);
-  numbers.sets_of_chunk = plan.sets_of_chunk;
+  numbers.instances = plan.num_instances;
   numbers.graphs = plan.num_graphs();
   const int64_t each = static_cast<int64_t>(passes_of(table)) * numbers.layers;
   // Megatron captures the one microbatch of a rank without pipeline once, and all of them otherwise.
@@ -53,10 +47,21 @@ GraphNumbers graph_numbers(const GraphPlan& plan, const PipelineTable& table, in
   const LayerOrder in_turns = overlap_layer_order(order, plan.layers_of_chunk, false);
   numbers.megatron_sets_in_turns = megatron_sets(in_turns, alike, table.num_microbatches).num_sets;
   numbers.bytes = graph_bytes(plan, layers, tensors);
-  for (size_t chunk = 0; chunk < layers.signatures.size(); ++chunk) {
-    for (const int signature : layers.signatures[chunk]) {
-      const auto store = megatron_stores.find(signature);
-      if (store != megatron_stores.end()) numbers.megatron_stores += plan.sets_of_chunk[chunk] * store->second;
+  const std::vector<std::vector<size_t>> chunks_of = plan.chunks_of_instance();
+  for (const std::vector<size_t>& chunks : chunks_of) {
+    int64_t most = 0;
+    for (const size_t chunk : chunks) {
+      int64_t stores = 0;
+      for (const int signature : layers.signatures[chunk]) {
+        const auto store = megatron_stores.find(signature);
+        if (store != megatron_stores.end()) stores += store->second;
+      }
+      most = std::max(most, stores);
+    }
+    numbers.megatron_stores += most;
+  }
+  for (const std::vector<int>& signatures : layers.signatures) {
+    for (const int signature : signatures) {
       const std::vector<int64_t>& inputs = tensors.at(signature).inputs;
       numbers.megatron_inputs = numbers.megatron_sets * std::accumulate(inputs.begin(), inputs.end(), int64_t{0});
     }
@@ -80,26 +85,28 @@ std::string draw_graphs(const PipelineTable& table, const Timeline& timeline, co
   const bool chunks = table.num_chunks > 1;
   DrawLabels labels;
   labels.box = [&](size_t rank, const Action& action) {
-    const int set = plans[rank].set_of[static_cast<size_t>(action.chunk)][static_cast<size_t>(action.microbatch)];
-    return std::to_string(set) + (chunks ? std::string(1, static_cast<char>('a' + action.chunk % 26)) : "");
+    const int instance =
+        plans[rank].instance_of[static_cast<size_t>(action.chunk)][static_cast<size_t>(action.microbatch)];
+    return (instance < 0 ? "-" : std::to_string(instance)) +
+           (chunks ? std::string(1, static_cast<char>('a' + action.chunk % 26)) : "");
   };
-  labels.row_end = [&](size_t rank) { return "sets " + sets_text(plans[rank].sets_of_chunk); };
-  labels.legend = chunks ? "a box: live set and chunk (a, b, ...)" : "a box: live set";
+  labels.row_end = [&](size_t rank) { return "instances " + std::to_string(plans[rank].num_instances); };
+  labels.legend = chunks ? "a box: graph instance and chunk (a, b, ...)" : "a box: graph instance";
   for (const GraphPlan& plan : plans) {
-    for (const int sets : plan.sets_of_chunk)
-      labels.widest = std::max(labels.widest, std::to_string(sets - 1).size() + (chunks ? 1 : 0));
+    const size_t digits = std::to_string(std::max(0, plan.num_instances - 1)).size();
+    labels.widest = std::max(labels.widest, digits + (chunks ? 1 : 0));
   }
   const int passes = passes_of(table);
   const bool stores =
       std::any_of(numbers.begin(), numbers.end(), [](const auto& n) { return n.megatron_stores > 0; });
-  std::vector<std::vector<std::string>> rows{{"rank", "layers", "live", "sets", "graphs", "Megatron's", "bound",
+  std::vector<std::vector<std::string>> rows{{"rank", "layers", "live", "instances", "graphs", "Megatron's", "bound",
                                               "inputs", "results", "gradients", "Megatron's inputs"}};
   if (stores) rows[0].emplace_back("and stores");
   const auto bytes = [](int64_t count) { return base::bytes_text(static_cast<double>(count)); };
   for (size_t rank = 0; rank < numbers.size(); ++rank) {
     const GraphNumbers& n = numbers[rank];
     rows.push_back({std::to_string(rank), std::to_string(n.layers),
-                    std::to_string(timeline.peak_live_activations[rank]), sets_text(n.sets_of_chunk),
+                    std::to_string(timeline.peak_live_activations[rank]), std::to_string(n.instances),
                     std::to_string(n.graphs), std::to_string(n.megatron_graphs), std::to_string(n.bound),
                     bytes(n.bytes.inputs), bytes(n.bytes.results), bytes(n.bytes.gradients + n.bytes.input_gradients),
                     bytes(n.megatron_inputs)});
@@ -107,8 +114,9 @@ std::string draw_graphs(const PipelineTable& table, const Timeline& timeline, co
   }
   const std::string times = std::to_string(passes) + " x layers x ";
   return draw_text(table, timeline, options, labels) + columns(rows) + "graphs: " + times +
-         "sets; Megatron's: " + times + (table.num_stages == 1 ? "1, without a pipeline" : "microbatches") +
-         "; bound: " + times + "pp; live: forwards that wait for their backward at a time\n";
+         "instances of their chunk; Megatron's: " + times +
+         (table.num_stages == 1 ? "1, without a pipeline" : "microbatches") + "; bound: " + times +
+         "pp; live: forwards that wait for their backward at a time\n";
 }
 
 }  // namespace metroplex::plan

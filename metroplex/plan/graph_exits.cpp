@@ -23,7 +23,15 @@ std::optional<GraphTensors> captured_tensors(const CapturedLayer& layer, const c
   tensors.to_end = *exit == GraphExit::layer_end && (modules.empty() || modules.has(experts ? moe : mlp));
   if (*exit == GraphExit::layer_end) return tensors;
   // Hidden states, what experts are fed, probabilities.
-  tensors.results = {h, layer.tokens * layer.hidden_size * layer.element, choices * layer.probability};
+  const int64_t normed = layer.tokens * layer.hidden_size * layer.element;
+  tensors.results = {h, normed, choices * layer.probability};
+  if (layer.shared_width > 0 && layer.shared_overlaps) {
+    const int64_t rows = layer.shared_tokens > 0 ? layer.shared_tokens : layer.tokens;
+    tensors.results.push_back(rows * layer.shared_width * layer.element);
+    if (layer.shared_gate) tensors.results.push_back(layer.tokens * layer.probability);
+  } else if (layer.shared_width > 0) {
+    tensors.results.push_back(normed);
+  }
   if (*exit == GraphExit::route) {
     tensors.integers = {choices * kLong};
     return tensors;

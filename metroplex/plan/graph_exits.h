@@ -19,10 +19,14 @@ struct CapturedLayer {
   int64_t residual = 0;     // of what passes between layers (fp32_residual_connection); 0: the same
   int64_t num_experts = 0;  // 0: a dense layer
   int64_t topk = 1;
-  int64_t probability = 4;  // bytes of a router's probability
-  int64_t etp = 1, ep = 1;  // ranks that share the experts
-  int64_t slots = 0;        // for clones, of all those ranks
-  bool exchanges = true;    // rows travel; of one rank, they do with static_buffer
+  int64_t probability = 4;    // bytes of a router's probability
+  int64_t etp = 1, ep = 1;    // ranks that share the experts
+  int64_t slots = 0;          // for clones, of all those ranks
+  bool exchanges = true;      // rows travel; of one rank, they do with static_buffer
+  int64_t shared_width = 0;   // columns of fc1's product on one rank, of a shared expert; 0: there is none
+  int64_t shared_tokens = 0;  // rows of that product; 0: as many as `tokens` (more with sequence parallelism)
+  bool shared_gate = false;
+  bool shared_overlaps = false;  // model.moe_shared_expert_overlap
 
   int64_t layer_bytes() const { return tokens * hidden_size * (residual > 0 ? residual : element); }
 };

@@ -9,40 +9,108 @@
 
 namespace metroplex::plan {
 
-int GraphPlan::num_sets() const { return std::accumulate(sets_of_chunk.begin(), sets_of_chunk.end(), 0); }
+std::vector<std::vector<size_t>> GraphPlan::chunks_of_instance() const {
+  std::vector<std::vector<size_t>> chunks(static_cast<size_t>(num_instances));
+  for (size_t chunk = 0; chunk < instance_of.size(); ++chunk) {
+    for (const int instance : instance_of[chunk]) {
+      if (instance < 0) continue;
+      std::vector<size_t>& list = chunks[static_cast<size_t>(instance)];
+      if (list.empty() || list.back() != chunk) list.push_back(chunk);
+    }
+  }
+  return chunks;
+}
 
 namespace {
 
-// Goes through the forwards of one chunk in order and gives each the set that has been free for longest.
-void assign_sets(const std::vector<SetReads>& reads, std::vector<int>& set_of, int& num_sets) {
-  std::vector<size_t> by_forward(reads.size());
-  std::iota(by_forward.begin(), by_forward.end(), size_t{0});
-  std::sort(by_forward.begin(), by_forward.end(),
-            [&](size_t a, size_t b) { return reads[a].written < reads[b].written; });
-  std::set<std::pair<int64_t, size_t>> held;  // until, microbatch
-  set_of.assign(reads.size(), -1);
-  for (const size_t microbatch : by_forward) {
-    const bool free = !held.empty() && held.begin()->first < reads[microbatch].written;
-    set_of[microbatch] = free ? set_of[held.begin()->second] : num_sets++;
-    if (free) held.erase(held.begin());
-    held.emplace(reads[microbatch].until(), microbatch);
+struct Pass {
+  size_t chunk, microbatch;
+  int64_t written, until;
+};
+
+// Of chunks with captured layers.
+std::vector<Pass> passes_by_forward(const ReadsOfPasses& reads, const std::vector<int>& layers_of_chunk) {
+  std::vector<Pass> passes;
+  for (size_t chunk = 0; chunk < reads.size(); ++chunk) {
+    for (size_t m = 0; m < reads[chunk].size() && layers_of_chunk[chunk] > 0; ++m)
+      passes.push_back({chunk, m, reads[chunk][m].written, reads[chunk][m].until()});
   }
+  std::sort(passes.begin(), passes.end(), [](const Pass& a, const Pass& b) { return a.written < b.written; });
+  return passes;
+}
+
+// The instances of a rank, with the time until which each is held.
+class InstancePool {
+ public:
+  // mixes: chunks with different numbers of layers share instances.
+  InstancePool(const std::vector<int>& layers_of_chunk, bool mixes) : layers_(layers_of_chunk), mixes_(mixes) {}
+
+  // Returns a free instance: preferably one in which the chunk has graphs already, then one of a chunk with as many
+  // layers, which keeps graphs few and pools small; among equals the one that has been free for longest. Otherwise a
+  // new one.
+  int take(const Pass& pass) {
+    auto best = held_.end();
+    int best_rank = 0;
+    for (auto candidate = held_.begin(); candidate != held_.end() && candidate->first < pass.written; ++candidate) {
+      const int rank = preference(candidate->second, pass.chunk);
+      if (rank > best_rank) best = candidate, best_rank = rank;
+    }
+    const int instance = best == held_.end() ? static_cast<int>(chunks_.size()) : best->second;
+    if (best != held_.end()) held_.erase(best);
+    else chunks_.emplace_back();
+    chunks_[static_cast<size_t>(instance)].insert(pass.chunk);
+    held_.emplace(pass.until, instance);
+    return instance;
+  }
+  // Layers of all instances: each has room for the largest of its chunks.
+  int64_t layers() const {
+    int64_t sum = 0;
+    for (const std::set<size_t>& chunks : chunks_) {
+      int most = 0;
+      for (const size_t chunk : chunks) most = std::max(most, layers_[chunk]);
+      sum += most;
+    }
+    return sum;
+  }
+  int size() const { return static_cast<int>(chunks_.size()); }
+
+ private:
+  // 0: not to be taken.
+  int preference(int instance, size_t chunk) const {
+    const std::set<size_t>& chunks = chunks_[static_cast<size_t>(instance)];
+    if (chunks.contains(chunk)) return 3;
+    const bool alike =
+        std::any_of(chunks.begin(), chunks.end(), [&](size_t other) { return layers_[other] == layers_[chunk]; });
+    return alike ? 2 : mixes_ ? 1 : 0;
+  }
+
+  const std::vector<int>& layers_;
+  bool mixes_;
+  std::set<std::pair<int64_t, int>> held_;  // time of the last read, instance
+  std::vector<std::set<size_t>> chunks_;    // of each instance, those with graphs in it
+};
+
+// Assigns an instance to each pass; returns the layers of all instances.
+int64_t assign_instances(GraphPlan& plan, const std::vector<Pass>& passes, bool mixes) {
+  InstancePool instances(plan.layers_of_chunk, mixes);
+  for (const Pass& pass : passes) plan.instance_of[pass.chunk][pass.microbatch] = instances.take(pass);
+  plan.num_instances = instances.size();
+  return instances.layers();
 }
 
 void add_captures(GraphPlan& plan, const std::vector<Action>& actions) {
-  std::vector<std::vector<int>> captured_by;  // [chunk][set]
-  for (const int count : plan.sets_of_chunk) captured_by.emplace_back(static_cast<size_t>(count), -1);
+  std::map<std::pair<int, int>, int> captured_by;  // (chunk, instance) -> microbatch
   for (const Action& action : actions) {
     if (!is_compute(action.kind)) continue;
     const auto chunk = static_cast<size_t>(action.chunk);
-    const int set = plan.set_of[chunk][static_cast<size_t>(action.microbatch)];
-    int& owner = captured_by[chunk][static_cast<size_t>(set)];
-    if (owner < 0) owner = action.microbatch;
+    const int instance = plan.instance_of[chunk][static_cast<size_t>(action.microbatch)];
+    if (instance < 0) continue;
+    const int owner = captured_by.try_emplace({action.chunk, instance}, action.microbatch).first->second;
     if (owner != action.microbatch) continue;
     const int count = plan.layers_of_chunk[chunk];
     for (int i = 0; i < count; ++i) {
       const int layer = action.kind == ActionKind::forward ? i : count - 1 - i;
-      plan.captures.push_back({action.kind, action.chunk, layer, set, action.microbatch});
+      plan.captures.push_back({action.kind, action.chunk, layer, instance, action.microbatch});
     }
   }
 }
@@ -50,43 +118,74 @@ void add_captures(GraphPlan& plan, const std::vector<Action>& actions) {
 }  // namespace
 
 GraphPlan plan_graphs(const PipelineTable& table, int pp_rank, const GraphLayers& layers,
-                      const ReadsOfSets& of_sets) {
+                      const ReadsOfPasses& reads) {
   MPX_CHECK(static_cast<int>(layers.signatures.size()) == table.num_chunks, "plan", "graphs: layers of ",
             layers.signatures.size(), " chunks for a table of ", table.num_chunks, "; give one list a chunk");
   GraphPlan plan;
   for (const auto& chunk : layers.signatures) plan.layers_of_chunk.push_back(static_cast<int>(chunk.size()));
-  for (const std::vector<SetReads>& reads : of_sets) {
-    assign_sets(reads, plan.set_of.emplace_back(), plan.sets_of_chunk.emplace_back(0));
-  }
+  for (const std::vector<PassReads>& chunk : reads) plan.instance_of.emplace_back(chunk.size(), -1);
+  const std::vector<Pass> passes = passes_by_forward(reads, plan.layers_of_chunk);
+  GraphPlan apart = plan;
+  const int64_t mixed = assign_instances(plan, passes, true);
+  if (assign_instances(apart, passes, false) < mixed) plan = std::move(apart);
   add_captures(plan, table.ranks[static_cast<size_t>(pp_rank)]);
   return plan;
 }
 
 GraphPlan plan_graphs(const PipelineTable& table, int pp_rank, const GraphLayers& layers) {
-  return plan_graphs(table, pp_rank, layers, set_reads(table, pp_rank));
+  return plan_graphs(table, pp_rank, layers, pass_reads(table, pp_rank));
 }
 
 static int64_t sum_of(const std::vector<int64_t>& bytes) {
   return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
 }
 
+namespace {
+
+// Static tensors of a chunk in an instance.
+struct ChunkBytes {
+  std::map<int64_t, int64_t> inputs;  // how many of each size
+  int64_t results = 0, input_gradients = 0;
+};
+
+ChunkBytes chunk_bytes(const std::vector<int>& signatures, const std::map<int, GraphTensors>& tensors) {
+  ChunkBytes bytes;
+  bool meets = false;
+  for (const int signature : signatures) {
+    const GraphTensors& layer = tensors.at(signature);
+    for (const int64_t size : layer.inputs) bytes.inputs[size] += meets && layer.from_start ? 0 : 1;
+    bytes.results += sum_of(layer.results) + sum_of(layer.integers);
+    meets = layer.to_end;
+  }
+  if (!signatures.empty()) bytes.input_gradients = sum_of(tensors.at(signatures.front()).inputs);
+  return bytes;
+}
+
+}  // namespace
+
 GraphBytes graph_bytes(const GraphPlan& plan, const GraphLayers& layers, const std::map<int, GraphTensors>& tensors) {
   GraphBytes bytes;
+  std::vector<ChunkBytes> of_chunk;
   std::set<std::pair<size_t, int64_t>> gradients;
-  for (size_t chunk = 0; chunk < layers.signatures.size(); ++chunk) {
-    const std::vector<int>& of_chunk = layers.signatures[chunk];
-    const int64_t sets = plan.sets_of_chunk[chunk];
-    bool meets = false;
-    for (const int signature : of_chunk) {
-      const GraphTensors& layer = tensors.at(signature);
-      if (!meets || !layer.from_start) bytes.inputs += sets * sum_of(layer.inputs);
-      bytes.results += sets * (sum_of(layer.results) + sum_of(layer.integers));
-      for (size_t i = 0; i < layer.results.size(); ++i) gradients.emplace(i, layer.results[i]);
-      meets = layer.to_end;
+  for (const std::vector<int>& signatures : layers.signatures) {
+    of_chunk.push_back(chunk_bytes(signatures, tensors));
+    for (const int signature : signatures) {
+      const std::vector<int64_t>& results = tensors.at(signature).results;
+      for (size_t i = 0; i < results.size(); ++i) gradients.emplace(i, results[i]);
     }
-    if (!of_chunk.empty()) bytes.input_gradients += sets * sum_of(tensors.at(of_chunk.front()).inputs);
   }
-  for (const auto& [place, size] : gradients) bytes.gradients += size;
+  for (const std::vector<size_t>& chunks : plan.chunks_of_instance()) {
+    ChunkBytes most;
+    for (const size_t chunk : chunks) {
+      for (const auto& [size, count] : of_chunk[chunk].inputs) most.inputs[size] = std::max(most.inputs[size], count);
+      most.results = std::max(most.results, of_chunk[chunk].results);
+      most.input_gradients = std::max(most.input_gradients, of_chunk[chunk].input_gradients);
+    }
+    for (const auto& [size, count] : most.inputs) bytes.inputs += size * count;
+    bytes.results += most.results;
+    bytes.input_gradients += most.input_gradients;
+  }
+  for (const auto& [index, size] : gradients) bytes.gradients += size;
   const bool backwards = std::any_of(plan.captures.begin(), plan.captures.end(), [](const GraphCapture& capture) {
     return capture.kind == ActionKind::backward;
   });

@@ -1,8 +1,10 @@
-// Which captured graphs a pipeline rank needs, from its row of the table. A *live set* of a chunk is one forward and
-// one backward graph of each of its captured layers, with their static inputs, outputs and saved activations in one
-// pool; its graphs replay in the order of their capture. A microbatch takes a set with its forward and holds it until
-// its backward is done and every send out of the set has been waited for (borders.h says when that is). The set that
-// was freed first is reused first, so there are as many sets as are ever held at once, not one per microbatch.
+// Which captured graphs a pipeline rank needs, from its row of the table. A *graph instance* is the memory of one
+// pass of one microbatch through one chunk: static inputs, and a pool with outputs and saved activations. A pass
+// takes an instance with its forward and holds it until its backward is done and its output has been sent (borders.h
+// says when that is known). Then the instance is free for any pass of any chunk, so a rank has as many instances as
+// passes hold one at a time. (If chunks differ in their number of captured layers, those with different numbers use
+// different instances where that takes less memory.) Graphs contain addresses of parameters, so each chunk that runs
+// in an instance has a forward and a backward graph of each of its captured layers there.
 #pragma once
 
 #include <cstddef>
@@ -29,32 +31,34 @@ GraphLayers alike_layers(const std::vector<int>& layers_of_chunk);
 struct GraphCapture {
   ActionKind kind = ActionKind::forward;  // or backward, or weight
   int chunk = 0;
-  int layer = 0;       // of the chunk's captured ones
-  int set = 0;         // of the chunk
-  int microbatch = 0;  // in whose pass it is captured: the first that takes the set
+  int layer = 0;  // of the chunk's captured ones
+  int instance = 0;
+  int microbatch = 0;  // of the first pass of the chunk in the instance, which captures
   bool operator==(const GraphCapture&) const = default;
 };
 
 struct GraphPlan {
-  std::vector<int> sets_of_chunk;        // most held at a time
-  std::vector<std::vector<int>> set_of;  // [chunk][microbatch]: 0 .. sets_of_chunk[chunk] - 1
-  std::vector<int> layers_of_chunk;      // captured ones
-  std::vector<GraphCapture> captures;    // in order
+  int num_instances = 0;
+  std::vector<std::vector<int>> instance_of;  // [chunk][microbatch]; -1: the chunk has no captured layers
+  std::vector<int> layers_of_chunk;           // captured ones
+  std::vector<GraphCapture> captures;         // in order
 
-  int num_sets() const;
   int64_t num_graphs() const { return static_cast<int64_t>(captures.size()); }
+  // Returns, for each instance, the chunks that run in it, ascending.
+  std::vector<std::vector<size_t>> chunks_of_instance() const;
 };
 
 // Requires: verify(table) has passed. Throws base::Error("plan") when `layers` has another number of chunks.
 GraphPlan plan_graphs(const PipelineTable& table, int pp_rank, const GraphLayers& layers);
 
-// Throws base::Error("plan") unless no pass writes into a set of which anything will still be read, and every graph
-// is captured once, in the first pass that takes its set. Names buffer, set, writer and last reader.
+// Throws base::Error("plan") if a pass writes into an instance of which anything will still be read, or if a graph is
+// not captured once, in the first pass of its chunk in the instance. Names buffer, instance, writer and last reader.
+// Graphs of different chunks that share a pool are safe for the same reason: their passes do not overlap.
 void verify_graphs(const GraphPlan& plan, const PipelineTable& table, int pp_rank);
 
-// Until when the buffers of the set of (microbatch, chunk) are read. Times count half actions: action i waits for
-// what it needs at time 2 i and computes at time 2 i + 1.
-struct SetReads {
+// Until when the buffers of the instance of (microbatch, chunk) are read. Times count half actions: action i waits
+// for what it needs at time 2 i and computes at time 2 i + 1.
+struct PassReads {
   struct Reader {
     int64_t until = -1;     // time of the last read; -1: never read
     std::string what = {};  // "its backward", "its send_forward, waited for in ..."
@@ -64,15 +68,15 @@ struct SetReads {
 
   int64_t until() const;
 };
-using ReadsOfSets = std::vector<std::vector<SetReads>>;  // [chunk][microbatch]
-// A send reads until it has been waited for.
-ReadsOfSets set_reads(const PipelineTable& table, int pp_rank);
+using ReadsOfPasses = std::vector<std::vector<PassReads>>;  // [chunk][microbatch]
+// The send of an output reads until it has been waited for.
+ReadsOfPasses pass_reads(const PipelineTable& table, int pp_rank);
 // The plan for these reads.
-GraphPlan plan_graphs(const PipelineTable& table, int pp_rank, const GraphLayers& layers, const ReadsOfSets& reads);
+GraphPlan plan_graphs(const PipelineTable& table, int pp_rank, const GraphLayers& layers, const ReadsOfPasses& reads);
 
-// Of one rank: static inputs and results of each layer in each set. `gradients`: of the layers' results, one buffer
-// for all that have the same place among them and the same size; `input_gradients`: of a chunk's inputs, one per set.
-// Inputs and gradients have buffers of their own, the others lie in the pools.
+// Bytes of one rank. An instance holds the static inputs and results of the largest chunk that runs in it, and
+// `input_gradients` of a chunk's inputs. `gradients`: one buffer for all results that have the same index and size.
+// Inputs and gradients have buffers of their own, the others are in the pools.
 struct GraphBytes {
   int64_t inputs = 0, results = 0, gradients = 0, input_gradients = 0;
   int64_t total() const { return inputs + results + gradients + input_gradients; }

@@ -1,16 +1,17 @@
-// How long each live set is in use, and the proof that a plan reuses no set too early (graph_plan.h).
+// How long each pass reads its graph instance, and the proof that a plan reuses no instance too early (graph_plan.h).
 //
-// set_reads() walks a rank's actions as the executor does, with the executor's bookkeeping of border tensors
-// (Borders), but instead of a tensor it stores which set's buffer the tensor would be (Piece). A buffer's last reader
-// is then
+// pass_reads() walks a rank's actions as the executor does, with the executor's bookkeeping of border tensors
+// (Borders), but instead of a tensor it stores whose buffer the tensor would be (Piece). A buffer's last reader is
+// then
 //   input:          the backward (or weight action) of its microbatch,
 //   output:         the next chunk on the same rank, or the action in which its send is known to be done,
-//   input gradient: likewise, in the other direction.
+//   input gradient: the previous chunk on the same rank. To another rank the executor sends a copy.
 // A Piece that Borders no longer holds after an action was sent, and its send was waited for in that action.
 #include <algorithm>
 #include <array>
 #include <map>
 #include <memory>
+#include <set>
 #include <tuple>
 
 #include "base/error.h"
@@ -20,7 +21,7 @@
 
 namespace metroplex::plan {
 
-int64_t SetReads::until() const { return std::max({input.until, output.until, input_gradient.until}); }
+int64_t PassReads::until() const { return std::max({input.until, output.until, input_gradient.until}); }
 
 namespace {
 
@@ -29,8 +30,8 @@ struct P2pCall {
   void wait() { done = true; }
 };
 
-// Whose memory a border tensor is: an output (or input gradient) of the set of (microbatch, chunk); chunk -1: memory
-// of a receive, which belongs to no set.
+// The owner of a border tensor: the pass (microbatch, chunk), as its output or input gradient; chunk -1: memory of a
+// receive, which is in no instance.
 struct Piece {
   int chunk = -1, microbatch = -1;
   bool gradient = false;
@@ -49,9 +50,9 @@ class Walk {
       : table_(table),
         rank_(pp_rank),
         reads_(static_cast<size_t>(table.num_chunks),
-               std::vector<SetReads>(static_cast<size_t>(table.num_microbatches))) {}
+               std::vector<PassReads>(static_cast<size_t>(table.num_microbatches))) {}
 
-  ReadsOfSets run() {
+  ReadsOfPasses run() {
     const std::vector<Action>& actions = table_.ranks.at(static_cast<size_t>(rank_));
     for (size_t i = 0; i < actions.size();) {
       at_ = i;
@@ -75,15 +76,15 @@ class Walk {
   }
 
  private:
-  SetReads& of(int microbatch, int chunk) {
+  PassReads& of(int microbatch, int chunk) {
     return reads_.at(static_cast<size_t>(chunk)).at(static_cast<size_t>(microbatch));
   }
-  // Times as in SetReads: the current action waits, then computes.
+  // Times as in PassReads: the current action waits, then computes.
   int64_t waits() const { return 2 * static_cast<int64_t>(at_); }
   int64_t computes() const { return waits() + 1; }
 
   void compute(const Action& action) {
-    SetReads& own = of(action.microbatch, action.chunk);
+    PassReads& own = of(action.microbatch, action.chunk);
     if (action.kind == ActionKind::forward) {
       own.written = computes();
     } else {
@@ -102,10 +103,11 @@ class Walk {
       take(forward ? borders_.take_input(key) : borders_.take_gradient(key));
     const std::optional<StagePlace> next = placement.neighbour(own, forward ? 1 : -1);
     if (!next) return;
-    const Piece piece{action.chunk, action.microbatch, !forward};
+    Piece piece{action.chunk, action.microbatch, !forward};
+    if (!forward && next->rank != rank_) piece = {};
     if (forward) borders_.leave_output(action.microbatch, own, *next, piece);
     else borders_.leave_gradient(action.microbatch, own, *next, piece);
-    held_.push_back(piece);
+    if (piece.chunk >= 0) held_.push_back(piece);
   }
 
   // `piece` is read by this action's computation. Its wait for the receive also finished sends of the same batched
@@ -133,19 +135,18 @@ class Walk {
     borders_.for_each([&](const Piece& piece) { present.push_back(piece); });
     std::erase_if(held_, [&](const Piece& piece) {
       if (std::find(present.begin(), present.end(), piece) != present.end()) return false;
-      read(piece, waits(),
-           base::concat("its ", piece.gradient ? "send_backward" : "send_forward", ", waited for in ", name_));
+      read(piece, waits(), "its send_forward, waited for in " + name_);
       return true;
     });
   }
   void read(const Piece& piece, int64_t until, std::string what) {
-    SetReads& owner = of(piece.microbatch, piece.chunk);
+    PassReads& owner = of(piece.microbatch, piece.chunk);
     (piece.gradient ? owner.input_gradient : owner.output) = {until, std::move(what)};
   }
 
   const PipelineTable& table_;
   const int rank_;
-  ReadsOfSets reads_;
+  ReadsOfPasses reads_;
   Borders<Piece, P2pCall> borders_;
   std::vector<Piece> held_;
   size_t at_ = 0;
@@ -155,80 +156,94 @@ class Walk {
 void check_shape(const GraphPlan& plan, const PipelineTable& table, const std::string& who) {
   const auto chunks = static_cast<size_t>(table.num_chunks),
              microbatches = static_cast<size_t>(table.num_microbatches);
-  MPX_CHECK(
-      plan.set_of.size() == chunks && plan.sets_of_chunk.size() == chunks && plan.layers_of_chunk.size() == chunks,
-      "plan", who, "the plan is for ", plan.set_of.size(), " chunks, the table for ", chunks,
-      "; plan the graphs of this table");
+  MPX_CHECK(plan.instance_of.size() == chunks && plan.layers_of_chunk.size() == chunks, "plan", who,
+            "the plan is for ", plan.instance_of.size(), " chunks, the table for ", chunks,
+            "; plan the graphs of this table");
   for (size_t chunk = 0; chunk < chunks; ++chunk) {
-    MPX_CHECK(plan.set_of[chunk].size() == microbatches, "plan", who, "chunk ", chunk, " has sets for ",
-              plan.set_of[chunk].size(), " microbatches of ", microbatches, "; plan the graphs of this table");
-    for (const int set : plan.set_of[chunk]) {
-      MPX_CHECK(set >= 0 && set < plan.sets_of_chunk[chunk], "plan", who, "set ", set, " of chunk ", chunk,
-                " is none of its ", plan.sets_of_chunk[chunk], "; plan more sets");
+    MPX_CHECK(plan.instance_of[chunk].size() == microbatches, "plan", who, "chunk ", chunk, " has instances for ",
+              plan.instance_of[chunk].size(), " microbatches of ", microbatches, "; plan the graphs of this table");
+    for (const int instance : plan.instance_of[chunk]) {
+      if (plan.layers_of_chunk[chunk] == 0 && instance == -1) continue;
+      MPX_CHECK(instance >= 0 && instance < plan.num_instances, "plan", who, "instance ", instance, " of chunk ",
+                chunk, " is none of ", plan.num_instances, "; plan more instances");
     }
   }
 }
 
-void check_writes(const GraphPlan& plan, const std::vector<SetReads>& reads, size_t chunk, const std::string& who) {
-  std::map<int64_t, size_t> forwards;
-  for (size_t microbatch = 0; microbatch < reads.size(); ++microbatch)
-    forwards[reads[microbatch].written] = microbatch;
-  std::map<int, size_t> holder;  // of each set so far
-  for (const auto& [written, microbatch] : forwards) {
-    const int set = plan.set_of[chunk][microbatch];
-    const auto before = holder.find(set);
+struct PassName {
+  size_t chunk, microbatch;
+};
+std::string to_string(const PassName& pass) {
+  return base::concat("microbatch ", pass.microbatch, " of chunk ", pass.chunk);
+}
+
+// No pass of any chunk may begin in an instance before all buffers of the previous pass have been read: otherwise the
+// replays of two graphs that share a pool would overlap.
+void check_writes(const GraphPlan& plan, const ReadsOfPasses& reads, const std::string& who) {
+  std::map<int64_t, PassName> forwards;
+  for (size_t chunk = 0; chunk < reads.size(); ++chunk) {
+    for (size_t m = 0; m < reads[chunk].size(); ++m) forwards[reads[chunk][m].written] = {chunk, m};
+  }
+  std::map<int, PassName> holder;  // of each instance so far
+  for (const auto& [written, pass] : forwards) {
+    const int instance = plan.instance_of[pass.chunk][pass.microbatch];
+    if (instance < 0) continue;
+    const auto before = holder.find(instance);
     if (before != holder.end()) {
-      const SetReads& old = reads[before->second];
-      const std::pair<const char*, const SetReads::Reader*> buffers[] = {
+      const PassReads& old = reads[before->second.chunk][before->second.microbatch];
+      const std::pair<const char*, const PassReads::Reader*> buffers[] = {
           {"input", &old.input}, {"output", &old.output}, {"input gradient", &old.input_gradient}};
       for (const auto& [name, reader] : buffers) {
-        MPX_CHECK(reader->until < written, "plan", who, "the ", name, " of set ", set, " of chunk ", chunk,
-                  " (microbatch ", before->second, ") is overwritten by the forward of microbatch ", microbatch,
-                  " (action ", written / 2, ") before its last read: ", reader->what, "; plan another set for it");
+        MPX_CHECK(reader->until < written, "plan", who, "the ", name, " in instance ", instance, " (",
+                  to_string(before->second), ") is overwritten by the forward of ", to_string(pass), " (action ",
+                  written / 2, ") before its last read: ", reader->what, "; plan another instance for it");
       }
     }
-    holder[set] = microbatch;
+    holder[instance] = pass;
   }
 }
 
-// Graphs of a set share a pool, so they must replay in the order of their capture: all layers of a pass in a row,
+// Graphs of one pass share a pool, so they must replay in the order of their capture: all layers of a pass in a row,
 // forwards from the first layer on, backwards and weight actions from the last.
 void check_captures(const GraphPlan& plan, const PipelineTable& table, int pp_rank, const std::string& who) {
   auto next = plan.captures.begin();
-  std::map<std::pair<int, int>, int> first_user;  // (chunk, set) -> microbatch
+  std::map<std::pair<int, int>, int> first_user;  // (chunk, instance) -> microbatch
   for (const Action& action : table.ranks[static_cast<size_t>(pp_rank)]) {
     if (!is_compute(action.kind)) continue;
     const auto chunk = static_cast<size_t>(action.chunk);
-    const int set = plan.set_of[chunk][static_cast<size_t>(action.microbatch)], count = plan.layers_of_chunk[chunk];
-    if (first_user.try_emplace({action.chunk, set}, action.microbatch).first->second != action.microbatch) continue;
+    const int instance = plan.instance_of[chunk][static_cast<size_t>(action.microbatch)],
+              count = plan.layers_of_chunk[chunk];
+    if (count == 0) continue;
+    const int user = first_user.try_emplace({action.chunk, instance}, action.microbatch).first->second;
+    if (user != action.microbatch) continue;
     for (int i = 0; i < count; ++i) {
       const int layer = action.kind == ActionKind::forward ? i : count - 1 - i;
-      const GraphCapture expected{action.kind, action.chunk, layer, set, action.microbatch};
+      const GraphCapture expected{action.kind, action.chunk, layer, instance, action.microbatch};
       MPX_CHECK(next != plan.captures.end() && *next == expected, "plan", who, "the ", action_name(action.kind),
-                " of layer ", layer, " of chunk ", action.chunk, " for set ", set, " must be captured in microbatch ",
-                action.microbatch, ", as capture ", next - plan.captures.begin(), "; capture in the table's order");
+                " of layer ", layer, " of chunk ", action.chunk, " for instance ", instance,
+                " must be captured in microbatch ", action.microbatch, ", as capture ", next - plan.captures.begin(),
+                "; capture in the table's order");
       ++next;
     }
   }
   MPX_CHECK(next == plan.captures.end(), "plan", who, plan.captures.end() - next,
-            " captures belong to no set's first pass; leave them out");
-  for (int chunk = 0; chunk < table.num_chunks; ++chunk) {
-    for (int set = 0; set < plan.sets_of_chunk[static_cast<size_t>(chunk)]; ++set) {
-      MPX_CHECK(first_user.contains({chunk, set}), "plan", who, "no microbatch takes set ", set, " of chunk ", chunk,
-                "; leave it out");
-    }
+            " captures belong to no instance's first pass; leave them out");
+  std::set<int> used;
+  for (const auto& [pair, microbatch] : first_user) used.insert(pair.second);
+  for (int instance = 0; instance < plan.num_instances; ++instance) {
+    MPX_CHECK(used.contains(instance), "plan", who, "no microbatch takes instance ", instance, "; leave it out");
   }
 }
 
 }  // namespace
 
-ReadsOfSets set_reads(const PipelineTable& table, int pp_rank) { return Walk(table, pp_rank).run(); }
+ReadsOfPasses pass_reads(const PipelineTable& table, int pp_rank) { return Walk(table, pp_rank).run(); }
 
 void verify_graphs(const GraphPlan& plan, const PipelineTable& table, int pp_rank) {
   const std::string who = base::concat("graphs of pipeline rank ", pp_rank, ": ");
   check_shape(plan, table, who);
-  const auto reads = set_reads(table, pp_rank);
-  for (size_t chunk = 0; chunk < reads.size(); ++chunk) check_writes(plan, reads[chunk], chunk, who);
+  const auto reads = pass_reads(table, pp_rank);
+  check_writes(plan, reads, who);
   check_captures(plan, table, pp_rank, who);
 }
 

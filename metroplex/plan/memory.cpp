@@ -4,8 +4,10 @@
 
 namespace metroplex::plan {
 
-MemoryPrediction predict_memory(const RankTrace& trace, const PipelineTable& table, int pp_rank, int64_t graphs) {
-  const ReplayPeaks peaks = replay_trace(trace, table, pp_rank);
+namespace {
+
+MemoryPrediction prediction(const RankTrace& trace, const PipelineTable& table, const ReplayPeaks& peaks,
+                            int64_t graphs) {
   MemoryPrediction out;
   out.use.parameters = trace.parameters;
   out.use.gradients = trace.gradients;
@@ -22,8 +24,23 @@ MemoryPrediction predict_memory(const RankTrace& trace, const PipelineTable& tab
   out.peak = out.use.total() + out.tables + out.libraries + out.batches + peaks.most;
   out.use.activations = peaks.activations + peaks.borders;
   out.use.communication = peaks.gathered + peaks.gradient_buckets;
-  out.use.workspace = std::max<int64_t>(0, out.peak - out.use.total());
   out.moments = peaks.moments;
+  return out;
+}
+
+}  // namespace
+
+MemoryPrediction predict_memory(const RankTrace& trace, const PipelineTable& table, int pp_rank,
+                                const GraphMemory& graphs) {
+  MemoryPrediction out = prediction(trace, table, replay_trace(trace, table, pp_rank), 0);
+  if (trace.graphs) {
+    const int64_t eager = out.peak;
+    out = prediction(trace, table, replay_trace(trace, trace.graphs->chunks, table, pp_rank),
+                     graphs.static_buffers + graphs.pools);
+    out.peak = std::max(out.peak, eager);
+    out.graph_pools = graphs.pools;
+  }
+  out.use.workspace = std::max<int64_t>(0, out.peak - out.use.total());
   return out;
 }
 

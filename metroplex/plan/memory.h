@@ -21,7 +21,7 @@ struct MemoryUse {
   int64_t moments = 0;
   int64_t activations = 0;    // with border tensors: their maximum between two actions
   int64_t communication = 0;  // maximum of gathered units (ZeRO-3) and of transient gradient buckets (ZeRO-2 and 3)
-  int64_t graphs = 0;         // static inputs and incoming gradients of graphs of parts of layers
+  int64_t graphs = 0;         // of parts of layers: GraphMemory
   int64_t workspace = 0;      // the peak minus the others, or 0 where these do not peak at the same time
   // optim.optimizer_cpu_offload: main parameters and moments, which then count here, and the buffers of the step.
   // Host memory, also where the rest lies on a GPU.
@@ -43,11 +43,20 @@ struct MemoryPrediction {
   int64_t borders = 0;                // of activations: tensors on their way between stages
   int64_t gathered = 0;               // of communication: ZeRO-3
   int64_t gradient_buckets = 0;       // of communication: ZeRO-2 and 3
+  int64_t graph_pools = 0;            // of graphs
   std::vector<ReplayMoment> moments;  // of the segments in a step, in order
 };
 
-// Of a rank in row `pp_rank` of the table. graphs: MemoryUse::graphs.
-MemoryPrediction predict_memory(const RankTrace& trace, const PipelineTable& table, int pp_rank, int64_t graphs = 0);
+// What graphs of parts of layers hold from their capture on, in bytes.
+struct GraphMemory {
+  int64_t static_buffers = 0;  // inputs with their microbatches, incoming gradients
+  int64_t pools = 0;           // the most that tensors take of the pools of all instances
+};
+
+// Of a rank in row `pp_rank` of the table. With trace.graphs all but the peak are those of steps that replay; the
+// peak is that of the whole run, whose first steps run eagerly.
+MemoryPrediction predict_memory(const RankTrace& trace, const PipelineTable& table, int pp_rank,
+                                const GraphMemory& graphs = {});
 
 struct MemoryCategory {
   const char* name;

@@ -5,6 +5,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -55,6 +57,22 @@ struct ActionTrace {
 struct ChunkTrace {
   StageLayers layers;
   ActionTrace forward, backward;
+  // The border tensors that forward and backward leave are in the pool of a graph instance, and count there.
+  bool output_in_pool = false, input_gradient_in_pool = false;
+};
+
+// The graphs of a chunk in a graph instance (plan/graph_plan.h).
+struct ChunkGraphs {
+  int islands = 0;                        // captured parts of layers
+  int64_t pool = 0, evaluation_pool = 0;  // the most that a pass holds in the pool; 0: evaluation is not captured
+  std::map<std::string, int64_t> inputs;  // bytes of static input buffers, by form and index
+};
+
+// Passes whose captured parts run as graphs (train.cuda_graph_impl: local, transformer_engine).
+struct GraphTrace {
+  std::vector<ChunkTrace> chunks;   // allocations outside pools and static buffers
+  std::vector<ChunkGraphs> graphs;  // [chunk]
+  int64_t gradients = 0;            // static buffers of the rank's incoming gradients
 };
 
 struct TraceParam {
@@ -71,10 +89,11 @@ struct TransientFamily {
 };
 
 struct RankTrace {
-  std::vector<TraceParam> params;  // forward order, a shared one once
-  std::vector<ChunkTrace> chunks;
-  int64_t border = 0;  // bytes of what crosses a stage border, of one microbatch
-  int64_t batch = 0;   // of a microbatch's tensors
+  std::vector<TraceParam> params;    // forward order, a shared one once
+  std::vector<ChunkTrace> chunks;    // of passes that run eagerly
+  std::optional<GraphTrace> graphs;  // nothing: no parts of layers are captured
+  int64_t border = 0;                // bytes of what crosses a stage border, of one microbatch
+  int64_t batch = 0;                 // of a microbatch's tensors
   std::vector<TransientFamily> transient;
   bool overlaps = false;  // the reduction of one such bucket is under way while the next one fills
   // Kept all the time.
@@ -106,5 +125,8 @@ struct ReplayPeaks {
 // chunks, border tensors as the executor holds them (borders.h), and transient gradient buckets (FillingBuckets of
 // buckets.h). All of it follows from the table alone.
 ReplayPeaks replay_trace(const RankTrace& trace, const PipelineTable& table, int pp_rank);
+// The same with other traces of the chunks: those of trace.graphs.
+ReplayPeaks replay_trace(const RankTrace& trace, const std::vector<ChunkTrace>& chunks, const PipelineTable& table,
+                         int pp_rank);
 
 }  // namespace metroplex::plan

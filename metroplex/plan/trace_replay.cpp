@@ -70,8 +70,13 @@ struct P2pCall {
 
 class TraceReplay {
  public:
-  TraceReplay(const RankTrace& trace, const PipelineTable& table, int pp_rank)
-      : trace_(trace), table_(table), placement_(table.placement()), rank_(pp_rank), buckets_(trace) {}
+  TraceReplay(const RankTrace& trace, const std::vector<ChunkTrace>& chunks, const PipelineTable& table, int pp_rank)
+      : trace_(trace),
+        chunks_(chunks),
+        table_(table),
+        placement_(table.placement()),
+        rank_(pp_rank),
+        buckets_(trace) {}
 
   ReplayPeaks run() {
     const std::vector<Action>& actions = table_.ranks.at(static_cast<size_t>(rank_));
@@ -106,7 +111,7 @@ class TraceReplay {
     return sum;
   }
   int64_t now() const { return kept_ + borders() + buckets_.held(); }
-  const ChunkTrace& chunk(const Action& a) const { return trace_.chunks.at(static_cast<size_t>(a.chunk)); }
+  const ChunkTrace& chunk(const Action& a) const { return chunks_.at(static_cast<size_t>(a.chunk)); }
 
   // Replays one island, starting with `held` bytes; returns the bytes at its end.
   int64_t island(const IslandTrace& what, int64_t held) {
@@ -136,17 +141,20 @@ class TraceReplay {
     const StagePlace own{rank_, a.chunk};
     run(chunk(a).forward, placement_.first(own) ? 0 : borders_.take_input({a.microbatch, a.chunk}));
     if (const auto next = placement_.neighbour(own, 1))
-      borders_.leave_output(a.microbatch, own, *next, trace_.border);
+      borders_.leave_output(a.microbatch, own, *next, chunk(a).output_in_pool ? 0 : trace_.border);
   }
   void backward(const Action& a) {
     const StagePlace own{rank_, a.chunk};
     run(chunk(a).backward, placement_.last(own) ? 0 : borders_.take_gradient({a.microbatch, a.chunk}));
     if (const auto next = placement_.neighbour(own, -1))
-      borders_.leave_gradient(a.microbatch, own, *next, trace_.border);
+      borders_.leave_gradient(a.microbatch, own, *next, chunk(a).input_gradient_in_pool ? 0 : trace_.border);
   }
   void exchange(const Action* begin, const Action* end) {
     const auto call = std::make_shared<P2pCall>();
-    for (const Action* a = begin; a != end; ++a) borders_.slot(*a) = trace_.border;
+    for (const Action* a = begin; a != end; ++a) {
+      int64_t& bytes = borders_.slot(*a);
+      if (!is_send(a->kind)) bytes = trace_.border;
+    }
     for (const Action* a = begin; a != end; ++a) borders_.issued(*a, call);
   }
 
@@ -159,6 +167,7 @@ class TraceReplay {
   }
 
   const RankTrace& trace_;
+  const std::vector<ChunkTrace>& chunks_;
   const PipelineTable& table_;
   StagePlacement placement_;
   int rank_;
@@ -174,7 +183,12 @@ class TraceReplay {
 }  // namespace
 
 ReplayPeaks replay_trace(const RankTrace& trace, const PipelineTable& table, int pp_rank) {
-  return TraceReplay(trace, table, pp_rank).run();
+  return replay_trace(trace, trace.chunks, table, pp_rank);
+}
+
+ReplayPeaks replay_trace(const RankTrace& trace, const std::vector<ChunkTrace>& chunks, const PipelineTable& table,
+                         int pp_rank) {
+  return TraceReplay(trace, chunks, table, pp_rank).run();
 }
 
 }  // namespace metroplex::plan

@@ -67,6 +67,7 @@ double formula_bubble_share(const config::Config& config, int64_t microbatches) 
 
 train::RankPrediction whole_model(const FitRequest& request, const train::Predictor& predict) {
   train::RankRequest alone{request.config, 1, 0, request.vocab_size, 1};
+  alone.eager = true;  // parameters and FLOPs are those of any step
   config::Config& c = alone.config;
   c.model.make_vocab_size_divisible_by *= c.parallel.tp();  // as many rows as the ranks pad to
   const int64_t bucket_size = c.parallel.ddp_bucket_size;
@@ -81,7 +82,7 @@ train::RankPrediction whole_model(const FitRequest& request, const train::Predic
 
 std::optional<double> DryRun::epochs(const data::SourceTokens& source) const {
   if (!source.problem.empty() || source.tokens == 0) return std::nullopt;
-  return static_cast<double>(all_tokens()) * source.share / static_cast<double>(source.tokens);
+  return source.epochs(static_cast<double>(length.samples));
 }
 
 double DryRun::order_bytes() const {
@@ -128,7 +129,7 @@ DryRun dry_run(const FitRequest& request, files::FileSystem& disk, const train::
   if (c.model.has_experts()) count_active(run);
   run.length = train::run_length(c, train::microbatch_schedule(c, dp));
   run.pipeline = pipeline_of(run);
-  run.sources = data::training_tokens(c.data, disk);
+  run.sources = data::training_tokens(c.data, disk, {c.train.seq_length, static_cast<uint64_t>(c.run.seed)});
   if (!run.fits()) run.memory_options = memory_options(run.request, run.fit, predict);
   return run;
 }

@@ -85,6 +85,8 @@ OrderedJson data_of(const DryRun& run) {
                        {"problem", source.problem},
                        {"documents", source.documents},
                        {"tokens", source.tokens},
+                       {"chats", source.chats},
+                       {"epoch_samples", source.epoch_samples},
                        {"share", source.share},
                        {"epochs", or_null(run.epochs(source))}});
   }

@@ -181,7 +181,7 @@ std::string data_text(const DryRun& run, const data::SourceTokens& source) {
   char text[64];
   std::snprintf(text, sizeof text, "%.3g epochs", epochs.value_or(0));
   return concat(source.prefix, ": ", count_text(static_cast<double>(source.tokens)), " tokens in ", source.documents,
-                " documents to train on", epochs ? std::string(", ") + text : "");
+                source.chats ? " chats" : " documents", " to train on", epochs ? std::string(", ") + text : "");
 }
 
 int64_t most_params(const Fit& fit) {

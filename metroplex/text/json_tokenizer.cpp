@@ -9,7 +9,7 @@
 namespace metroplex::text {
 namespace {
 
-// Where no file says which token ends a text.
+// The names of end tokens, tried in this order among the special added tokens if no file names one.
 constexpr const char* kUsualEndTokens[] = {"<|endoftext|>",
                                            "</s>",
                                            "<|end_of_text|>",
@@ -34,31 +34,36 @@ JsonTokenizer::~JsonTokenizer() = default;
 JsonTokenizer::JsonTokenizer(JsonTokenizerParts parts, SpecialNames names, InvalidUtf8 invalid_utf8)
     : parts_(std::move(parts)), invalid_utf8_(invalid_utf8), pool_(std::make_unique<ScratchPool<Scratch>>()) {
   RegexScratch regex;
+  std::unordered_set<std::string> special;
+  for (const AddedToken& token : parts_.added) {
+    if (token.special) special.insert(token.content);
+  }
   vocab_size_ = parts_.model.num_ids();
   for (size_t i = 0; i < parts_.added.size(); ++i) {
     const AddedToken& token = parts_.added[i];
     vocab_size_ = std::max<int64_t>(vocab_size_, int64_t{token.id} + 1);
-    added_by_id_.emplace(token.id, i);
     added_ids_.emplace(token.content, token.id);
-    if (token.normalized) {
-      normalized_.add(token, parts_.normalizer.apply(token.content, regex));
-    } else {
-      plain_.add(token, token.content);
-    }
-  }
-  find_special_ids(names);
-}
-
-void JsonTokenizer::find_special_ids(const SpecialNames& names) {
-  const auto id_of = [&](const std::optional<std::string>& name) { return name ? token_to_id(*name) : std::nullopt; };
-  bos_ = id_of(names.bos);
-  eos_ = id_of(names.eos);
-  pad_ = id_of(names.pad);
-  for (const char* usual : kUsualEndTokens) {
-    if (!eos_) eos_ = token_to_id(usual);
+    const std::string stored = token.normalized ? parts_.normalizer.apply(token.content, regex) : token.content;
+    (token.normalized ? normalized_ : plain_).add(token, stored);
+    added_by_id_.emplace(token.id, Stored{i, stored, special.contains(stored)});
   }
   const auto text = std::find(parts_.around.begin(), parts_.around.end(), JsonTokenizerParts::kText);
-  if (!bos_ && text != parts_.around.end() && text != parts_.around.begin()) bos_ = parts_.around.front();
+  special_ = {{parts_.around.begin(), text}, {text + 1, parts_.around.end()}};
+  find_special_ids(names, special);
+}
+
+void JsonTokenizer::find_special_ids(const SpecialNames& names, const std::unordered_set<std::string>& special) {
+  const auto id_of = [&](const std::optional<std::string>& name, std::optional<int32_t> id) {
+    const auto named = name ? token_to_id(*name) : std::nullopt;
+    return named || !id || !spelling(*id) ? named : id;
+  };
+  bos_ = id_of(names.bos, names.bos_id);
+  eos_ = id_of(names.eos, names.eos_id);
+  pad_ = id_of(names.pad, names.pad_id);
+  for (const char* usual : kUsualEndTokens) {
+    if (!eos_ && special.contains(usual)) eos_ = token_to_id(usual);
+  }
+  if (!bos_ && !special_.before.empty()) bos_ = special_.before.front();
 }
 
 std::vector<int32_t> JsonTokenizer::encode(std::string_view text) const {
@@ -164,23 +169,9 @@ void JsonTokenizer::trim_ranges(LocatedIds& located) const {
   }
 }
 
-std::vector<int32_t> JsonTokenizer::encode_with_special(std::string_view text) const {
-  const std::vector<int32_t> ids = encode(text);
-  std::vector<int32_t> out;
-  out.reserve(ids.size() + parts_.around.size());
-  for (const int32_t piece : parts_.around) {
-    if (piece == JsonTokenizerParts::kText) {
-      out.insert(out.end(), ids.begin(), ids.end());
-    } else {
-      out.push_back(piece);
-    }
-  }
-  return out;
-}
-
 const std::string* JsonTokenizer::spelling(int32_t id) const {
   const auto it = added_by_id_.find(id);
-  return it != added_by_id_.end() ? &parts_.added[it->second].content : parts_.model.token(id);
+  return it != added_by_id_.end() ? &parts_.added[it->second.added].content : parts_.model.token(id);
 }
 
 std::string JsonTokenizer::decode(const std::vector<int32_t>& ids, bool skip_special) const {
@@ -188,8 +179,9 @@ std::string JsonTokenizer::decode(const std::vector<int32_t>& ids, bool skip_spe
   tokens.reserve(ids.size());
   for (const int32_t id : ids) {
     const auto it = added_by_id_.find(id);
-    if (skip_special && it != added_by_id_.end() && parts_.added[it->second].special) continue;
-    if (const std::string* token = spelling(id)) tokens.push_back(*token);
+    if (skip_special && it != added_by_id_.end() && it->second.skipped) continue;
+    const std::string* token = it != added_by_id_.end() ? &it->second.text : parts_.model.token(id);
+    if (token) tokens.push_back(*token);
   }
   ScratchPool<Scratch>::Lease scratch(*pool_, 0);
   return parts_.decoder.decode(std::move(tokens), scratch->words.regex);

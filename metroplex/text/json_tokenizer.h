@@ -1,12 +1,13 @@
 // A byte-pair tokenizer as a Hugging Face tokenizer.json describes it: added tokens are cut out of the text, the rest
-// is normalized, cut into words, and each word merged. Equal to the `tokenizers` package, id for id; decoding spells
-// added tokens as the file does (release 0.23 of the package gives what normalizing makes of them, and then does not
-// leave out special ones). The file's truncation and padding are not applied: documents are never cut here.
+// is normalized, cut into words, and each word merged. Equal to the `tokenizers` package, id for id and text for
+// text. The file's truncation and padding are not applied: documents are never cut here.
 #pragma once
 
 #include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "text/added_tokens.h"
@@ -26,7 +27,7 @@ struct JsonTokenizerParts {
   Decoder decoder;
   BpeModel model;
   std::vector<AddedToken> added;
-  std::vector<int32_t> around;  // ids of encode_with_special; kText stands for the text
+  std::vector<int32_t> around;  // special tokens before and after the text; kText stands for the text
   // The post-processor takes white space off both ends of the ranges of tokens. With `keeps_first_space` a single
   // space in front of the first token stays.
   bool trims_ranges = false, keeps_first_space = false;
@@ -48,8 +49,8 @@ class JsonTokenizer final : public Tokenizer {
 
   std::string name() const override { return "bpe"; }
   std::vector<int32_t> encode(std::string_view text) const override;
-  std::vector<int32_t> encode_with_special(std::string_view text) const override;
   LocatedIds encode_with_ranges(std::string_view text) const override;
+  SpecialTokens special_tokens() const override { return special_; }
   std::string decode(const std::vector<int32_t>& ids) const override { return decode(ids, false); }
   std::string decode_skip_special(const std::vector<int32_t>& ids) const override { return decode(ids, true); }
   std::string id_to_token(int32_t id) const override;
@@ -69,16 +70,24 @@ class JsonTokenizer final : public Tokenizer {
   void encode_split(std::string_view split, bool first, Scratch& scratch, std::vector<int32_t>& out,
                     std::vector<TextRange>* ranges) const;
   void trim_ranges(LocatedIds& located) const;
-  void find_special_ids(const SpecialNames& names);
+  void find_special_ids(const SpecialNames& names, const std::unordered_set<std::string>& special);
   const std::string* spelling(int32_t id) const;
+
+  // An added token as the package stores it: its normalized text if it is found in normalized text.
+  struct Stored {
+    size_t added;  // index in parts_.added
+    std::string text;
+    bool skipped;  // by decode_skip_special: the stored text is that of a special token
+  };
 
   JsonTokenizerParts parts_;
   InvalidUtf8 invalid_utf8_;
   AddedTokenFinder plain_, normalized_;
-  std::unordered_map<int32_t, size_t> added_by_id_;
+  std::unordered_map<int32_t, Stored> added_by_id_;
   std::unordered_map<std::string, int32_t> added_ids_;
   int64_t vocab_size_ = 0;
   std::optional<int32_t> bos_, eos_, pad_;
+  SpecialTokens special_;
   std::unique_ptr<ScratchPool<Scratch>> pool_;
 };
 

@@ -111,6 +111,8 @@ void parse_template(const JsonPart& part, std::vector<int32_t>& around) {
       around.push_back(id.value().get<int32_t>());
     }
   }
+  part.check(std::count(around.begin(), around.end(), JsonTokenizerParts::kText) == 1,
+             "single does not hold the text once");
 }
 
 int32_t second_of_pair(const JsonPart& part) {
@@ -222,6 +224,16 @@ JsonTokenizerParts parse_vocab_and_merges(std::string_view vocab_json, std::stri
       token.special = true;
       parts.added.push_back(token);
     }
+    const auto id_of = [&](const std::optional<std::string>& name) {
+      const auto same = [&](const AddedToken& token) { return token.content == name.value_or("<|endoftext|>"); };
+      const auto found = std::find_if(parts.added.begin(), parts.added.end(), same);
+      return found == parts.added.end() ? std::vector<int32_t>{} : std::vector<int32_t>{found->id};
+    };
+    if (names.add_bos.value_or(false)) parts.around = id_of(names.bos);
+    if (parts.around.empty() || parts.around.back() != JsonTokenizerParts::kText)
+      parts.around.push_back(JsonTokenizerParts::kText);
+    if (names.add_eos.value_or(false))
+      for (const int32_t id : id_of(names.eos)) parts.around.push_back(id);
     return parts;
   });
 }

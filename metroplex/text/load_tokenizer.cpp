@@ -31,9 +31,9 @@ std::unique_ptr<Tokenizer> load_file(files::FileSystem& disk, const std::string&
   const bool json = path.ends_with(".json") || (type == "bpe" && !path.ends_with(".model"));
   MPX_CHECK(type.empty() || json == (type == "bpe"), "text", path, " is not a file for a tokenizer of type ", type);
   const files::Bytes bytes = disk.map(path);
-  if (!json) return std::make_unique<SentencePieceTokenizer>(bytes.text(), path, invalid_utf8);
-  return std::make_unique<JsonTokenizer>(parse_tokenizer_json(bytes.text(), path),
-                                         read_special_names(files::parent_directory(path)), invalid_utf8);
+  const SpecialNames names = read_special_names(files::parent_directory(path));
+  if (!json) return std::make_unique<SentencePieceTokenizer>(bytes.text(), path, names, invalid_utf8);
+  return std::make_unique<JsonTokenizer>(parse_tokenizer_json(bytes.text(), path), names, invalid_utf8);
 }
 
 std::unique_ptr<Tokenizer> load_vocab_and_merges(files::FileSystem& disk, const std::string& vocab_file,
@@ -71,6 +71,14 @@ const std::vector<std::string>& tokenizer_types() {
 std::string tokenizer_model_file(const std::string& type, const std::string& model) {
   files::PosixFileSystem disk;
   return find_model_file(disk, type, model);
+}
+
+std::vector<int32_t> Tokenizer::encode_with_special(std::string_view text) const {
+  SpecialTokens special = special_tokens();
+  std::vector<int32_t> ids = encode(text);
+  ids.insert(ids.begin(), special.before.begin(), special.before.end());
+  ids.insert(ids.end(), special.after.begin(), special.after.end());
+  return ids;
 }
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& type, const std::string& model,

@@ -159,6 +159,35 @@ class MetaspaceStep final : public PreTokenizer::Step {
   bool split_;
 };
 
+// Runs a step that follows ByteLevel. The step sees each byte of a word as its character of GPT-2's alphabet.
+class AlphabetStep final : public PreTokenizer::Step {
+ public:
+  explicit AlphabetStep(std::unique_ptr<PreTokenizer::Step> step) : step_(std::move(step)) {}
+
+  void cut(std::string_view word, Words& out) const override {
+    std::string mapped;
+    std::vector<size_t> byte_at;  // by position in `mapped`
+    for (size_t i = 0; i < word.size(); ++i) {
+      mapped += alphabet_.spelling(static_cast<unsigned char>(word[i]));
+      byte_at.resize(mapped.size(), i);
+    }
+    byte_at.push_back(word.size());
+    std::vector<std::string_view> before;
+    before.swap(out.next);
+    step_->cut(mapped, out);
+    before.swap(out.next);
+    for (const std::string_view part : before) {
+      if (part.empty()) continue;
+      const auto begin = static_cast<size_t>(part.data() - mapped.data());
+      out.next.push_back(word.substr(byte_at[begin], byte_at[begin + part.size()] - byte_at[begin]));
+    }
+  }
+
+ private:
+  ByteAlphabet alphabet_;
+  std::unique_ptr<PreTokenizer::Step> step_;
+};
+
 Behavior behavior_of(const JsonPart& part, const char* key, const char* fallback) {
   static constexpr std::array<std::pair<const char*, Behavior>, 5> kNames{
       {{"Removed", Behavior::removed},
@@ -249,7 +278,10 @@ void PreTokenizer::add(const JsonPart& part, int depth) {
     for (const JsonPart& item : part.member("pretokenizers").items()) add(item, depth + 1);
     return;
   }
-  part.check(!byte_level_, "'", type, "' stands behind ByteLevel, which must be the last step");
+  const size_t num_steps = steps_.size();
+  const bool after_byte_level = byte_level_;
+  part.check(!byte_level_ || (type != "ByteLevel" && type != "Metaspace"), "'", type,
+             "' after ByteLevel is not supported");
   if (type == "ByteLevel") {
     add_byte_level(part.flag("add_prefix_space", true), part.flag("use_regex", true));
   } else if (type == "Split") {
@@ -270,6 +302,8 @@ void PreTokenizer::add(const JsonPart& part, int depth) {
                "' is not known; known are ByteLevel, Split, Metaspace, Digits, Punctuation, ",
                "Whitespace, WhitespaceSplit and Sequence");
   }
+  if (after_byte_level && steps_.size() > num_steps)
+    steps_.back() = std::make_unique<AlphabetStep>(std::move(steps_.back()));
 }
 
 void PreTokenizer::cut(Words& out) const {

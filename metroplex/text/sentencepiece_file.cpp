@@ -92,21 +92,25 @@ class Reader {
         out.type = static_cast<PieceType>(field.value);
       }
     });
-    require(!out.text.empty() && out.text.find('\0') == std::string_view::npos &&
-                valid_utf8_prefix(out.text) == out.text.size(),
+    const bool is_nul = out.text == std::string_view("\0", 1);  // pieces() decides
+    require(is_nul || (!out.text.empty() && out.text.find('\0') == std::string_view::npos &&
+                       valid_utf8_prefix(out.text) == out.text.size()),
             "has a piece ", index, " that is empty or not text");
-    require(out.text.size() <= kMaxPieceBytes, "has a piece ", index, " of ", out.text.size(), " bytes; at most ",
-            kMaxPieceBytes, " are read");
-    require(std::isfinite(out.score) && std::abs(out.score) < 1e9f, "has a piece ", index,
-            " whose score is out of range");
+    require(out.type != PieceType::normal || out.text.size() <= kMaxPieceBytes, "has a piece ", index, " of ",
+            out.text.size(), " bytes; at most ", kMaxPieceBytes, " are read");
+    require(std::isfinite(out.score), "has a piece ", index, " whose score is not a finite number");
     return out;
   }
 
-  // The rules that the package has for the pieces together.
-  void pieces(const SentencePieceFile& file) const {
+  // The rules that the package has for the pieces together. With byte_fallback it never uses a piece that is NUL.
+  void pieces(SentencePieceFile& file) const {
     std::unordered_set<std::string_view> searched, reserved;
     int num_unknown = 0, num_bytes = 0;
-    for (const Piece& piece : file.pieces) {
+    for (Piece& piece : file.pieces) {
+      if (piece.text == std::string_view("\0", 1)) {
+        require(file.byte_fallback, "has a piece that is NUL, and no byte_fallback");
+        piece.type = PieceType::unused;
+      }
       const bool in_text =
           piece.type == PieceType::normal || piece.type == PieceType::user_defined || piece.type == PieceType::unused;
       const bool one_list = file.model_type == SentencePieceFile::kBpe;

@@ -41,12 +41,13 @@ void append_with_spaces(std::string_view piece, std::string& out) {
 SentencePieceTokenizer::~SentencePieceTokenizer() = default;
 
 SentencePieceTokenizer::SentencePieceTokenizer(std::string_view model, const std::string& where,
-                                               InvalidUtf8 invalid_utf8)
-    : SentencePieceTokenizer(read_sentencepiece_file(model, where), invalid_utf8) {
+                                               const SpecialNames& names, InvalidUtf8 invalid_utf8)
+    : SentencePieceTokenizer(read_sentencepiece_file(model, where), names, invalid_utf8) {
   if (!model_) load_library(model, where);
 }
 
-SentencePieceTokenizer::SentencePieceTokenizer(const SentencePieceFile& file, InvalidUtf8 invalid_utf8)
+SentencePieceTokenizer::SentencePieceTokenizer(const SentencePieceFile& file, const SpecialNames& names,
+                                               InvalidUtf8 invalid_utf8)
     : model_(make_piece_model(file)),
       normalizer_(file.normalizer, file.space_as_suffix, user_defined(file.pieces)),
       unknown_text_(file.unknown_text),
@@ -70,13 +71,23 @@ SentencePieceTokenizer::SentencePieceTokenizer(const SentencePieceFile& file, In
   for (size_t id = 0; id < pieces_.size(); ++id) {
     if (pieces_[id].type == PieceType::unknown) unknown_ = static_cast<int32_t>(id);
   }
+  find_special_ids(file, names);
+}
+
+void SentencePieceTokenizer::find_special_ids(const SentencePieceFile& file, const SpecialNames& names) {
   const auto control = [&](std::string_view name) {
     const auto id = token_to_id(name);
     return id && pieces_[static_cast<size_t>(*id)].type == PieceType::control ? id : std::nullopt;
   };
-  bos_ = control(file.bos_piece);
-  eos_ = control(file.eos_piece);
-  pad_ = control(file.pad_piece);
+  const auto named = [&](const std::optional<std::string>& name, std::string_view piece) {
+    const auto id = name ? token_to_id(*name) : std::nullopt;
+    return id ? id : control(piece);
+  };
+  bos_ = named(names.bos, file.bos_piece);
+  eos_ = named(names.eos, file.eos_piece);
+  pad_ = named(names.pad, file.pad_piece);
+  if (bos_ && names.add_bos.value_or(false)) special_.before = {*bos_};
+  if (eos_ && names.add_eos.value_or(false)) special_.after = {*eos_};
 }
 
 void SentencePieceTokenizer::load_library(std::string_view model, const std::string& where) {
@@ -146,13 +157,6 @@ LocatedIds SentencePieceTokenizer::settle_unused(const LocatedIds& found) const 
     after_unknown = unknown;
   }
   return settled;
-}
-
-std::vector<int32_t> SentencePieceTokenizer::encode_with_special(std::string_view text) const {
-  std::vector<int32_t> ids = encode(text);
-  if (bos_) ids.insert(ids.begin(), *bos_);
-  if (eos_) ids.push_back(*eos_);
-  return ids;
 }
 
 std::string SentencePieceTokenizer::decode(const std::vector<int32_t>& ids) const {

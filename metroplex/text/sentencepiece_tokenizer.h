@@ -15,6 +15,7 @@
 #include "text/piece_model.h"
 #include "text/sentencepiece_file.h"
 #include "text/tokenizer.h"
+#include "text/tokenizer_files.h"
 
 namespace sentencepiece {
 class SentencePieceProcessor;
@@ -62,14 +63,14 @@ class SentencePieceNormalizer {
 class SentencePieceTokenizer final : public Tokenizer {
  public:
   // `model` are the bytes of the file and `where` its name in messages. Throws base::Error for a damaged one.
-  SentencePieceTokenizer(std::string_view model, const std::string& where, InvalidUtf8 invalid_utf8);
+  SentencePieceTokenizer(std::string_view model, const std::string& where, const SpecialNames& names,
+                         InvalidUtf8 invalid_utf8);
   ~SentencePieceTokenizer() override;
 
   std::string name() const override { return "sentencepiece"; }
   std::vector<int32_t> encode(std::string_view text) const override;
   LocatedIds encode_with_ranges(std::string_view text) const override;
-  // bos before and eos behind, where the model has them.
-  std::vector<int32_t> encode_with_special(std::string_view text) const override;
+  SpecialTokens special_tokens() const override { return special_; }
   // Control pieces give no text.
   std::string decode(const std::vector<int32_t>& ids) const override;
   std::string id_to_token(int32_t id) const override;
@@ -84,7 +85,8 @@ class SentencePieceTokenizer final : public Tokenizer {
     std::string text;
     PieceType type;
   };
-  SentencePieceTokenizer(const SentencePieceFile& file, InvalidUtf8 invalid_utf8);
+  SentencePieceTokenizer(const SentencePieceFile& file, const SpecialNames& names, InvalidUtf8 invalid_utf8);
+  void find_special_ids(const SentencePieceFile& file, const SpecialNames& names);
   LocatedIds settle_unused(const LocatedIds& found) const;
   LocatedIds encode_by_library(std::string_view text) const;
   void check_utf8(std::string_view text) const;
@@ -101,6 +103,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   bool byte_fallback_;
   InvalidUtf8 invalid_utf8_;
   std::optional<int32_t> unknown_, bos_, eos_, pad_;
+  SpecialTokens special_;
 };
 
 }  // namespace metroplex::text

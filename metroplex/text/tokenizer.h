@@ -1,6 +1,6 @@
 // Text to token ids and back. A Tokenizer is loaded once (load_tokenizer), never changes, and is shared
-// by all threads. Ids are those that models see: special tokens are found in the text and become their own id,
-// nothing is added around it unless encode_with_special is asked.
+// by all threads. Ids are those that models see: special tokens are found in the text and become their own id.
+// encode() adds nothing around the text, encode_with_special() adds special_tokens().
 //
 // Text that is not UTF-8: the byte tokenizer takes anything; the others refuse it with the byte offset, or,
 // under InvalidUtf8::replace, read U+FFFD in its place (sentencepiece: one per bad byte; tokenizer.json: one per
@@ -31,6 +31,11 @@ struct LocatedIds {
   std::vector<TextRange> ranges;
 };
 
+// Ids that a tokenizer adds before and after a text.
+struct SpecialTokens {
+  std::vector<int32_t> before, after;
+};
+
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
@@ -44,8 +49,11 @@ class Tokenizer {
   // The ids of encode, with ranges. Several times slower than encode; the text must be valid UTF-8.
   virtual LocatedIds encode_with_ranges(std::string_view text) const = 0;
 
-  // The ids of encode with what the model was taught to see around a text (bos, eos, the file's template).
-  virtual std::vector<int32_t> encode_with_special(std::string_view text) const { return encode(text); }
+  // The ids that transformers adds by default: by the post-processor of a tokenizer.json; without such a file by
+  // add_bos_token and add_eos_token of tokenizer_config.json.
+  virtual SpecialTokens special_tokens() const { return {}; }
+  // encode() with special_tokens() around it.
+  std::vector<int32_t> encode_with_special(std::string_view text) const;
 
   // Always valid UTF-8, except for the byte tokenizer, which gives back its bytes. Ids that name no token give
   // no text. Safe from any thread.

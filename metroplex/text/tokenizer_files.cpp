@@ -12,7 +12,8 @@ namespace {
 
 constexpr const char *kModel = "tokenizer.model", *kJson = "tokenizer.json", *kVocab = "vocab.json",
                      *kMerges = "merges.txt";
-constexpr const char* kBeside[] = {"tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"};
+constexpr const char* kBeside[] = {"tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+                                   "generation_config.json"};
 
 }  // namespace
 

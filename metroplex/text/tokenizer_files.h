@@ -1,7 +1,8 @@
 // The files that a tokenizer was loaded from, to be carried along: under these names a folder of them is a tokenizer.
 //   sentencepiece  tokenizer.model
 //   bpe            tokenizer.json, or vocab.json and merges.txt
-//   both           tokenizer_config.json, special_tokens_map.json and chat_template.jinja where they lay beside
+//   both           tokenizer_config.json, special_tokens_map.json, chat_template.jinja and generation_config.json, if
+//                  they are next to the tokenizer
 #pragma once
 
 #include <optional>
@@ -34,12 +35,15 @@ struct TokenizerPaths {
 };
 TokenizerPaths tokenizer_paths(const std::string& folder, const std::vector<std::string>& names);
 
-// Which tokens begin and end a text, by the files that lie beside a tokenizer: tokenizer_config.json, then
-// special_tokens_map.json. A name is a string or an object with "content".
+// Which tokens begin and end a text, by the files next to a tokenizer: tokenizer_config.json, then
+// special_tokens_map.json. A name is a string or an object with "content". Without
+// tokenizer_config.json, ids come from generation_config.json, then config.json; the first of several.
 
 struct SpecialNames {
   std::optional<std::string> bos, eos, pad, unk;
+  std::optional<int32_t> bos_id, eos_id, pad_id;
   std::optional<bool> add_prefix_space;  // GPT-2's
+  std::optional<bool> add_bos, add_eos;  // add_bos_token and add_eos_token, or the default of tokenizer_class
 };
 
 // All empty where neither file exists. Throws base::Error for a file that is there and cannot be read.

@@ -69,10 +69,10 @@ pipeline::BorderShape Assembly::border(const nn::Microbatch& batch) const {
 }
 
 pipeline::PipelineInput Assembly::pipeline_input(const std::vector<nn::Microbatch>& batches,
-                                                 at::Tensor loss_gradients, bool forward_only) {
+                                                 at::Tensor loss_gradients, bool forward_only, bool eager) {
   pipeline::PipelineInput run{table(static_cast<int>(batches.size()), forward_only), batches,
                               std::move(loss_gradients), border(batches.at(0))};
-  if (partial_graphs) partial_graphs->take_part(run);
+  if (partial_graphs) partial_graphs->take_part(run, eager);
   return run;
 }
 

@@ -86,9 +86,9 @@ struct Assembly {
   std::unique_ptr<PartialGraphs> partial_graphs;  // of parts of layers; null: these run eagerly
 
   // For one run of the executor over `batches`, which outlive it: by the table for their number, with the graphs of
-  // parts of layers that are due. For an evaluation loss_gradients are undefined.
+  // parts of layers that are due, unless `eager`. For an evaluation loss_gradients are undefined.
   pipeline::PipelineInput pipeline_input(const std::vector<nn::Microbatch>& batches, at::Tensor loss_gradients,
-                                         bool forward_only);
+                                         bool forward_only, bool eager = false);
 
   const comm::Groups& groups() const { return world->groups(); }
   // The pp rank that holds the last stage, which makes the loss.

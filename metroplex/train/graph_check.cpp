@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "moe/context.h"
 #include "train/step.h"
 #include "train/partial_graphs.h"
 #include "train/step_graphs.h"
@@ -68,7 +69,11 @@ GraphCheck check_graphs(const config::Config& asked, const comm::World& world, i
   cuda::CheckedGraphs device(options.way);
   const cuda::TapeHooks hooks(nullptr, device.outside());
   const comm::World told = world.recorded(*device.recorder());
-  const auto a = assemble(config, told, vocab_size, /*forward_only=*/false, build);
+  const StageBuilder build_captured = [&](models::ModelContext context, const models::StageSlice& slice) {
+    context.experts.captures_shared_expert = moe::captures_shared_expert(asked.train);
+    return build(context, slice);
+  };
+  const auto a = assemble(config, told, vocab_size, /*forward_only=*/false, build_captured);
   std::vector<std::unique_ptr<OperationPlaces>> places;
   const bool parts = asked.train.captures_parts();
   for (const auto& stage : a->stages) {

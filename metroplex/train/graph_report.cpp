@@ -76,6 +76,12 @@ std::string text_of_stage(const pipeline::Stage& stage) {
   return all;
 }
 
+int64_t predicted_pools(const Assembly& a, int64_t num_microbatches) {
+  return predict_memory(
+             {a.config, a.world->size(), a.world->rank(), a.vocab_size, num_microbatches, a.world->device()})
+      .graph_pools;
+}
+
 double mib(int64_t bytes) { return static_cast<double>(bytes) / 1048576; }
 
 }  // namespace
@@ -97,7 +103,8 @@ std::vector<std::string> graph_lines(const Assembly& a, int64_t num_microbatches
     std::snprintf(text, sizeof text, " (%.2f)", mib(step_bytes(predicted_memory(a, num_microbatches))));
     line += text;
   } else {
-    std::snprintf(text, sizeof text, ", handed on %.2f", mib(total.results));
+    std::snprintf(text, sizeof text, " (%.2f), handed on %.2f", mib(predicted_pools(a, num_microbatches)),
+                  mib(total.results));
     line += text;
   }
   return {line};

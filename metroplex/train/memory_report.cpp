@@ -106,11 +106,9 @@ MeasuredMemory MemoryReport::end_step() const {
 }
 
 plan::MemoryPrediction predicted_memory(const Assembly& a, int64_t num_microbatches) {
-  config::Config config = a.config;
-  // Steps that are watched run eagerly, before anything is captured.
-  if (config.train.captures_parts()) config.train.cuda_graph_impl = config::CudaGraphImpl::none;
-  return predict_memory(
-      {config, a.world->size(), a.world->rank(), a.vocab_size, num_microbatches, a.world->device()});
+  RankRequest request{a.config, a.world->size(), a.world->rank(), a.vocab_size, num_microbatches, a.world->device()};
+  request.eager = true;  // the report is about a step before the capture
+  return predict_memory(request);
 }
 
 namespace {

@@ -19,9 +19,11 @@ plan::GraphPlan planned(const Assembly& a, const plan::PipelineTable& table) {
 }  // namespace
 
 PartialGraphs::PartialGraphs(Assembly& assembly, cuda::GraphDevice& device)
-    : a_(assembly), device_(device), gradients_(std::make_shared<pipeline::GradientBuffers>()) {
+    : a_(assembly),
+      device_(device),
+      instances_(std::make_shared<pipeline::GraphInstances>(device, a_.world->device())) {
   const pipeline::GraphScope scope = pipeline::graph_scope(a_.config.train);
-  for (const auto& stage : a_.stages) stage->capture_on(device_, scope, a_.world->device(), gradients_);
+  for (const auto& stage : a_.stages) stage->capture_in(instances_, scope);
 }
 
 const plan::GraphPlan& PartialGraphs::plan_of(const plan::PipelineTable& table) {
@@ -32,12 +34,12 @@ const plan::GraphPlan& PartialGraphs::plan_of(const plan::PipelineTable& table) 
   return found->second;
 }
 
-void PartialGraphs::take_part(pipeline::PipelineInput& run) {
+void PartialGraphs::take_part(pipeline::PipelineInput& run, bool eager) {
   const config::Train& train = a_.config.train;
   const bool evaluates = run.table.forward_only;
   if (evaluates && train.cuda_graph_impl != config::CudaGraphImpl::local) return;
   const bool repeats = a_.experts && a_.experts->buffers && a_.experts->buffers->repeats;
-  if (repeats) {  // rows are sent by counts of the host
+  if (eager || repeats) {  // a repeated step sends rows by counts of the host
     run.warms_up = &device_;
     return;
   }
@@ -50,12 +52,7 @@ void PartialGraphs::take_part(pipeline::PipelineInput& run) {
 }
 
 PartialGraphs::Sizes PartialGraphs::sizes() const {
-  Sizes sizes;
-  for (const auto& stage : a_.stages) {
-    sizes.training.add(stage->graphs()->sizes(false));
-    sizes.evaluation.add(stage->graphs()->sizes(true));
-  }
-  sizes.training.gradients = gradients_->bytes();
+  Sizes sizes{instances_->sizes(false), instances_->sizes(true), 0};
   if (last_training_ != nullptr) sizes.planned = last_training_->num_graphs();
   return sizes;
 }

@@ -1,6 +1,6 @@
-// Parts of layers as graphs (train.cuda_graph_impl: local, transformer_engine): which live set each microbatch of a
-// step takes, and from which step on. The graphs themselves belong to the stages (pipeline/stage_graphs.h);
-// everything else in a step runs eagerly.
+// Parts of layers as graphs (train.cuda_graph_impl: local, transformer_engine): in which graph instance each pass of
+// a step runs, and from which step on. All stages share the instances (pipeline/stage_graphs.h); everything else in a
+// step runs eagerly.
 #pragma once
 
 #include <map>
@@ -23,8 +23,9 @@ class PartialGraphs {
 
   // Sets how this run takes the graphs: by the plan of its table, or eagerly. Eager are the first
   // train.cuda_graph_warmup_steps of training and of evaluation (at least one each), on the stream of the captures,
-  // every evaluation with transformer_engine, and what runs again because rows of experts found no room.
-  void take_part(pipeline::PipelineInput& run);
+  // every evaluation with transformer_engine, steps that run again because rows of experts found no room, and runs
+  // that are `eager`.
+  void take_part(pipeline::PipelineInput& run, bool eager);
 
   struct Sizes {
     pipeline::GraphSizes training, evaluation;  // gradients: in training
@@ -37,7 +38,7 @@ class PartialGraphs {
 
   Assembly& a_;
   cuda::GraphDevice& device_;
-  std::shared_ptr<pipeline::GradientBuffers> gradients_;
+  std::shared_ptr<pipeline::GraphInstances> instances_;
   std::map<std::pair<int, bool>, plan::GraphPlan> plans_;  // (microbatches, forward_only)
   const plan::GraphPlan* last_training_ = nullptr;
   int64_t training_steps_ = 0, evaluation_steps_ = 0;

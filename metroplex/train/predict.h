@@ -35,10 +35,9 @@ struct RankPrediction {
 RankPrediction predict_rank(const RankRequest& request);
 plan::MemoryPrediction predict_memory(const RankRequest& request);
 
-// plan::MemoryUse::graphs, of what the run's graphs of parts of layers take beside the step: static inputs with their
-// microbatches, and incoming gradients, of training and, where they are captured, of evaluation. To the byte, but for
-// a factor of losses; what lies in pools counts as the step's.
-int64_t predict_graphs(const RankRequest& request, const plan::RankTrace& trace, const plan::PipelineTable& table);
+// What the run's graphs of parts of layers hold, of training and, where it is captured, of evaluation.
+plan::GraphMemory predict_graphs(const RankRequest& request, const plan::RankTrace& trace,
+                                 const plan::PipelineTable& table);
 
 // The peak of a step above what is held when it begins: the size of the memory pool of its graph.
 int64_t step_bytes(const plan::MemoryPrediction& prediction);

@@ -53,7 +53,8 @@ std::string chats_text(double tokens, double of_chats, double learned) {
 
 // One line for all sources: a blend may have hundreds.
 std::string data_line(const Assembly& a, const RunLength& length, files::FileSystem& disk) {
-  const std::vector<data::SourceTokens> sources = data::training_tokens(a.config.data, disk, /*counts_learned=*/true);
+  const std::vector<data::SourceTokens> sources = data::training_tokens(
+      a.config.data, disk, {a.config.train.seq_length, static_cast<uint64_t>(a.config.run.seed), true});
   double most = 0, tokens = 0, of_chats = 0, learned = 0;
   for (const data::SourceTokens& source : sources) {
     if (!source.problem.empty() || source.tokens == 0) continue;
@@ -61,7 +62,7 @@ std::string data_line(const Assembly& a, const RunLength& length, files::FileSys
     tokens += here;
     of_chats += source.chats ? here : 0;
     learned += static_cast<double>(source.learned);
-    most = std::max(most, static_cast<double>(length.samples * a.config.train.seq_length) * source.share / here);
+    most = std::max(most, source.epochs(static_cast<double>(length.samples)));
   }
   const std::string name = sources.size() == 1 ? sources.front().prefix : concat(sources.size(), " sources");
   if (tokens == 0) return " data: " + name;

@@ -155,7 +155,7 @@ EnqueuedStep enqueue_step(Assembly& a, const StepInput& input) {
     make_loss_factors(a, batches);
     const pipeline::PipelineOutput output = timers.measure("forward-backward", [&] {
       begin_gradients(a, count);
-      return a.executor->run(a.pipeline_input(batches, a.loss_factors, false));
+      return a.executor->run(a.pipeline_input(batches, a.loss_factors, false, input.eager));
     });
     timers.measure("all-grads-sync", [&] { finish_gradients(a); });
     a.loss_terms.agree(output.terms, a.groups().world);

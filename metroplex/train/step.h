@@ -22,7 +22,7 @@ struct StepInput {
   // Called when the gradients are final, before clipping, with the factor that unscales them; may be empty.
   std::function<void(double)> on_gradients;
   Timers* timers = nullptr;  // the parts of the step, under Megatron's names; may be null
-  bool eager = false;        // run without the assembly's graph, because observers are attached
+  bool eager = false;        // run without the assembly's graphs, because observers are attached
 };
 
 struct StepOutcome {

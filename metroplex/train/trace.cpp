@@ -14,11 +14,13 @@
 #include "config/derived.h"
 #include "cuda/cublas_workspace.h"
 #include "cuda/device.h"
-#include "cuda/memory_meter.h"
 #include "moe/paged_stash.h"
 #include "optim/clip.h"
+#include "pipeline/stage_graphs.h"
+#include "plan/graph_plan.h"
 #include "train/batch.h"
 #include "train/saving.h"
+#include "train/trace_recorder.h"
 
 namespace metroplex::train {
 namespace {
@@ -28,70 +30,6 @@ using plan::TraceStep;
 constexpr const char* kListener = "trace";
 constexpr int64_t kGpuBlock = 512;  // c10/cuda/CUDACachingAllocator: kMinBlockSize
 
-int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
-  int64_t bytes = 0;
-  for (const at::Tensor& x : tensors) bytes += static_cast<int64_t>(x.nbytes());
-  return bytes;
-}
-
-// Records the allocations on the meta device, island by island.
-class TraceRecorder final : public cuda::MetaMemory::Listener, public cuda::Recorder {
- public:
-  explicit TraceRecorder(int64_t block) : block_(block) {}
-
-  void allocated(int64_t bytes) override {
-    live_ += rounded(bytes);
-    net_ += rounded(bytes);
-    most_ = std::max(most_, net_);
-  }
-  void freed(int64_t bytes) override {
-    live_ -= rounded(bytes);
-    net_ -= rounded(bytes);
-  }
-  int64_t live() const { return live_; }
-
-  void run(cuda::Operation operation) override {
-    operation.run();
-    issued(operation);
-  }
-  void issued(const cuda::Operation& operation) override {
-    if (!on_) return;
-    const int64_t bytes = operation.group.empty() ? cuda::bytes_of(operation)
-                                                  : std::max(bytes_of(operation.reads), bytes_of(operation.writes));
-    island_.operations.push_back({operation.name, operation.group, operation.flops, bytes});
-  }
-  // From here on allocations and operators are recorded.
-  void start() {
-    on_ = true;
-    net_ = most_ = 0;
-  }
-
-  // The event of a gradient ends a TraceStep.
-  void end_step(TraceStep::End end, size_t param) {
-    if (net_ != 0 || most_ != 0 || end != TraceStep::End::nothing) island_.steps.push_back({net_, most_, end, param});
-    net_ = most_ = 0;
-  }
-  // What follows belongs to `next`.
-  void begin_island(plan::IslandTrace next) {
-    end_step(TraceStep::End::nothing, 0);
-    if (!island_.steps.empty() || !island_.operations.empty()) islands_.push_back(std::move(island_));
-    island_ = std::move(next);
-  }
-  std::vector<plan::IslandTrace> take() {
-    begin_island({});
-    return std::exchange(islands_, {});
-  }
-
- private:
-  int64_t rounded(int64_t bytes) const { return (bytes + block_ - 1) / block_ * block_; }
-
-  int64_t block_;
-  bool on_ = false;
-  int64_t live_ = 0, net_ = 0, most_ = 0;
-  plan::IslandTrace island_;
-  std::vector<plan::IslandTrace> islands_;
-};
-
 int64_t net_of(const std::vector<plan::IslandTrace>& islands) {
   int64_t sum = 0;
   for (const plan::IslandTrace& island : islands) sum += island.net();
@@ -100,14 +38,21 @@ int64_t net_of(const std::vector<plan::IslandTrace>& islands) {
 
 // A table in which this rank runs one microbatch at a time: forward through all of its chunks, then backward, with
 // the sends and receives of a real table. Outputs are freed after their backwards, so that no free falls into another
-// action's trace.
-plan::PipelineTable own_actions(const Assembly& a, int num_microbatches) {
+// action's trace; outputs in a pool before, because a real run has dropped them when the backward is captured.
+struct OwnActions {
+  int num_microbatches = 1;
+  bool forward_only = false;
+  std::vector<bool> output_in_pool = {};  // [chunk]; empty: no output is
+};
+
+plan::PipelineTable own_actions(const Assembly& a, const OwnActions& form) {
   using plan::ActionKind;
   plan::PipelineTable table;
   table.num_stages = a.placement.ranks;
   table.num_chunks = a.placement.chunks;
   table.v_shaped = a.placement.v_shaped;
-  table.num_microbatches = num_microbatches;
+  table.num_microbatches = form.num_microbatches;
+  table.forward_only = form.forward_only;
   table.ranks.resize(static_cast<size_t>(table.num_stages));
   const int rank = a.groups().pp.index();
   std::vector<plan::Action>& actions = table.ranks[static_cast<size_t>(rank)];
@@ -117,19 +62,23 @@ plan::PipelineTable own_actions(const Assembly& a, int num_microbatches) {
   const auto peer = [&, placement = table.placement()](int chunk, int by) {
     return placement.peer({rank, chunk}, by);
   };
-  for (int m = 0; m < num_microbatches; ++m) {
+  const auto frees_early = [&](int chunk) {
+    return form.forward_only || (!form.output_in_pool.empty() && form.output_in_pool[static_cast<size_t>(chunk)]);
+  };
+  for (int m = 0; m < form.num_microbatches; ++m) {
     for (int c = 0; c < table.num_chunks; ++c) {
-      const int before = peer(c, -1), behind = peer(c, 1);
+      const int before = peer(c, -1), after = peer(c, 1);
       add(before >= 0, ActionKind::recv_forward, m, c, before);
       add(true, ActionKind::forward, m, c, -1);
-      add(behind >= 0, ActionKind::send_forward, m, c, behind);
+      add(after >= 0, ActionKind::send_forward, m, c, after);
+      add(after >= 0 && frees_early(c), ActionKind::free, m, c, -1);
     }
-    for (int c = table.num_chunks; c-- > 0;) {
-      const int before = peer(c, -1), behind = peer(c, 1);
-      add(behind >= 0, ActionKind::recv_backward, m, c, behind);
+    for (int c = form.forward_only ? 0 : table.num_chunks; c-- > 0;) {
+      const int before = peer(c, -1), after = peer(c, 1);
+      add(after >= 0, ActionKind::recv_backward, m, c, after);
       add(true, ActionKind::backward, m, c, -1);
       add(before >= 0, ActionKind::send_backward, m, c, before);
-      add(behind >= 0, ActionKind::free, m, c, -1);
+      add(after >= 0 && !frees_early(c), ActionKind::free, m, c, -1);
     }
   }
   return table;
@@ -138,9 +87,6 @@ plan::PipelineTable own_actions(const Assembly& a, int num_microbatches) {
 class Tracer final : public nn::StageObserver {
  public:
   Tracer(Assembly& a, TraceRecorder& recorder) : a_(a), recorder_(recorder) {
-    for (const distributed::ParamFamily& family : a.families.all()) {
-      if (family.gradients) family.gradients->detach_params();
-    }
     for (size_t i = 0; i < a.params.size(); ++i) {
       a.params[i]->before_use.add(kListener, [this, i] { recorder_.end_step(TraceStep::End::opens, i); });
       a.params[i]->on_use.add(kListener, [this, i] { recorder_.end_step(TraceStep::End::used, i); });
@@ -172,7 +118,8 @@ class Tracer final : public nn::StageObserver {
  private:
   void see_gathered() { gathered_ = std::max(gathered_, a_.families.gathered_bytes()); }
   void after_action(const plan::Action& action) {
-    const int64_t border = a_.executor->border_bytes(), crossed = border - std::exchange(border_, border);
+    const int64_t border = a_.executor->border_bytes([&](const at::Tensor&x) { return !recorder_.in_pool(x); }),
+                  crossed = border - std::exchange(border_, border);
     plan::ActionTrace trace;
     trace.islands = recorder_.take();
     trace.added = net_of(trace.islands) - crossed;
@@ -235,6 +182,65 @@ std::vector<plan::TransientFamily> transient_families(const Assembly& a) {
   return all;
 }
 
+// The second of two microbatches is recorded: one-time allocations are made in the first.
+constexpr int kMicrobatches = 2;
+
+std::vector<plan::ChunkTrace> trace_chunks(Assembly& a, TraceRecorder& recorder,
+                                           const std::vector<nn::Microbatch>& batches, const OwnActions& form,
+                                           const plan::GraphPlan* graphs) {
+  Tracer tracer(a, recorder);
+  const at::TensorOptions doubles = at::TensorOptions().dtype(at::kDouble).device(a.world->device());
+  const at::Tensor factors = form.forward_only ? at::Tensor() : at::empty({form.num_microbatches}, doubles);
+  a.executor->run({own_actions(a, form), batches, factors, a.border(batches[0]), graphs});
+  size_t chunk = 0;
+  for (const plan::StageLayers& layers :
+       plan::split_stages(a.config.parallel, a.config.model.num_layers, a.config.model.mtp_num_layers)) {
+    if (layers.pp_rank == a.groups().pp.index()) tracer.chunks.at(chunk++).layers = layers;
+  }
+  recorder.take();
+  return std::move(tracer.chunks);
+}
+
+std::map<std::string, int64_t> rounded_sizes(const pipeline::StaticBuffers& buffers, const TraceRecorder& recorder) {
+  std::map<std::string, int64_t> sizes = buffers.sizes();
+  for (auto& [form, bytes] : sizes) bytes = recorder.rounded(bytes);
+  return sizes;
+}
+
+// Runs the stages with graphs, as the run does, but with each chunk in an instance of its own.
+plan::GraphTrace trace_graphs(Assembly& a, TraceRecorder& recorder, MetaGraphs& device,
+                              std::vector<nn::Microbatch> batches) {
+  plan::GraphTrace out;
+  const auto instances = std::make_shared<pipeline::GraphInstances>(device, a.world->device());
+  plan::GraphPlan plan;
+  OwnActions form{kMicrobatches};
+  for (const auto& stage : a.stages) {
+    stage->capture_in(instances, pipeline::graph_scope(a.config.train));
+    plan.instance_of.emplace_back(kMicrobatches, plan.num_instances++);
+    form.output_in_pool.push_back(stage->islands().places.back().graph >= 0);
+  }
+  out.chunks = trace_chunks(a, recorder, batches, form, &plan);
+  for (const auto& [form_of_gradient, bytes] : rounded_sizes(instances->gradients(), recorder))
+    out.gradients += bytes;
+  const bool evaluates = a.config.train.cuda_graph_impl == config::CudaGraphImpl::local;
+  for (nn::Microbatch& batch : batches) batch.training = false;
+  if (evaluates) trace_chunks(a, recorder, batches, {kMicrobatches, true}, &plan);
+  for (size_t chunk = 0; chunk < a.stages.size(); ++chunk) {
+    const pipeline::Stage& stage = *a.stages[chunk];
+    out.chunks[chunk].output_in_pool = form.output_in_pool[chunk];
+    const auto number = static_cast<int>(chunk);
+    const int rank = a.groups().pp.index();
+    const auto previous = a.placement.neighbour({rank, number}, -1);
+    out.chunks[chunk].input_gradient_in_pool =
+        stage.islands().places.front().graph >= 0 && previous && previous->rank == rank;
+    const pipeline::GraphInstance& training = instances->at(number, false);
+    out.graphs.push_back({static_cast<int>(stage.captured_islands().size()), training.pool_bytes().peak,
+                          evaluates ? instances->at(number, true).pool_bytes().peak : 0,
+                          rounded_sizes(training.inputs(), recorder)});
+  }
+  return out;
+}
+
 // For cuBLAS: a rank is a thread, and the captures of graphs and the steps before them have a stream of their own
 // beside that of what runs eagerly.
 int64_t library_bytes(const RankRequest& request) {
@@ -253,6 +259,7 @@ plan::RankTrace trace_rank(const RankRequest& request) {
   const topology::RankGrid grid(request.world_size, config.parallel);
   const comm::World world = comm::make_meta_world(request.rank, grid, request.device, &recorder);
   const cuda::MetaMemory meter(recorder);
+  MetaGraphs graphs(recorder);
   const auto a = assemble(config, world, request.vocab_size, false, request.build);
 
   plan::RankTrace out;
@@ -271,26 +278,21 @@ plan::RankTrace trace_rank(const RankRequest& request) {
   for (const nn::Param* param : a->params)
     out.params.push_back({param->name, param->local_shape, param->uses_per_microbatch});
 
-  // The second microbatch is recorded: one-time allocations were made in the first.
   const bool wide = config.precision.params_dtype == config::ParamsDtype::fp64;
-  const std::vector<nn::Microbatch> batches(2, largest_part(request, world, wide ? at::kDouble : at::kFloat));
+  const std::vector<nn::Microbatch> batches(kMicrobatches,
+                                            largest_part(request, world, wide ? at::kDouble : at::kFloat));
   out.batch = batch_bytes(batches[0]);
-  const pipeline::BorderShape border = a->border(batches[0]);
-  out.border = border.bytes();
+  out.border = a->border(batches[0]).bytes();
   recorder.start();
-  Tracer tracer(*a, recorder);
-  a->executor->run({own_actions(*a, 2), batches,
-                    at::empty({2}, at::TensorOptions().dtype(at::kDouble).device(world.device())), border});
-  out.chunks = std::move(tracer.chunks);
-  recorder.take();
+  for (const distributed::ParamFamily& family : a->families.all()) {
+    if (family.gradients) family.gradients->detach_params();
+  }
+  out.chunks = trace_chunks(*a, recorder, batches, {kMicrobatches}, nullptr);
+  if (config.train.captures_parts() && !request.eager) out.graphs = trace_graphs(*a, recorder, graphs, batches);
+  recorder.start();
   a->optimizer->step(a->step);
   a->families.updated();
   for (plan::IslandTrace& part : recorder.take()) out.update = std::move(part);
-  size_t chunk = 0;
-  for (const plan::StageLayers& layers :
-       plan::split_stages(config.parallel, config.model.num_layers, config.model.mtp_num_layers)) {
-    if (layers.pp_rank == a->groups().pp.index()) out.chunks.at(chunk++).layers = layers;
-  }
   return out;
 }
 

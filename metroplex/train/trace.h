@@ -19,6 +19,7 @@ struct RankRequest {
   int64_t num_microbatches = 0;  // of a step; 0: as train.global_batch_size says
   at::Device device = at::kCPU;  // that the run computes on; need not be there
   StageBuilder build = models::build_stage;
+  bool eager = false;  // of steps before graphs of parts of layers are captured
 };
 
 // Nothing is allocated, no other rank is needed, no GPU either. On a GPU blocks count in multiples of 512 bytes, as

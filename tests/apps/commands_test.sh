@@ -357,9 +357,9 @@ run 0 schedule --pp 4 --microbatches 40 --columns 30
 [ "$(grep '^rank' out | wc -L)" -le 62 ] || fail "--columns 30"
 holds "schedule draws for the width of the terminal"
 run 0 schedule --pp 4 --microbatches 8 --graphs --layers 32 --hidden-size 2048
-prints '^rank 3 .* sets 1$'
+prints '^rank 3 .* instances 1$'
 prints '^   0 +8 +4 +4 +64 +128 +64 +512.0 MiB +512.0 MiB +80.0 MiB +512.0 MiB$'
-prints 'graphs: 2 x layers x sets; .* 2 x layers x microbatches; bound: 2 x layers x pp'
+prints 'graphs: 2 x layers x instances of their chunk; .* 2 x layers x microbatches; bound: 2 x layers x pp'
 for modules in "--cuda-graph-modules attn,mlp" "--cuda-graph-modules attn mlp" "--cuda-graph-scope mlp attn" "--cuda_graph_modules=mlp,attn"; do
   # shellcheck disable=SC2086
   run 0 schedule --pp 2 --microbatches 4 --layers 4 --graphs $modules
@@ -375,13 +375,21 @@ import json
 ranks = [rank["graphs"] for rank in json.load(open("out"))["ranks"]]
 assert [rank["layers_of_chunk"] for rank in ranks] == [[1, 1], [2, 1]]
 for rank in ranks:
-    sets, layers = rank["sets_of_chunk"], rank["layers_of_chunk"]
-    assert [max(of) + 1 for of in rank["set_of_microbatch"]] == sets
-    assert rank["graphs"] == len(rank["captures"]) == 2 * sum(l * s for l, s in zip(layers, sets))
+    layers, instances = rank["layers_of_chunk"], [set(chunk) for chunk in rank["instance_of_microbatch"]]
+    assert set.union(*instances) == set(range(rank["instances"]))
+    assert rank["graphs"] == len(rank["captures"]) == 2 * sum(l * len(i) for l, i in zip(layers, instances))
     assert rank["megatron_graphs"] == 2 * sum(layers) * 4 and rank["bound"] == 2 * sum(layers) * 2
-    assert rank["input_bytes"] == sum(l * s for l, s in zip(layers, sets)) * 4096 * 4096 * 2
+    most = [max(l for l, i in zip(layers, instances) if n in i) for n in range(rank["instances"])]
+    assert rank["input_bytes"] == sum(most) * 4096 * 4096 * 2
 PYTHON
-holds "schedule draws and counts the live sets of graphs"
+holds "schedule draws and counts the graph instances"
+run 0 schedule --pp 8 --vpp 4 --microbatches 32 --graphs --layers 32 --json
+python3 - << 'PYTHON' || fail "schedule --graphs: more instances than live passes"
+import json
+for rank in json.load(open("out"))["ranks"]:
+    assert rank["graphs"]["instances"] == rank["live_activations"], rank["rank"]
+PYTHON
+holds "a rank has as many graph instances as live passes"
 run 0 schedule --sequence --cp 4 --lengths 137,2041,89,1829 --svg sequence.svg
 prints '^rank 3 .* 1024 tokens, area 2[45]\.[0-9]+ %, gets [0-9]+ keys$'
 python3 -c 'import xml.dom.minidom as m; m.parse("sequence.svg")' || fail "the SVG of a cut does not parse"

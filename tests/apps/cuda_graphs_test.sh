@@ -65,3 +65,22 @@ run 0 train "${tiny[@]}" "${steps[@]}" --nproc 2 --backend gloo --parallel.pipel
   --train.cuda_graph_impl=full_iteration --checkpoint.save=gloo.graph
 same_end gloo.plain gloo.graph
 holds "gloo"
+
+# A dry run counts what the graphs of rank 0 hold in the run: pools and static buffers.
+held_by_graphs=("${tiny[@]}" "${mock[@]}" --nproc 2 --model.num_layers=8 --model.hidden_size=128 --train.seq_length=128
+  --train.micro_batch_size=2 --train.global_batch_size=16 --train.train_iters=3 --train.cuda_graph_warmup_steps=1
+  --train.cuda_graph_impl=transformer_engine --parallel.pipeline_model_parallel_size=2)
+for vpp in 1 4; do
+  run 0 train "${held_by_graphs[@]}" --parallel.virtual_pipeline_model_parallel_size=$vpp
+  mv out trained
+  run 0 train "${held_by_graphs[@]}" --parallel.virtual_pipeline_model_parallel_size=$vpp --dry-run --json
+  python3 - << 'PYTHON' || fail "the dry run of vpp $vpp does not count what graphs hold"
+import json, re
+line = re.search(r"static inputs ([\d.]+) \| pool ([\d.]+), of it tensors at most ([\d.]+) \(([\d.]+)\)", open("trained").read())
+static, pool, peak, predicted = map(float, line.groups())
+graphs = json.load(open("out"))["memory"]["ranks"][0]["bytes"]["graphs"] / 2**20
+assert peak == predicted and pool < 1.1 * peak and peak > 1, line.group(0)
+assert abs(static + peak - graphs) < 0.02, (line.group(0), graphs)
+PYTHON
+  holds "graphs hold what a dry run of vpp $vpp counts"
+done

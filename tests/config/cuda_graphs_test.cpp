@@ -11,6 +11,9 @@ const std::string kTe = "train.cuda_graph_impl=transformer_engine", kLocal = "tr
                   kIteration = "train.cuda_graph_impl=full_iteration", kImpl = "train.cuda_graph_impl",
                   kScope = "train.cuda_graph_modules";
 
+const std::vector<std::string> kRecomputesMoe = {"memory.recompute_granularity=selective",
+                                                 "memory.recompute_modules=moe"};
+
 std::vector<std::string> with(const std::string& first, std::vector<std::string> rest) {
   rest.insert(rest.begin(), first);
   return rest;
@@ -56,6 +59,8 @@ TEST(CudaGraphs, WhatAReplayCanDoIsAccepted) {
     expect_accepted({impl, "optim.optimizer_cpu_offload=true"});
     expect_accepted(experts(impl, {"train.cuda_graph_modules=attn"}));
     expect_accepted(experts(impl, {"train.cuda_graph_modules=attn,mlp", "model.moe_layer_freq=2"}));
+    expect_accepted(experts(
+        impl, {"train.cuda_graph_modules=attn,mlp", "model.moe_layer_freq=2", kRecomputesMoe[0], kRecomputesMoe[1]}));
     expect_accepted(experts(impl, {"train.cuda_graph_modules=attn,moe_router"}));
     expect_accepted(experts(impl, {"train.cuda_graph_modules=attn,moe_router,moe_preprocess"}));
     const std::vector<std::string> buffers = {"model.moe_token_dispatcher_type=static_buffer",
@@ -114,6 +119,15 @@ TEST(CudaGraphs, WhatItCannotDoIsRefusedWithTheRule) {
       {{kTe, "memory.recompute_granularity=full", "memory.recompute_method=uniform", "memory.recompute_num_layers=1"},
        impl,
        "runs whole layers again"},
+      {experts(kTe, {te_scope + "attn,moe_router", kRecomputesMoe[0], kRecomputesMoe[1]}), scope,
+       "cannot be captured with memory.recompute_modules = moe"},
+      {experts(kLocal, {te_scope + "moe_preprocess", kRecomputesMoe[0], kRecomputesMoe[1]}), scope,
+       "cannot be captured with memory.recompute_modules = moe"},
+      {experts(kTe,
+               {te_scope + "moe", kRecomputesMoe[0], kRecomputesMoe[1], "model.moe_token_dispatcher_type=allgather"}),
+       scope, "cannot be captured with memory.recompute_modules = moe"},
+      {experts(kLocal, {kRecomputesMoe[0], kRecomputesMoe[1], "model.moe_token_dispatcher_type=allgather"}), impl,
+       "memory.recompute_modules = moe runs the experts of a layer again"},
       {{kIteration, "run.device=cuda", "run.backend=threads"}, impl, "ranks share a GPU"},
       {{kLocal, "run.device=cuda", "run.backend=threads"}, impl, "no capture may do"},
       {{kLocal, "memory.offload_activations=file"}, "memory.offload_activations", "finds where it was"},

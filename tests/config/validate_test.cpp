@@ -219,6 +219,10 @@ static const std::vector<Wrong>& wrong_schedules_and_data() {
   static const std::vector<Wrong> kCases = {
       {{"train.train_iters=0"}, "train.train_iters", "exactly one"},
       {{"train.train_samples=100"}, "train.train_iters", "exactly one"},
+      {{"train.train_epochs=2"}, "train.train_epochs", "train.train_iters"},
+      {{"train.train_iters=0", "train.train_samples=8", "train.train_epochs=2"},
+       "train.train_epochs",
+       "train_samples"},
       {{"optim.lr_decay_samples=100"}, "optim.lr_decay_samples", "measured in iters"},
       {{"optim.lr_warmup_samples=1"}, "optim.lr_warmup_samples", "measured in iters"},
       {{"train.train_iters=0", "train.train_samples=100", "optim.lr_decay_iters=5"},

@@ -184,10 +184,10 @@ std::string check_peaks(const Json& values) {
 std::string check_reuse(const Json& input) {
   const int pp = input.at("pp").get<int>();
   const auto table = plan::build_schedule("1f1b", {pp, 1, 2 * pp});
-  const auto sets = test::plan_graphs_without_sends(table, input.at("rank").get<int>(), plan::alike_layers({1}));
+  const auto instances = test::plan_graphs_without_sends(table, input.at("rank").get<int>(), plan::alike_layers({1}));
   std::vector<int> expected;
   for (int microbatch = 0; microbatch < 2 * pp; ++microbatch) expected.push_back(microbatch % pp);
-  return compare(sets.set_of[0], expected);
+  return compare(instances.instance_of[0], expected);
 }
 
 std::string check_offsets(const Json& input, const Json& expected) {

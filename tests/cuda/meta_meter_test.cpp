@@ -12,8 +12,8 @@ namespace {
 
 struct Heard final : cuda::MetaMemory::Listener {
   std::vector<int64_t> all;
-  void allocated(int64_t bytes) override { all.push_back(bytes); }
-  void freed(int64_t bytes) override { all.push_back(-bytes); }
+  void allocated(int64_t bytes, const void*) override { all.push_back(bytes); }
+  void freed(int64_t bytes, const void*) override { all.push_back(-bytes); }
 };
 
 at::Tensor meta(int64_t n, at::ScalarType type = at::kFloat) {

@@ -139,11 +139,25 @@ TEST_F(ChatSamples, AreCountedWithWhatIsLearnedOfThem) {
   int64_t learned = 0;
   for (const int64_t length : lengths)
     for (int64_t i = 0; i < length; ++i) learned += i % 3 == 1 || i + 1 == length;
-  const SourceTokens counted = training_tokens(config, posix, /*counts_learned=*/true).at(0);
+  const SourceTokens counted = training_tokens(config, posix, {.counts_learned = true}).at(0);
   EXPECT_TRUE(counted.chats);
   EXPECT_EQ(counted.learned, learned);
   posix.remove_tree(scratch / "chats_loss_mask.idx");
-  EXPECT_FALSE(training_tokens(config, posix, true).at(0).chats);
+  EXPECT_FALSE(training_tokens(config, posix).at(0).chats);
+}
+
+TEST_F(ChatSamples, FormAnEpochOfSamples) {
+  files::PosixFileSystem posix;
+  const int64_t epoch = train()->size();
+  const TokenCountOptions counting{kLength, options.seed};
+  const SourceTokens source = training_tokens(config, posix, counting).at(0);
+  EXPECT_EQ(source.epochs(static_cast<double>(epoch)), 1.0);
+  EXPECT_EQ(samples_of_epochs(config, posix, 1, counting), epoch);
+  EXPECT_EQ(samples_of_epochs(config, posix, 2.5, counting), static_cast<int64_t>(2.5 * static_cast<double>(epoch)));
+  write_chats(posix, scratch / "long", std::vector<int64_t>(12, kLength));
+  config.data_path = {scratch / "long"};
+  EXPECT_EQ(training_tokens(config, posix, counting).at(0).epochs(12), 1.0) << "a sample for each of 12 chats";
+  EXPECT_EQ(samples_of_epochs(config, posix, 3, counting), 36);
 }
 
 TEST_F(ChatSamples, AFillerHasNoLoss) {

@@ -76,9 +76,70 @@ TEST(Documents, NameTheByteOrLineThatIsWrong) {
   EXPECT_NE(refusal("a.jsonl", "{\"text\": \"a\"}\n{\"text\": 3}\n").find("line 2 holds no string"),
             std::string::npos);
   EXPECT_NE(refusal("a.jsonl", "\n\n{\"txt\": \"a\"}\n").find("line 3 has no key 'text'"), std::string::npos);
-  EXPECT_NE(refusal("a.jsonl", "[1]\n").find("line 1 is not a JSON object"), std::string::npos);
+  EXPECT_NE(refusal("a.jsonl", "3\n").find("line 1 is not a JSON object"), std::string::npos);
   EXPECT_NE(refusal("a.jsonl", "{\"text\": \"\xff\"}\n").find("line 1 is not JSON in UTF-8"), std::string::npos);
   EXPECT_NE(refusal("a.jsonl", "{\"text\": \"half").find("line 1 is not JSON"), std::string::npos);
+}
+
+TEST(Documents, DropByteOrderMarksAndCarriageReturns) {
+  const Scratch scratch;
+  const std::string mark = "\xef\xbb\xbf";
+  EXPECT_EQ(texts(scratch, "a.txt", mark + "abc", false), Strings{"abc"});
+  EXPECT_EQ(texts(scratch, "a.txt", mark + "a\n\nb", true), (Strings{"a", "b"}));
+  EXPECT_EQ(texts(scratch, "a.txt", mark, false), Strings{""});
+  EXPECT_EQ(texts(scratch, "a.jsonl", mark + "{\"text\": \"a\"}\n", false), Strings{"a"});
+  EXPECT_EQ(texts(scratch, "a.txt", "ab\r\n\r\ncd\r\nef\r\n", true), (Strings{"ab", "cd\r\nef"}));
+}
+
+TEST(Documents, SkipHiddenFilesOfFolders) {
+  const Scratch scratch;
+  std::filesystem::create_directories(scratch / "d/.git");
+  for (const char* name : {"d/a.txt", "d/.hidden.txt", "d/.git/b.txt"}) scratch.write(name, "a");
+  files::PosixFileSystem disk;
+  int64_t hidden = 0;
+  EXPECT_EQ(open_documents(disk, {scratch / "d"}, TextFormat::by_name, &hidden).size(), 1u);
+  EXPECT_EQ(hidden, 2);
+  EXPECT_EQ(open_documents(disk, {scratch / "d/.hidden.txt"}, TextFormat::by_name, &hidden).size(), 1u) << "named";
+  EXPECT_EQ(hidden, 0);
+}
+
+TEST(Documents, ReadJsonAsPythonDoes) {
+  const Scratch scratch;
+  EXPECT_EQ(texts(scratch, "a.jsonl", R"({"text": "NaN", "a": NaN, "b": [-Infinity, Infinity]})", false),
+            Strings{"NaN"});
+  EXPECT_EQ(texts(scratch, "a.jsonl", R"({"text": "a\ud800b\\ud800 \ud83d\ude00\uDC00"})", false),
+            Strings{"a\xEF\xBF\xBD"
+                    "b\\ud800 \xF0\x9F\x98\x80\xEF\xBF\xBD"});
+  files::PosixFileSystem disk;
+  const auto files = open_documents(disk, {scratch / "a.jsonl"}, TextFormat::by_name);
+  DocumentReader reader(files, false, {});
+  RawDocument document;
+  ASSERT_TRUE(reader.next(document));
+  int64_t surrogates = 0;
+  document_text(files, document, "text", &surrogates);
+  EXPECT_EQ(surrogates, 2);
+}
+
+TEST(Documents, NameTheFormOfAFileThatIsNoJsonLines) {
+  const Scratch scratch;
+  struct Case {
+    const char* name;
+    std::string content;
+    const char* form;
+  };
+  for (const Case& item :
+       {Case{"a.json", "[{\"text\": \"a\"}]\n", "a JSON array"},
+        Case{"a.json", "[\n{\"text\": \"a\"}\n]\n", "a JSON array"},
+        Case{"a.json", "[\n  {\n\"text\": \"a\"}\n]\n", "a JSON array"},
+        Case{"a.json", "\xef\xbb\xbf{\n  \"text\": \"a\"\n}\n", "of several lines"},
+        Case{"a.jsonl", "{\"text\": \"a\",\n \"b\": 1}\n", "of several lines"},
+        Case{"a.jsonl.gz", "\x1f\x8b\x08", "gzip"}, Case{"a.jsonl.zst", "\x28\xb5\x2f\xfd", "zstd"},
+        Case{"a.txt.bz2", "BZh91AY&SY", "bzip2"}, Case{"a.xz", std::string("\xfd\x37zXZ\0", 6), "xz"},
+        Case{"a.txt", std::string("\xff\xfe\x61\0", 4), "UTF-16"}, Case{"a.parquet", "PAR1....PAR1", "Parquet"}}) {
+    const std::string error = test::error_of([&] { texts(scratch, item.name, item.content, false); });
+    EXPECT_NE(error.find(item.form), std::string::npos) << item.name << ": " << error;
+    EXPECT_NE(error.find(item.name), std::string::npos) << error;
+  }
 }
 
 }  // namespace

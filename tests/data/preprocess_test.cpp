@@ -106,6 +106,38 @@ TEST(Preprocess, WritesDocumentsWithTheirEod) {
   EXPECT_EQ(tokens, (std::vector<int64_t>{1, 2, 999, 3, 999}));
 }
 
+TEST(Preprocess, AddsTheSpecialTokensOfTheTokenizer) {
+  files::MemoryFileSystem disk;
+  write_memory(disk, "/in.jsonl", "{\"text\": \"a bb\"}\n{\"text\": \"\"}\n{\"text\": \"ccc\"}\n");
+  const auto tokens_of = [&](const std::vector<int32_t>& before, const std::vector<int32_t>& after) {
+    Encoder encoder = word_lengths();
+    encoder.before = before;
+    encoder.after = after;
+    PreprocessOptions options = options_of("/in.jsonl", "/out");
+    options.overwrite = true;
+    EXPECT_EQ(preprocess(disk, options, encoder).empty_documents, 1);
+    const files::IndexedDataset dataset(disk, "/out");
+    std::vector<int64_t> tokens(static_cast<size_t>(dataset.num_tokens()));
+    dataset.read(0, 0, dataset.num_tokens(), tokens.data());
+    return tokens;
+  };
+  using Tokens = std::vector<int64_t>;
+  EXPECT_EQ(tokens_of({7}, {}), (Tokens{7, 1, 2, 999, 7, 3, 999}));
+  EXPECT_NE(disk.read("/out.preprocess.json").find("special_tokens"), std::string::npos);
+  EXPECT_EQ(tokens_of({7}, {8, 999}), (Tokens{7, 1, 2, 8, 999, 7, 3, 8, 999})) << "one end of document, not two";
+  EXPECT_EQ(tokens_of({}, {8}), (Tokens{1, 2, 8, 999, 3, 8, 999}));
+  EXPECT_EQ(tokens_of({}, {}), (Tokens{1, 2, 999, 3, 999}));
+  EXPECT_EQ(disk.read("/out.preprocess.json").find("special_tokens"), std::string::npos);
+}
+
+TEST(Preprocess, CountsSurrogatesOfAllParts) {
+  files::MemoryFileSystem disk;
+  write_memory(disk, "/in.jsonl", "{\"text\": \"a\\ud800\"}\n{\"text\": \"b\\udc00\"}\n");
+  PreprocessOptions options = options_of("/in.jsonl", "/out");
+  options.part_bytes = 1;
+  EXPECT_EQ(preprocess(disk, options, word_lengths()).surrogates, 2);
+}
+
 TEST(Preprocess, MergesPartitionsToTheWhole) {
   files::MemoryFileSystem disk;
   write_memory(disk, "/a.txt", some_text(70));

@@ -64,6 +64,26 @@ TEST_F(TokenCount, WhatIsMissingOrDamagedIsTold) {
   EXPECT_THROW(found(), base::Error) << "the key itself is wrong";
 }
 
+// The index of the dataset needs one epoch for the samples of one.
+TEST_F(TokenCount, SamplesOfEpochsReadNoSourceMoreOften) {
+  config.split = "1";
+  config.data_path = {scratch / "a"};
+  const TokenCountOptions counting{.sequence_length = 10};
+  for (const auto& [epochs, samples] : {std::pair<double, int64_t>{1, 99}, {2, 199}, {0.5, 49}}) {
+    EXPECT_EQ(samples_of_epochs(config, disk, epochs, counting), samples);
+    const auto splits =
+        build_datasets(config, {.sequence_length = 10, .sizes = {samples, 0, 0}, .eod = 7, .vocab_size = 0});
+    EXPECT_TRUE(splits.train_order.epochs.starts_with(epochs > 1 ? "2" : "1")) << splits.train_order.epochs;
+  }
+  config.data_path = {"3", scratch / "a", "1", scratch / "b"};
+  EXPECT_EQ(samples_of_epochs(config, disk, 1, counting), 133) << "99.9 / 0.75, of the first source";
+  config.data_path = {scratch / "a", scratch / "b"};
+  EXPECT_EQ(samples_of_epochs(config, disk, 1, counting), 219);
+  EXPECT_THROW(samples_of_epochs(config, disk, 0.001, counting), base::Error) << "less than a sample";
+  config.data_path = {scratch / "nowhere"};
+  EXPECT_THROW(samples_of_epochs(config, disk, 1, counting), base::Error);
+}
+
 TEST_F(TokenCount, MockDataHasTheTokensOfItsDataset) {
   config.mock_data = true;
   const auto splits = build_datasets(config, {.sequence_length = 16, .sizes = {-1, 0, 0}, .eod = 7, .vocab_size = 8});

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "config/load.h"
 #include "config/validate.h"
+#include "files/convert_dtype.h"
 #include "hf/decoder.h"
 #include "support/error_of.h"
 #include "support/folder.h"
@@ -112,6 +113,47 @@ TEST(HfSource, ReadsAnyPartOfJoinedTransposedAndStackedTensors) {
         ASSERT_EQ(read, expected) << tensor.name << " " << checkpoint::describe(part);
       }
     }
+  }
+}
+
+// New rows are the mean of the old ones, in any part of the tensor. gemma2 ties its head, llama_biases does not.
+TEST(HfSource, FillsRowsBeyondTheStoredVocabulary) {
+  for (const char* name : {"llama_biases", "gemma2", "gpt2_fp16", "qwen3_moe_bf16_sharded"}) {
+    config::Model model = model_of(kCases + name);
+    Source before(disk, kCases + name, model);
+    const int64_t old_rows = model.vocab_size, rows = old_rows + 5;
+    model.vocab_size = rows;
+    Source after(disk, kCases + name, model);
+    for (const char* tensor : {"embedding.word_embeddings.weight", "output_layer.weight"}) {
+      const files::TensorForm* form = before.find(tensor, "weight");
+      if (form == nullptr) continue;
+      const int64_t columns = form->shape[1], width = files::dtype_bits(form->dtype) / 8, row = columns * width;
+      EXPECT_EQ(after.find(tensor, "weight")->shape, (Dims{rows, columns}));
+      const auto read = [&](Source& source, int64_t all, int64_t begin, int64_t count) {
+        std::vector<std::byte> bytes(static_cast<size_t>(count * row));
+        source.fill({tensor, "weight", {all, columns}, {begin, 0}, {count, columns}, form->dtype, bytes.data()});
+        return bytes;
+      };
+      const auto stored = read(before, old_rows, 0, old_rows), grown = read(after, rows, 0, rows);
+      EXPECT_TRUE(std::equal(stored.begin(), stored.end(), grown.begin())) << name << " " << tensor;
+      std::vector<double> values(static_cast<size_t>(rows * columns));
+      files::convert_elements(form->dtype, grown.data(), files::Dtype::kF64,
+                              reinterpret_cast<std::byte*>(values.data()), values.size());
+      for (int64_t c = 0; c < columns; ++c) {
+        double mean = 0;
+        for (int64_t r = 0; r < old_rows; ++r) mean += values[static_cast<size_t>(r * columns + c)];
+        mean /= static_cast<double>(old_rows);
+        for (int64_t r = old_rows; r < rows; ++r)  // a bfloat16 has 8 bits
+          ASSERT_NEAR(values[static_cast<size_t>(r * columns + c)], mean, std::abs(mean) / 256) << name << " " << r;
+      }
+      // A rank's part that begins before the new rows, and one that holds new rows only.
+      for (const auto& [begin, count] : {std::pair<int64_t, int64_t>{old_rows - 2, 4}, {old_rows + 2, 3}})
+        EXPECT_TRUE(std::equal(grown.begin() + begin * row, grown.begin() + (begin + count) * row,
+                               read(after, rows, begin, count).begin()))
+            << name << " " << begin;
+    }
+    model.vocab_size = old_rows - 1;
+    EXPECT_TRUE(has(error_of([&] { Source(disk, kCases + name, model); }), "has shape")) << "fewer rows";
   }
 }
 
@@ -219,6 +261,9 @@ TEST(HfConfig, KeysOfOneSortMeanKeysOfOurs) {
     one.model = model, two.model = again;
     one.model.family = two.model.family = "gpt";
     one.model.moe_layer_freq = two.model.moe_layer_freq = "1";
+    // Family::config has no token ids.
+    one.model.special_token_ids.clear();
+    one.model.generation_config.clear();
     EXPECT_EQ(config::differences(one, two), std::vector<std::string>{}) << given.name << " " << given.changes;
   }
 }
@@ -231,6 +276,7 @@ TEST(HfConfig, OlderSpellingsMeanTheSame) {
     if (!expected.contains("config_older_spelling")) continue;
     const test::Folder folder;
     std::ofstream(folder.at("config.json")) << expected.at("config_older_spelling");
+    std::filesystem::copy(entry.path() / "generation_config.json", folder.at("generation_config.json"));
     EXPECT_EQ(settings_of(disk, folder.path()), settings_of(disk, entry.path().string())) << entry.path();
     ++compared;
   }
@@ -269,6 +315,36 @@ TEST(HfSource, ShardsThatAreMissingOrTornAreNamed) {
 }
 
 // What settings() reads, config() writes.
+// The ids of both files pass through the keys of a run.
+TEST(HfSpecialIds, PassThroughTheConfigOfARun) {
+  const test::Folder folder;
+  const Json ids{{"bos_token_id", 1}, {"eos_token_id", {2, 3}}, {"pad_token_id", nullptr}};
+  const Json generation{{"do_sample", true}, {"eos_token_id", {4, 5}}, {"temperature", 0.6}, {"top_p", 0.95}};
+  Json config = Json::parse(disk.read(kCases + "qwen3/config.json"));
+  config.update(ids);
+  const auto model_with = [&](const Json& with, const Json& other) {
+    std::ofstream(folder.at("config.json")) << with;
+    std::ofstream(folder.at("generation_config.json")) << other;
+    const config::Config read = config::load("", settings_of(disk, folder.path()));
+    return config::parse_saved(config::dump(read)).model;
+  };
+  const config::Model both = model_with(config, generation);
+  Json written = Json::object();
+  add_special_ids(both, written);
+  EXPECT_EQ(written, ids);
+  EXPECT_EQ(generation_config(both), generation);
+  EXPECT_EQ(end_token_ids(both), (std::vector<int64_t>{4, 5}));
+  const config::Model one = model_with(config, Json::object());
+  EXPECT_EQ(end_token_ids(one), (std::vector<int64_t>{2, 3}));
+  EXPECT_EQ(generation_config(one)["eos_token_id"], ids["eos_token_id"]);
+  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) config.erase(key);
+  const config::Model none = model_with(config, Json::object());
+  EXPECT_TRUE(end_token_ids(none).empty());
+  written = Json::object();
+  add_special_ids(none, written);
+  EXPECT_TRUE(written.empty());
+}
+
 TEST(HfFamily, ConfigOfAModelMeansTheModel) {
   for (const auto& entry : std::filesystem::directory_iterator(kCases)) {
     if (!entry.is_directory()) continue;
@@ -282,6 +358,9 @@ TEST(HfFamily, ConfigOfAModelMeansTheModel) {
     // A family of ours with other presets is the same decoder; a pattern of layers has several spellings.
     one.model.family = two.model.family = "gpt";
     one.model.moe_layer_freq = two.model.moe_layer_freq = "1";
+    // Family::config has no token ids.
+    one.model.special_token_ids.clear();
+    one.model.generation_config.clear();
     EXPECT_EQ(config::differences(one, two), std::vector<std::string>{}) << entry.path();
   }
 }

@@ -71,8 +71,8 @@ TEST(HostBuffers, AreAsManyAsWereTakenAtOnceAndKeepTheirAddresses) {
 
 struct Peak final : cuda::MetaMemory::Listener {
   int64_t now = 0, peak = 0;
-  void allocated(int64_t n) override { peak = std::max(peak, now += n); }
-  void freed(int64_t n) override { now -= n; }
+  void allocated(int64_t n, const void*) override { peak = std::max(peak, now += n); }
+  void freed(int64_t n, const void*) override { now -= n; }
 };
 
 // As on a GPU: of ten sets of 1 MiB each the device holds the one being made, two whose copies are under way, and in

@@ -16,7 +16,7 @@ struct GraphedToy {
         blocks.push_back(one_segment(std::make_unique<ToyLayer>(layer), true));
       islands.push_back(static_cast<int>(blocks.size()));
       stages.push_back(std::make_unique<pipeline::Stage>(std::move(blocks)));
-      stages.back()->capture_on(*device, {{}, true}, at::kCPU, gradients);
+      stages.back()->capture_in(instances, {{}, true});
       pointers.push_back(stages.back().get());
     }
   }
@@ -25,14 +25,8 @@ struct GraphedToy {
     for (const auto& stage : stages) all.insert(all.end(), stage->params().begin(), stage->params().end());
     return all;
   }
-  int64_t graphs(bool evaluation) const {
-    int64_t count = 0;
-    for (const auto& stage : stages) count += stage->graphs()->sizes(evaluation).graphs;
-    return count;
-  }
-
   std::unique_ptr<cuda::GraphDevice> device;
-  std::shared_ptr<pipeline::GradientBuffers> gradients = std::make_shared<pipeline::GradientBuffers>();
+  std::shared_ptr<pipeline::GraphInstances> instances = std::make_shared<pipeline::GraphInstances>(*device, at::kCPU);
   std::vector<std::unique_ptr<pipeline::Stage>> stages;
   std::vector<pipeline::Stage*> pointers;
   std::vector<int> islands;
@@ -64,7 +58,7 @@ void expect_bits_of_plain_stages(const comm::Group& pp, const ScheduleCase& c, b
       for (size_t i = 0; i < plain.params.size(); ++i)
         EXPECT_TRUE(at::equal(graphed.params()[i]->main_grad, plain.params[i]->main_grad)) << plain.params[i]->name;
     }
-    EXPECT_EQ(graphed.graphs(forward_only), plan.num_graphs());
+    EXPECT_EQ(graphed.instances->sizes(forward_only).graphs, plan.num_graphs());
   }
 }
 

@@ -99,9 +99,9 @@ struct Pass {
   std::vector<at::Tensor> out;
 };
 
-void forward(pipeline::Stage& stage, Pass& pass, nn::Values in, int64_t number, int live_set) {
+void forward(pipeline::Stage& stage, Pass& pass, nn::Values in, int64_t number, int instance) {
   const nn::Microbatch batch = batch_number(number);
-  for (const auto& [name, value] : stage.forward(std::move(in), batch, &pass.run, &pass.terms, live_set))
+  for (const auto& [name, value] : stage.forward(std::move(in), batch, &pass.run, &pass.terms, instance))
     pass.out.push_back(value.tensor());
 }
 
@@ -121,18 +121,18 @@ Outcome finish(pipeline::Stage& stage, Pass pass, nn::Gradients dy, double facto
   return outcome;
 }
 
-Outcome cross(pipeline::Stage& stage, int64_t number, int live_set) {
+Outcome cross(pipeline::Stage& stage, int64_t number, int instance) {
   Pass pass;
-  forward(stage, pass, crossing_values(number), number, live_set);
+  forward(stage, pass, crossing_values(number), number, instance);
   return finish(stage, std::move(pass), {values_of(number, 2), values_of(number, 3)});
 }
 
 struct Captured {
   explicit Captured(nn::Blocks blocks) : device(cuda::make_graph_device(at::kCPU)), stage(std::move(blocks)) {
-    stage.capture_on(*device, {{}, true}, at::kCPU, gradients);
+    stage.capture_in(instances, {{}, true});
   }
   std::unique_ptr<cuda::GraphDevice> device;
-  std::shared_ptr<pipeline::GradientBuffers> gradients = std::make_shared<pipeline::GradientBuffers>();
+  std::shared_ptr<pipeline::GraphInstances> instances = std::make_shared<pipeline::GraphInstances>(*device, at::kCPU);
   pipeline::Stage stage;
 };
 
@@ -150,9 +150,9 @@ TEST(StageGraphs, HaveTheBitsAndTellTheUsesOfIslandsThatRunAsTheyAre) {
     EXPECT_EQ(told.order, "second.wbetween.wfirst.wzeroth.w");
     told.order.clear();
   }
-  EXPECT_EQ(graphs.stage.graphs()->sizes(false).graphs, 2 * 3);
-  EXPECT_EQ(graphs.stage.graphs()->sizes(true).graphs, 0);
-  EXPECT_EQ(graphs.stage.graphs()->sizes(false).pools.live, 0);
+  EXPECT_EQ(graphs.instances->sizes(false).graphs, 2 * 3);
+  EXPECT_EQ(graphs.instances->sizes(true).graphs, 0);
+  EXPECT_EQ(graphs.instances->sizes(false).pools.live, 0);
 }
 
 TEST(StageGraphs, AReplayDoesNotCallTheLayers) {
@@ -168,14 +168,14 @@ TEST(StageGraphs, AReplayDoesNotCallTheLayers) {
   EXPECT_EQ(calls, 1);
 }
 
-TEST(StageGraphs, MicrobatchesInFlightTakeASetEach) {
+TEST(StageGraphs, MicrobatchesInFlightTakeAnInstanceEach) {
   pipeline::Stage plain(crossing_blocks());
   Captured graphs(crossing_blocks());
   const auto three_in_flight = [](pipeline::Stage& stage, int64_t first, bool captured) {
     std::vector<Pass> passes(3);
     for (int64_t i = 0; i < 3; ++i) {
-      const int set = captured ? static_cast<int>(i) : -1;
-      forward(stage, passes[static_cast<size_t>(i)], crossing_values(first + i), first + i, set);
+      const int instance = captured ? static_cast<int>(i) : -1;
+      forward(stage, passes[static_cast<size_t>(i)], crossing_values(first + i), first + i, instance);
     }
     Outcome all;
     for (int64_t i = 0; i < 3; ++i) {
@@ -186,10 +186,10 @@ TEST(StageGraphs, MicrobatchesInFlightTakeASetEach) {
   };
   for (const int64_t first : {0, 3, 6})
     expect_same_outcome(three_in_flight(graphs.stage, first, true), three_in_flight(plain, first, false));
-  EXPECT_EQ(graphs.stage.graphs()->sizes(false).graphs, 3 * 2 * 3);
+  EXPECT_EQ(graphs.instances->sizes(false).graphs, 3 * 2 * 3);
 }
 
-TEST(StageGraphs, EvaluationHasSetsOfItsOwnWithoutBackward) {
+TEST(StageGraphs, EvaluationHasInstancesOfItsOwnWithoutBackward) {
   pipeline::Stage plain(crossing_blocks());
   Captured graphs(crossing_blocks());
   for (int64_t number = 0; number < 4; ++number) {
@@ -199,8 +199,39 @@ TEST(StageGraphs, EvaluationHasSetsOfItsOwnWithoutBackward) {
     for (const auto& [name, value] : graphs.stage.forward(crossing_values(number + 10), batch, nullptr, nullptr, 0))
       EXPECT_TRUE(at::equal(value.tensor(), want.tensor(name))) << name;
   }
-  EXPECT_EQ(graphs.stage.graphs()->sizes(false).graphs, 2 * 3);
-  EXPECT_EQ(graphs.stage.graphs()->sizes(true).graphs, 3);
+  EXPECT_EQ(graphs.instances->sizes(false).graphs, 2 * 3);
+  EXPECT_EQ(graphs.instances->sizes(true).graphs, 3);
+}
+
+// Two chunks of a rank take turns in one instance: they share its pool and its static inputs.
+TEST(StageGraphs, ChunksShareAnInstance) {
+  const auto layer = [](int64_t number) {
+    nn::Blocks blocks;
+    blocks.push_back(one_segment(std::make_unique<ToyLayer>(number), true));
+    return blocks;
+  };
+  const auto pass = [](pipeline::Stage& stage, int64_t number, int instance) {
+    Pass one;
+    forward(stage, one, {nn::kHiddenStates, values_of(number, 0)}, number, instance);
+    return finish(stage, std::move(one), {values_of(number, 1)});
+  };
+  pipeline::Stage plain_first(layer(1)), plain_second(layer(2));
+  Captured first(layer(1));
+  pipeline::GraphSizes alone;
+  pipeline::Stage second(layer(2));
+  second.capture_in(first.instances, {{}, true});
+  for (int64_t number = 0; number < 4; ++number) {
+    SCOPED_TRACE(number);
+    expect_same_outcome(pass(first.stage, number, 0), pass(plain_first, number, -1));
+    if (number == 0) alone = first.instances->sizes(false);
+    expect_same_outcome(pass(second, number + 10, 0), pass(plain_second, number + 10, -1));
+  }
+  const pipeline::GraphSizes both = first.instances->sizes(false);
+  EXPECT_EQ(both.graphs, 2 * alone.graphs);
+  EXPECT_EQ(both.pools.peak, alone.pools.peak);
+  EXPECT_EQ(both.pools.reserved, alone.pools.reserved);
+  EXPECT_EQ(both.static_inputs, alone.static_inputs);
+  EXPECT_EQ(both.results, alone.results);
 }
 
 // Integers, an output that nobody reads and a loss term.
@@ -236,7 +267,7 @@ TEST(StageGraphs, WhoCutsEveryBorderGetsIslandsThatRunAsTheyAre) {
   for (int64_t number = 0; number < 6; ++number) {
     if (number == 1 || number == 4) graphs.stage.listen("silent", silent, true);
     expect_same_outcome(cross(graphs.stage, number, 0), cross(plain, number, -1));
-    EXPECT_EQ(graphs.stage.graphs()->sizes(false).graphs, 6);
+    EXPECT_EQ(graphs.instances->sizes(false).graphs, 6);
     if (number == 1 || number == 4) graphs.stage.unlisten("silent");
   }
 }
@@ -244,13 +275,13 @@ TEST(StageGraphs, WhoCutsEveryBorderGetsIslandsThatRunAsTheyAre) {
 TEST(StageGraphs, AMicrobatchOfAnotherFormIsCapturedAnew) {
   pipeline::Stage plain(crossing_blocks());
   Captured graphs(crossing_blocks());
-  const auto run = [](pipeline::Stage& stage, int64_t samples, int live_set) {
+  const auto run = [](pipeline::Stage& stage, int64_t samples, int instance) {
     nn::Microbatch batch = batch_number(samples);
     batch.sample_counters = at::arange(samples, at::kLong);
     nn::Values in(nn::kHiddenStates, values_of(samples, 0).slice(1, 0, samples).contiguous());
     in.add(kOther, values_of(samples, 1).slice(1, 0, samples).contiguous());
     Pass pass;
-    for (const auto& [name, value] : stage.forward(std::move(in), batch, &pass.run, &pass.terms, live_set))
+    for (const auto& [name, value] : stage.forward(std::move(in), batch, &pass.run, &pass.terms, instance))
       pass.out.push_back(value.tensor());
     nn::Gradients dy;
     for (const at::Tensor& out : pass.out) dy.push_back(out.clone());
@@ -259,7 +290,7 @@ TEST(StageGraphs, AMicrobatchOfAnotherFormIsCapturedAnew) {
   for (const int64_t samples : {2, 2, 1, 1, 2, 1}) {
     SCOPED_TRACE(samples);
     expect_same_outcome(run(graphs.stage, samples, 0), run(plain, samples, -1));
-    EXPECT_EQ(graphs.stage.graphs()->sizes(false).graphs, 6);
+    EXPECT_EQ(graphs.instances->sizes(false).graphs, 6);
   }
 }
 
@@ -346,7 +377,7 @@ TEST(GraphScope, NeighboursInScopeAreOneIslandAndModulesOrWholeLayersSayWhatIs) 
   const auto cuts = [&](pipeline::GraphScope scope, bool everywhere = false) {
     const auto device = cuda::make_graph_device(at::kCPU);
     pipeline::Stage stage(blocks());
-    stage.capture_on(*device, scope, at::kCPU, std::make_shared<pipeline::GradientBuffers>());
+    stage.capture_in(std::make_shared<pipeline::GraphInstances>(*device, at::kCPU), scope);
     std::string text;
     int graphs = 0;
     Cutter cutter;

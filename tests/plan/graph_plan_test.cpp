@@ -1,5 +1,5 @@
-// Live sets of captured graphs: over all schedules and sizes against an account of one's own of who reads what until
-// when, against Megatron's sets, and with every wrong choice of a set.
+// Graph instances: over all schedules and sizes against an independent account of who reads which buffer until when,
+// against Megatron's sets, and with every wrong choice of an instance.
 #include "plan/graph_exits.h"
 #include "plan/graph_plan.h"
 
@@ -28,10 +28,10 @@ namespace {
 
 using Key = std::pair<int, int>;  // (chunk, microbatch)
 
-// The rules of sets by themselves: a pass holds its set until its last compute action; an output until its send has
-// been waited for, at the latest when its gradient comes; an input's gradient until its send has; with one stage,
-// a gradient until the neighbour chunk's backward. The executor waits for the call of what it uses and keeps two
-// sends that it has not waited for.
+// The rules of instances by themselves: a pass holds its instance until its last compute action; an output until its
+// send has been waited for, at the latest when its gradient comes; of an input's gradient a copy is sent; with one
+// stage, a gradient until the neighbour chunk's backward. The executor waits for the call of what it uses and keeps
+// two sends that it has not waited for.
 class Account {
  public:
   Account(const PipelineTable& table, int rank) : table_(table), actions_(table.ranks[static_cast<size_t>(rank)]) {
@@ -41,7 +41,9 @@ class Account {
       for (size_t a = i; a < end; ++a) step(actions_[a], static_cast<long>(i));
       i = end;
     }
-    for (const Sent& sent : under_way_) hold(sent.key, 2 * static_cast<long>(actions_.size()));
+    for (const Sent& sent : under_way_) {
+      if (sent.output) hold(sent.key, 2 * static_cast<long>(actions_.size()));
+    }
   }
 
   std::map<Key, long> begin, end;  // 2 * action, + 1 while it computes
@@ -50,6 +52,7 @@ class Account {
   struct Sent {
     Key key;
     size_t call;
+    bool output;  // else a gradient: a copy, which holds nothing
   };
 
   void hold(Key key, long until) { end[key] = std::max(end[key], until); }
@@ -65,7 +68,7 @@ class Account {
       if (by_hand && a.kind == ActionKind::forward && a.chunk > 0) hold({a.chunk - 1, a.microbatch}, 2 * at + 1);
     } else if (a.kind == ActionKind::send_backward || a.kind == ActionKind::free) {
       const ActionKind kind = a.kind == ActionKind::free ? ActionKind::send_forward : a.kind;
-      under_way_.push_back({key, call_of_.at({kind, a.chunk, a.microbatch})});
+      under_way_.push_back({key, call_of_.at({kind, a.chunk, a.microbatch}), a.kind == ActionKind::free});
       drop(at);
       while (under_way_.size() > 2) {
         done_.insert(under_way_.front().call);
@@ -85,7 +88,7 @@ class Account {
   void drop(long at) {
     std::erase_if(under_way_, [&](const Sent& sent) {
       if (!done_.contains(sent.call)) return false;
-      hold(sent.key, 2 * at);
+      if (sent.output) hold(sent.key, 2 * at);
       return true;
     });
   }
@@ -132,59 +135,62 @@ std::string refusal(const GraphPlan& plan, const PipelineTable& table, int rank)
   return test::error_of([&] { verify_graphs(plan, table, rank); });
 }
 
-TEST(GraphPlan, HasAsManySetsAsAreEverHeldAtATimeUnderAnySchedule) {
-  int tables = 0;
+TEST(GraphPlan, HasAsManyInstancesAsPassesHold) {
+  int tables = 0, shared = 0;
   for_all_tables(8, 4, 16, [&](const PipelineTable& table) {
     ++tables;
     for (int rank = 0; rank < table.num_stages; ++rank) {
       const Account account(table, rank);
       const GraphPlan plan = plan_graphs(table, rank, one_layer_a_chunk(table));
       ASSERT_EQ(refusal(plan, table, rank), "");
-      for (int chunk = 0; chunk < table.num_chunks; ++chunk) {
-        size_t most = 0;
-        for (const auto& [key, begin] : account.begin) {
-          if (key.first != chunk) continue;
-          size_t held = 1;
-          for (int m = 0; m < table.num_microbatches; ++m) {
-            const Key other{chunk, m};
-            held += account.begin.at(other) < begin && account.end.at(other) >= begin;
-          }
-          most = std::max(most, held);
-        }
-        ASSERT_EQ(static_cast<size_t>(plan.sets_of_chunk[static_cast<size_t>(chunk)]), most)
-            << table.name << " pp " << table.num_stages << " vpp " << table.num_chunks << " microbatches "
-            << table.num_microbatches << " rank " << rank << " chunk " << chunk;
+      int most = 0;
+      for (const auto& [key, begin] : account.begin) {
+        int held = 1;
+        for (const auto& [other, other_begin] : account.begin)
+          held += other_begin < begin && account.end.at(other) >= begin;
+        most = std::max(most, held);
       }
+      ASSERT_EQ(plan.num_instances, most) << table.name << " pp " << table.num_stages << " vpp " << table.num_chunks
+                                          << " microbatches " << table.num_microbatches << " rank " << rank;
+      for (const auto& chunks : plan.chunks_of_instance()) shared += chunks.size() > 1;
     }
   });
   EXPECT_GT(tables, 2000);
+  EXPECT_GT(shared, 1000);
 }
 
-// A pass gets every other set in turn: where that one is still held the proof must name it, and nowhere else.
-TEST(GraphPlan, EverySetThatIsTakenTooEarlyIsFoundAndNoOther) {
-  int found = 0, fine = 0;
+// Every pass gets every other instance in turn: the proof must name an instance that is still held, and no other.
+TEST(GraphPlan, EveryInstanceThatIsTakenTooEarlyIsFoundAndNoOther) {
+  int found = 0, fine = 0, of_another_chunk = 0;
   const auto try_all = [&](const PipelineTable& table, int rank) {
     const Account account(table, rank);
     const GraphPlan good = plan_graphs(table, rank, one_layer_a_chunk(table));
-    for (size_t chunk = 0; chunk < good.set_of.size(); ++chunk) {
-      for (size_t m = 0; m < good.set_of[chunk].size(); ++m) {
-        for (int set = 0; set < good.sets_of_chunk[chunk]; ++set) {
-          if (set == good.set_of[chunk][m]) continue;
-          GraphPlan wrong = good;
-          wrong.set_of[chunk][m] = set;
-          const auto time = [&](size_t other) { return Key{static_cast<int>(chunk), static_cast<int>(other)}; };
-          bool collides = false;
-          for (size_t other = 0; other < good.set_of[chunk].size(); ++other) {
-            if (other == m || good.set_of[chunk][other] != set) continue;
-            const bool before = account.begin.at(time(other)) < account.begin.at(time(m));
-            collides |= before ? account.end.at(time(other)) >= account.begin.at(time(m))
-                               : account.end.at(time(m)) >= account.begin.at(time(other));
-          }
-          const std::string text = refusal(wrong, table, rank);
-          const bool overwritten = text.find("is overwritten by the forward") != std::string::npos;
-          ASSERT_EQ(overwritten, collides) << table.name << " rank " << rank << " microbatch " << m << ": " << text;
-          ++(collides ? found : fine);
-        }
+    const auto collides = [&](const Key& pass, int instance, int& others) {
+      bool any = false;
+      for (const auto& [other, begin] : account.begin) {
+        if (other == pass ||
+            good.instance_of[static_cast<size_t>(other.first)][static_cast<size_t>(other.second)] != instance)
+          continue;
+        const bool before = begin < account.begin.at(pass);
+        const bool overlaps =
+            before ? account.end.at(other) >= account.begin.at(pass) : account.end.at(pass) >= begin;
+        any |= overlaps;
+        others += overlaps && other.first != pass.first;
+      }
+      return any;
+    };
+    for (const auto& [pass, begin] : account.begin) {
+      for (int instance = 0; instance < good.num_instances; ++instance) {
+        GraphPlan wrong = good;
+        int& chosen = wrong.instance_of[static_cast<size_t>(pass.first)][static_cast<size_t>(pass.second)];
+        if (instance == chosen) continue;
+        chosen = instance;
+        const std::string text = refusal(wrong, table, rank);
+        const bool overwritten = text.find("is overwritten by the forward") != std::string::npos;
+        const bool wanted = collides(pass, instance, of_another_chunk);
+        ASSERT_EQ(overwritten, wanted) << table.name << " rank " << rank << " chunk " << pass.first << " microbatch "
+                                       << pass.second << ": " << text;
+        ++(wanted ? found : fine);
       }
     }
   };
@@ -193,46 +199,42 @@ TEST(GraphPlan, EverySetThatIsTakenTooEarlyIsFoundAndNoOther) {
   });
   EXPECT_GT(found, 10000);
   EXPECT_GT(fine, 100);
+  EXPECT_GT(of_another_chunk, 1000);
 }
 
 TEST(GraphPlan, ASendThatIsNotCountedIsFoundWithItsBuffer) {
-  const auto table = build_schedule("interleaved", {4, 2, 8, 0, false, true});
-  const GraphPlan plan = test::plan_graphs_without_sends(table, 3, one_layer_a_chunk(table));
-  const std::string text = refusal(plan, table, 3);
+  const auto table = build_schedule("1f1b", {3, 1, 4, 0, true});  // an evaluation: outputs alone
   EXPECT_EQ(
-      text,
-      "[plan] graphs of pipeline rank 3: the input gradient of set 0 of chunk 0 (microbatch 0) is overwritten by "
-      "the forward of microbatch 5 (action 41) before its last read: its send_backward, waited for in action 45, "
-      "backward of microbatch 1 chunk 0; plan another set for it");
-  EXPECT_EQ(refusal(plan_graphs(table, 3, one_layer_a_chunk(table)), table, 3), "");
-  // An evaluation has outputs alone.
-  const auto evaluation = build_schedule("1f1b", {3, 1, 4, 0, true});
-  EXPECT_NE(refusal(test::plan_graphs_without_sends(evaluation, 0, one_layer_a_chunk(evaluation)), evaluation, 0)
-                .find("the output of set 0 of chunk 0 (microbatch 0) is overwritten by the forward of microbatch 1"),
-            std::string::npos);
+      refusal(test::plan_graphs_without_sends(table, 0, one_layer_a_chunk(table)), table, 0),
+      "[plan] graphs of pipeline rank 0: the output in instance 0 (microbatch 0 of chunk 0) is overwritten by the "
+      "forward of microbatch 1 of chunk 0 (action 3) before its last read: its send_forward, waited for in "
+      "action 8, free of microbatch 2 chunk 0; plan another instance for it");
+  EXPECT_EQ(refusal(plan_graphs(table, 0, one_layer_a_chunk(table)), table, 0), "");
 }
 
-TEST(GraphPlan, IsMegatronsWhereSendsTakeNoTimeAndChunksShareNoSets) {
-  for_all_tables(8, 1, 16, [&](const PipelineTable& table) {
+// Megatron shares static inputs over chunks as we share instances: there are as many as live passes.
+TEST(GraphPlan, HasMegatronsSetsUnderEverySchedule) {
+  for_all_tables(8, 4, 16, [&](const PipelineTable& table) {
     if (table.forward_only) return;
     for (int rank = 0; rank < table.num_stages; ++rank) {
       const GraphLayers layers = one_layer_a_chunk(table);
       const MegatronSets theirs = megatron_sets(order_of(table, rank), layers, table.num_microbatches);
-      const GraphPlan ours = test::plan_graphs_without_sends(table, rank, layers);
-      ASSERT_EQ(ours.num_sets(), theirs.num_sets);
-      ASSERT_EQ(ours.set_of[0], theirs.set_of_forward);
+      const GraphPlan ours = plan_graphs(table, rank, layers);
+      ASSERT_EQ(ours.num_instances, theirs.num_sets);
+      ASSERT_EQ(ours.num_instances, peak_in_flight(order_of(table, rank)));
+      if (table.num_chunks == 1) { ASSERT_EQ(ours.instance_of[0], theirs.set_of_forward); }
     }
   });
 }
 
-// Warm-up and one more: an output whose gradient has come is there, so under 1F1B no send holds a set.
-TEST(GraphPlan, OfOneForwardOneBackwardHasTheWarmUpsSetsAndOneMore) {
+// An output whose gradient has arrived was received, so under 1F1B no send holds an instance.
+TEST(GraphPlan, OfOneForwardOneBackwardHasTheWarmUpAndOneMore) {
   for (int stages = 1; stages <= 8; ++stages) {
     for (int microbatches = 1; microbatches <= 16; ++microbatches) {
       const auto table = build_schedule("1f1b", {stages, 1, microbatches});
       for (int rank = 0; rank < stages; ++rank) {
         const auto counts = count_warmup({stages, 1, false, microbatches}, rank);
-        EXPECT_EQ(plan_graphs(table, rank, one_layer_a_chunk(table)).num_sets(),
+        EXPECT_EQ(plan_graphs(table, rank, one_layer_a_chunk(table)).num_instances,
                   counts.warmup + (counts.remaining > 0 ? 1 : 0));
       }
     }
@@ -259,7 +261,7 @@ PipelineTable with_weights(const PipelineTable& table, size_t later) {
   return split;
 }
 
-TEST(GraphPlan, HoldsASetUntilASplitWeightGradientIsDone) {
+TEST(GraphPlan, HoldsAnInstanceUntilASplitWeightGradientIsDone) {
   const auto whole = build_schedule("1f1b", {4, 1, 12});
   for (const size_t later : {size_t{0}, size_t{1}, size_t{3}}) {
     const auto split = with_weights(whole, later);
@@ -267,12 +269,12 @@ TEST(GraphPlan, HoldsASetUntilASplitWeightGradientIsDone) {
     for (int rank = 0; rank < 4; ++rank) {
       const GraphLayers layers = alike_layers({2});
       const GraphPlan plan = plan_graphs(split, rank, layers);
-      EXPECT_EQ(plan.num_sets(), plan_graphs(whole, rank, layers).num_sets() + static_cast<int>(later));
-      EXPECT_EQ(plan.num_graphs(), 3 * 2 * plan.num_sets());
+      EXPECT_EQ(plan.num_instances, plan_graphs(whole, rank, layers).num_instances + static_cast<int>(later));
+      EXPECT_EQ(plan.num_graphs(), 3 * 2 * plan.num_instances);
       EXPECT_EQ(refusal(plan, split, rank), "");
       if (later == 0) continue;
       GraphPlan wrong = plan;
-      wrong.set_of = plan_graphs(whole, rank, layers).set_of;
+      wrong.instance_of = plan_graphs(whole, rank, layers).instance_of;
       const std::string text = refusal(wrong, split, rank);
       EXPECT_NE(text.find("before its last read: its weight in action"), std::string::npos) << text;
     }
@@ -285,10 +287,10 @@ TEST(GraphPlan, CapturesLayersOfChunksOfDifferentDepthInTheTablesOrder) {
   std::string text;
   for (const GraphCapture& c : plan.captures) {
     text += std::string(1, "FBW"[static_cast<int>(c.kind)]) + std::to_string(c.chunk) + std::to_string(c.layer) +
-            std::to_string(c.set) + " ";
+            std::to_string(c.instance) + " ";
   }
-  EXPECT_EQ(plan.sets_of_chunk, (std::vector<int>{2, 1}));
-  EXPECT_EQ(text, "F000 F001 F100 F110 B110 B100 W110 W100 B000 W000 B001 W001 ");
+  EXPECT_EQ(plan.num_instances, 3);
+  EXPECT_EQ(text, "F000 F001 F102 F112 B112 B102 W112 W102 B000 W000 B001 W001 ");
   EXPECT_EQ(plan.num_graphs(), 3 * (2 * 1 + 1 * 2));
   EXPECT_ANY_THROW(plan_graphs(table, 1, alike_layers({1})));
 }
@@ -303,14 +305,48 @@ TEST(GraphPlan, AnyOtherPlanThanTheTablesIsRefusedByWhatIsWrong) {
     EXPECT_NE(text.find(words), std::string::npos) << text;
   };
   EXPECT_EQ(refusal(good, table, 0), "");
-  refused([](auto& p) { p.set_of.emplace_back(); }, "the plan is for 2 chunks, the table for 1");
-  refused([](auto& p) { p.set_of[0].pop_back(); }, "sets for 3 microbatches of 4");
-  refused([](auto& p) { p.set_of[0][2] = 2; }, "set 2 of chunk 0 is none of its 2");
-  refused([](auto& p) { p.sets_of_chunk[0] = 3; }, "no microbatch takes set 2 of chunk 0");
+  refused([](auto& p) { p.instance_of.emplace_back(); }, "the plan is for 2 chunks, the table for 1");
+  refused([](auto& p) { p.instance_of[0].pop_back(); }, "instances for 3 microbatches of 4");
+  refused([](auto& p) { p.instance_of[0][2] = 2; }, "instance 2 of chunk 0 is none of 2");
+  refused([](auto& p) { p.instance_of[0][2] = -1; }, "instance -1 of chunk 0 is none of 2");
+  refused([](auto& p) { p.num_instances = 3; }, "no microbatch takes instance 2");
   refused([](auto& p) { std::swap(p.captures[0], p.captures[1]); }, "must be captured in microbatch 0, as capture 0");
   refused([](auto& p) { p.captures.pop_back(); }, "must be captured in microbatch 1, as capture 7");
-  refused([](auto& p) { p.captures.push_back(p.captures[0]); }, "1 captures belong to no set's first pass");
+  refused([](auto& p) { p.captures.push_back(p.captures[0]); }, "1 captures belong to no instance's first pass");
   refused([](auto& p) { p.captures[2].microbatch = 3; }, "must be captured in microbatch 1, as capture 2");
+}
+
+// A chunk without captured layers takes no instance.
+TEST(GraphPlan, ChunksWithoutLayersTakeNoInstance) {
+  const auto table = build_schedule("interleaved", {2, 2, 4});
+  const GraphPlan plan = plan_graphs(table, 0, alike_layers({0, 1}));
+  EXPECT_EQ(refusal(plan, table, 0), "");
+  EXPECT_EQ(plan.instance_of[0], std::vector<int>(4, -1));
+  EXPECT_EQ(plan_graphs(table, 0, alike_layers({0, 0})).num_instances, 0);
+  EXPECT_LT(plan.num_instances, plan_graphs(table, 0, alike_layers({1, 1})).num_instances);
+}
+
+// Chunks of different depth share instances unless it takes more memory.
+TEST(GraphPlan, DeepChunksDoNotEnlargeInstancesOfShallowOnes) {
+  const auto table = build_schedule("interleaved", {4, 2, 32});
+  const auto layers_held = [&](const std::vector<int>& layers) {
+    GraphLayers signatures = alike_layers(layers);
+    const GraphPlan plan = plan_graphs(table, 0, signatures);
+    EXPECT_EQ(refusal(plan, table, 0), "");
+    return graph_bytes(plan, signatures, {{0, {{1}, {1}}}}).inputs;
+  };
+  EXPECT_EQ(layers_held({1, 1}), 11) << "live passes";
+  EXPECT_EQ(layers_held({4, 4}), 4 * 11);
+  EXPECT_EQ(layers_held({4, 1}), 4 * 8 + 1 * 4) << "the instances of each chunk alone";
+  EXPECT_EQ(layers_held({4, 3}), 4 * 11);
+}
+
+// An instance with graphs of the chunk is preferred: one microbatch after another captures nothing anew.
+TEST(GraphPlan, ReusesGraphsOfTheSameChunk) {
+  const auto table = build_schedule("none", {1, 2, 8});
+  const GraphPlan plan = plan_graphs(table, 0, alike_layers({1, 1}));
+  EXPECT_EQ(plan.num_instances, 2);
+  EXPECT_EQ(plan.num_graphs(), 2 * 2);
 }
 
 TEST(GraphOrder, OfLayersInTurnsFollowsChunksOfDifferentDepth) {
@@ -399,11 +435,11 @@ TEST(GraphNumbers, CountBuffersOfEveryKind) {
   // A layer whose result is three tensors, and one that takes those.
   const std::map<int, GraphTensors> tensors{{0, {{10}, {10, 4, 2}}}, {7, {{10, 4, 2}, {100}}}};
   const GraphBytes bytes = graph_bytes(plan, layers, tensors);
-  EXPECT_EQ(plan.num_sets(), 2);
+  EXPECT_EQ(plan.num_instances, 2);
   EXPECT_EQ(bytes.inputs, 2 * (10 + 10 + 16));
   EXPECT_EQ(bytes.results, 2 * (16 + 16 + 100));
   EXPECT_EQ(bytes.gradients, 16 + 100) << "of a place and a size";
-  EXPECT_EQ(bytes.input_gradients, 2 * 10) << "of a set";
+  EXPECT_EQ(bytes.input_gradients, 2 * 10) << "of an instance";
   EXPECT_EQ(bytes.total(), 472);
   const auto evaluation = build_schedule("1f1b", {2, 1, 4, 0, true});
   EXPECT_EQ(graph_bytes(plan_graphs(evaluation, 0, layers), layers, tensors).gradients, 0);
@@ -440,8 +476,10 @@ TEST(GraphNumbers, StoresOfLayersWithExpertsAreThoseOfThePublishedTable) {
   // Without a pipeline one set, whatever the microbatches.
   EXPECT_EQ(numbers(1, 1, 8, 0).graphs, 2 * 8);
   EXPECT_EQ(numbers(1, 1, 8, 0).megatron_stores, 8 * megatron_store_bytes(layer, GraphExit::preprocess));
-  // The sets of virtual stages belong to a chunk each.
-  EXPECT_EQ(numbers(4, 2, 8, 0).graphs, 2 * 4 * (8 + 4));
+  // Virtual stages share instances; each chunk has graphs of its own there.
+  EXPECT_EQ(numbers(4, 2, 8, 0).instances, 11);
+  EXPECT_EQ(numbers(4, 2, 8, 0).bytes.inputs, 11 * 4 * 16 * kMiB);
+  EXPECT_EQ(numbers(4, 2, 8, 0).megatron_stores, 11 * 4 * megatron_store_bytes(layer, GraphExit::preprocess));
 }
 
 TEST(GraphExits, CapturedPartsEndWhereTheirModulesDo) {
@@ -467,6 +505,14 @@ TEST(GraphExits, CapturedPartsEndWhereTheirModulesDo) {
   EXPECT_EQ(planned.results, routed.results);
   EXPECT_EQ(planned.integers, (std::vector<int64_t>{320, 320, 48, 192, 8}));
   EXPECT_TRUE(routed.from_start && !routed.to_end);
+  // A shared expert inside hands its result on; one that overlaps, the product of fc1 and the gate's score.
+  CapturedLayer shared = layer;
+  shared.shared_width = 5;
+  EXPECT_EQ(captured_tensors(shared, {attn, moe_router})->results, (std::vector<int64_t>{60, 60, 80, 60}));
+  shared.shared_overlaps = shared.shared_gate = true;
+  shared.shared_tokens = 20;
+  EXPECT_EQ(captured_tensors(shared, {attn, moe_router})->results, (std::vector<int64_t>{60, 60, 80, 200, 40}));
+  EXPECT_EQ(captured_tensors(shared, {attn})->results, (std::vector<int64_t>{60}));
 }
 
 // Of layers that are captured whole the second reads where the first one wrote.

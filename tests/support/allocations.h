@@ -33,10 +33,10 @@ inline Allocations allocations_of(const std::function<void()>& work) {
   };
   struct Meta final : cuda::MetaMemory::Listener {
     explicit Meta(Allocations& to) : all(to) {}
-    void allocated(int64_t bytes) override {
+    void allocated(int64_t bytes, const void*) override {
       if (bytes > 8) all.push_back(bytes);
     }
-    void freed(int64_t bytes) override {
+    void freed(int64_t bytes, const void*) override {
       if (bytes > 8) all.push_back(-bytes);
     }
     Allocations& all;

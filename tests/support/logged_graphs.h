@@ -1,5 +1,5 @@
 // Tapes that are captured once and replayed as ever, and remember in which order: whether graphs that share pools, as
-// those of live sets do, found in every replay what they found at the capture.
+// those of graph instances do, found in every replay what they found at the capture.
 #pragma once
 
 #include <algorithm>

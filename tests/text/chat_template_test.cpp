@@ -272,7 +272,8 @@ TEST(ChatTemplates, JsonOfUsersIsBoundedAndSaysWhereItEnds) {
   EXPECT_NE(error_of([&] { parse_chat(R"({"messages": [{"role": "user", "con)"); }).find("too early, behind byte 35"),
             std::string::npos)
       << error_of([&] { parse_chat(R"({"messages": [{"role": "user", "con)"); });
-  EXPECT_NE(error_of([&] { parse_chat("\x1f\x8b\x08"); }).find("at byte 1; it is packed by gzip"), std::string::npos);
+  EXPECT_NE(error_of([&] { parse_chat("\x1f\x8b\x08"); }).find("at byte 1; it is compressed with gzip"),
+            std::string::npos);
   for (const char* name : {"messages", "add_generation_prompt", "bos_token", "tools"})
     EXPECT_NE(refusal(std::string(name) + "=1").find("choose another name"), std::string::npos) << name;
   for (const char* name : {"a b", "1a", "a-b", "\xc3\xa9"})

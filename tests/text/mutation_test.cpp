@@ -67,7 +67,7 @@ std::unique_ptr<Tokenizer> load_json(const std::string& content) {
   return std::make_unique<JsonTokenizer>(parse_tokenizer_json(content, "file"), SpecialNames{}, InvalidUtf8::replace);
 }
 std::unique_ptr<Tokenizer> load_model(const std::string& content) {
-  return std::make_unique<SentencePieceTokenizer>(content, "file", InvalidUtf8::replace);
+  return std::make_unique<SentencePieceTokenizer>(content, "file", SpecialNames{}, InvalidUtf8::replace);
 }
 
 // A file of the vectors with few merges and the tokens that they and the rest of the file need, so that damage hits

@@ -265,6 +265,43 @@ TEST(SentencePieceFileReading, RefusesPiecesThatDoNotFitTogether) {
     model += piece(text, 6);
   }
   EXPECT_EQ(error(model), "");
+  const std::string nul = piece(std::string(1, '\0'), 1);
+  EXPECT_EQ(error(model + nul), "");
+  EXPECT_EQ(static_cast<int>(read_sentencepiece_file(model + nul, "small.model").pieces.back().type), 5) << "unused";
+  EXPECT_NE(error(piece("<unk>", 2) + piece("a", 1) + nul).find("NUL"), std::string::npos);
+  EXPECT_EQ(error(piece("<unk>", 2) + piece("a", 1) + piece(std::string(5000, 'b'), 4)), "");
+}
+
+// The models of Llama 2, Mistral and Phi-3 hold scores of -1e9. The ids are those of the package 0.2.3.
+TEST(SentencePieceFileReading, AcceptsAnyFiniteScore) {
+  struct Case {
+    const char* model;
+    float score;  // one piece has it
+    const char* text;
+    Ids ids;
+  };
+  const testing::TemporaryFolder folder;
+  for (const Case& item : {Case{"sentencepiece_bpe", -40.0f, "xCHlowerCHst", {780, 301, 828, 269, 301, 265}},
+                           Case{"sentencepiece_unigram",
+                                -5.541518211364746f,
+                                "x-lower-st",
+                                {259, 484, 299, 352, 673, 385, 299, 264, 269}}}) {
+    const std::string file = METROPLEX_SOURCE_DIR "/tests/vectors/tokenizers/" + std::string(item.model);
+    const std::string model = testing::read_file(file + "/tokenizer.model");
+    const auto score_field = [](float score) {  // field 2, four bytes
+      return "\x15" + std::string(reinterpret_cast<const char*>(&score), 4);
+    };
+    const size_t at = model.find(score_field(item.score));
+    ASSERT_NE(at, std::string::npos);
+    const auto with_score = [&](float score) { return std::string(model).replace(at, 5, score_field(score)); };
+    for (const float score : {-1e9f, 1e9f, -3e38f, 3e38f}) {
+      const auto tokenizer = load_tokenizer("sentencepiece", folder.write("score.model", with_score(score)));
+      EXPECT_EQ(tokenizer->encode(item.text), item.ids) << item.model << " " << score;
+    }
+    const std::string infinite = with_score(std::numeric_limits<float>::infinity());
+    EXPECT_NE(testing::error_of([&] { read_sentencepiece_file(infinite, "small.model"); }).find("finite"),
+              std::string::npos);
+  }
 }
 
 // trainer_spec.model_type, field 3, is 3 for words; U+2581 stands for the space before one.

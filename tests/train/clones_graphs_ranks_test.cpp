@@ -85,11 +85,12 @@ TEST(ClonesInGraphs, HaveTheBitsOfClonesThatRunEagerly) {
     const auto device = cuda::make_graph_device(at::kCPU);
     const comm::World recorded = world.recorded(*device->recorder());
     pipeline::Stage stage(layer_with_clones(recorded));
-    stage.capture_on(*device, {{}, true}, at::kCPU, std::make_shared<pipeline::GradientBuffers>());
+    const auto instances = std::make_shared<pipeline::GraphInstances>(*device, at::kCPU);
+    stage.capture_in(instances, {{}, true});
     const std::vector<at::Tensor> got = run(stage, world.rank(), 0);
     ASSERT_EQ(got.size(), expected.size());
     for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i], expected[i])) << i;
-    EXPECT_EQ(stage.graphs()->sizes(false).graphs, 2) << "a forward and a backward";
+    EXPECT_EQ(instances->sizes(false).graphs, 2) << "a forward and a backward";
   });
 }
 
@@ -99,7 +100,7 @@ TEST(ClonesInGraphs, AddTheTimesOfEveryReplay) {
     const comm::World recorded = world.recorded(*device->recorder());
     const auto meter = std::make_shared<moe::LoadMeter>(4, recorded.target());
     pipeline::Stage stage(layer_with_clones(recorded, meter));
-    stage.capture_on(*device, {{}, true}, at::kCPU, std::make_shared<pipeline::GradientBuffers>());
+    stage.capture_in(std::make_shared<pipeline::GraphInstances>(*device, at::kCPU), {{}, true});
     double dispatch = 0, combine = 0;
     run(stage, world.rank(), 0, [&] {
       const moe::LoadMeter::Layer& layer = meter->layer(0);

@@ -11,7 +11,6 @@
 #include "base/error.h"
 #include "plan/graph_exits.h"
 #include "support/everyday.h"
-#include "train/predict.h"
 #include "train/small_experts.h"
 #include "train/support.h"
 
@@ -23,8 +22,6 @@ using test::TestLayout;
 using Modules = std::vector<std::string>;
 
 constexpr int64_t kWarmup = 2;
-// Bytes of the factor of auxiliary losses, which enters a backward as gradients do.
-constexpr int64_t kLossFactor = 8;
 
 struct Ran {
   std::vector<double> losses, norms, scales, evaluated;
@@ -269,7 +266,7 @@ TEST(PartialGraphs, LayersWithExpertsHaveTheBitsOfStepsWithoutThem) {
   }
 }
 
-TEST(PartialGraphs, AllMicrobatchesOfAScheduleInFlightHaveASetEach) {
+TEST(PartialGraphs, AllMicrobatchesInFlightHaveAnInstanceEach) {
   config::Config config = test::small_gpt();
   config.parallel.pipeline_schedule = config::Schedule::gpipe;
   const TestLayout layout{1, 2, 1, 1, false};
@@ -286,7 +283,7 @@ std::vector<nn::Microbatch> some_batches(train::Assembly& a, int64_t step, int64
   return batches;
 }
 
-TEST(PartialGraphs, AnotherNumberOfMicrobatchesTakesTheSetsThatFitAndCapturesTheOthers) {
+TEST(PartialGraphs, AnotherNumberOfMicrobatchesReusesInstances) {
   const std::vector<int64_t> counts{4, 4, 2, 2, 8, 8, 2, 4};
   const BatchesOf batches = [&](train::Assembly& a, int64_t step) {
     return some_batches(a, step, counts[static_cast<size_t>(step % 100)]);
@@ -361,12 +358,12 @@ TEST(PartialGraphs, CaptureBeginsBehindTheWarmUpAndTakesTheBytesOfItsInputs) {
       const bool first = a->groups().pp.first();
       const plan::GraphPlan plan =
           plan::plan_graphs(a->table(8, false), a->groups().pp.index(), plan::alike_layers({2}));
-      const int64_t sets = plan.num_sets(), batch = bytes_of(test::batches_of(*a, 0)[0]);
-      EXPECT_GE(sets, first ? 2 : 1);
+      const int64_t instances = plan.num_instances, batch = bytes_of(test::batches_of(*a, 0)[0]);
+      EXPECT_GE(instances, first ? 2 : 1);
       for (int64_t step = 0; step < 5; ++step) {
         test::step_at(*a, step);
         const pipeline::GraphSizes sizes = a->partial_graphs->sizes().training;
-        const int64_t used = step < kWarmup ? 0 : sets;
+        const int64_t used = step < kWarmup ? 0 : instances;
         EXPECT_EQ(sizes.graphs, used * 2 * 2);
         // Whole layers are chained: the second one reads where the first one wrote.
         EXPECT_EQ(sizes.static_inputs, used * (batch + (modules.empty() ? 1 : 2) * kLayer));
@@ -406,6 +403,7 @@ TEST(PartialGraphs, LayersWithExpertsHandOnWhatIsPlanned) {
       plan::CapturedLayer dense{.tokens = 8, .hidden_size = 16, .element = 8}, experts = dense;
       experts.num_experts = 4, experts.probability = 8, experts.ep = 2, experts.slots = c.slots;
       experts.topk = config.model.moe_router_topk;
+      experts.shared_width = 8, experts.shared_gate = true;
       std::map<int, plan::GraphTensors> tensors;
       for (const auto& [kind, layer] : {std::pair{0, dense}, std::pair{1, experts}}) {
         if (const auto captured = plan::captured_tensors(layer, c.set)) tensors[kind] = *captured;
@@ -422,8 +420,9 @@ TEST(PartialGraphs, LayersWithExpertsHandOnWhatIsPlanned) {
         const plan::GraphBytes bytes = plan::graph_bytes(plan, layers, tensors);
         for (int64_t step = 0; step <= kWarmup; ++step) test::step_at(*a, step);
         const pipeline::GraphSizes sizes = a->partial_graphs->sizes().training;
-        EXPECT_EQ(sizes.static_inputs, plan.num_sets() * bytes_of(test::batches_of(*a, 0)[0]) + bytes.inputs);
+        EXPECT_EQ(sizes.static_inputs, plan.num_instances * bytes_of(test::batches_of(*a, 0)[0]) + bytes.inputs);
         EXPECT_EQ(sizes.results, bytes.results);
+        constexpr int64_t kLossFactor = 8;  // of auxiliary losses, which enters a backward as gradients do
         EXPECT_GE(sizes.gradients, bytes.gradients);
         EXPECT_LE(sizes.gradients, bytes.gradients + kLossFactor);
       });
@@ -431,50 +430,102 @@ TEST(PartialGraphs, LayersWithExpertsHandOnWhatIsPlanned) {
   }
 }
 
-// Held beside the step, in every form of activations and layout, of training and of evaluation.
-TEST(PartialGraphs, WhatTheyHoldBesideTheStepIsPredicted) {
+// The segments of a stage that its graphs contain, by name without the layer; empty: none of the layer is captured.
+std::map<std::string, std::vector<std::string>> captured_segments(const pipeline::Stage& stage) {
+  std::map<std::string, std::vector<std::string>> captured;  // by block
+  for (const nn::Block& block : stage.blocks()) {
+    if (block.is_layer) captured[block.name];
+  }
+  for (const pipeline::StageIslands::Place& place : stage.islands().places) {
+    if (place.graph < 0) continue;
+    for (const nn::Segment* segment : place.island.segments)
+      captured[stage.blocks()[static_cast<size_t>(place.block)].name].push_back(segment->name());
+  }
+  return captured;
+}
+
+bool captures(const std::vector<std::string>& segments, const std::string& name) {
+  return std::any_of(segments.begin(), segments.end(), [&](const std::string& one) { return one.ends_with(name); });
+}
+
+// Every recomputed module with every scope: what validation accepts is captured in each layer that it names, whole.
+TEST(PartialGraphs, AcceptedScopesAreCapturedWithAnyRecomputation) {
+  const std::vector<std::string> modules{"",    "core_attn", "mlp",  "layernorm",      "activation",
+                                         "moe", "moe_act",   "full", "shared_experts", "block"};
+  const std::vector<Modules> scopes{{},
+                                    {"attn"},
+                                    {"mlp"},
+                                    {"attn", "mlp"},
+                                    {"moe"},
+                                    {"attn", "moe"},
+                                    {"moe_router"},
+                                    {"attn", "moe_router"},
+                                    {"moe_router", "moe_preprocess"},
+                                    {"attn", "mlp", "moe_router", "moe_preprocess"},
+                                    {"moe_preprocess"}};
+  int accepted = 0, refused = 0;
+  for (const std::string& module : modules) {
+    for (const Modules& scope : scopes) {
+      for (const CudaGraphImpl impl : {CudaGraphImpl::local, CudaGraphImpl::transformer_engine}) {
+        SCOPED_TRACE(testing::Message() << config::text_of(impl) << " " << text_of(scope) << "with " << module);
+        config::Config config = with_graphs(test::small_experts(), impl, scope);
+        if (module == "full" || module == "block") {
+          config.memory.recompute_granularity = config::Recompute::full;
+          config.memory.recompute_method =
+              module == "full" ? config::RecomputeMethod::uniform : config::RecomputeMethod::block;
+          config.memory.recompute_num_layers = 1;
+        } else if (!module.empty()) {
+          config.memory.recompute_granularity = config::Recompute::selective;
+          config.memory.recompute_modules = {module};
+        }
+        if (!config::violations(config, 1).empty()) {
+          ++refused;
+          continue;
+        }
+        ++accepted;
+        const config::Config cut = test::cut(config, {});
+        test::run_cut(cut, {}, [&](const comm::World& world) {
+          const auto a = train::assemble(cut, world, test::kVocab);
+          const config::CudaGraphModules named = a->config.train.captured_modules();
+          using enum config::CudaGraphModule;
+          for (const auto& [layer, segments] : captured_segments(*a->stages.at(0))) {
+            SCOPED_TRACE(layer);
+            const bool dense = layer.ends_with(".1");
+            EXPECT_EQ(captures(segments, ".self_attention"), named.has(attn));
+            EXPECT_EQ(captures(segments, ".mlp"), dense && named.has(mlp));
+            EXPECT_EQ(captures(segments, ".router"), !dense && (named.has(moe) || named.has(moe_router)));
+            EXPECT_EQ(captures(segments, ".dispatch_plan"), !dense && (named.has(moe) || named.has(moe_preprocess)));
+            EXPECT_EQ(captures(segments, ".combine"), !dense && named.has(moe));
+            EXPECT_EQ(captures(segments, ".shared_experts"), !dense && named.has(moe_router) && !named.has(moe));
+          }
+        });
+      }
+    }
+  }
+  EXPECT_GT(accepted, 100);
+  EXPECT_GT(refused, 2 * 2 * static_cast<int>(scopes.size()));
+}
+
+// With and without overlap, a gate and recomputation: the shared expert has the bits of eager steps where graphs
+// contain it or its first step, and where they contain the whole layer.
+TEST(PartialGraphs, SharedExpertIsInsideWithTheSameBits) {
   const std::string parts = "parallel: {expert_model_parallel_size: 2, expert_tensor_parallel_size: 1}\n",
                     buffers = ", moe_token_dispatcher_type: static_buffer, moe_expert_rank_capacity_factor: 2";
-  config::Config wide = test::small_llama(), codegeex = test::small_gpt();
-  wide.precision.params_dtype = "bf16";
-  wide.precision.fp32_residual_connection = true;
-  codegeex.model.family = "codegeex";
-  const std::vector<std::pair<config::Config, Modules>> runs{
-      {test::small_gpt(), {"attn"}},
-      {test::small_gpt(), {}},
-      {wide, {"attn", "mlp"}},
-      {wide, {"mlp"}},
-      {codegeex, {"attn", "mlp"}},
-      {codegeex, {}},
-      {test::small_experts(buffers, parts), {}},
-      {test::small_experts("", parts), {"attn", "moe_router", "moe_preprocess"}},
-      {test::small_experts("", parts + "precision: {params_dtype: bf16, fp32_residual_connection: true}\n"),
-       {"attn", "moe_router"}}};
-  for (const TestLayout& layout :
-       {TestLayout{1, 1, 1, 2, false}, TestLayout{1, 2, 2, 2, false}, TestLayout{2, 2, 1, 2, true}}) {
-    for (const auto& [model, modules] : runs) {
-      for (const CudaGraphImpl impl : {CudaGraphImpl::local, CudaGraphImpl::transformer_engine}) {
-        const config::Config config = test::cut(with_graphs(model, impl, modules), layout);
-        test::run_cut(config, layout, [&](const comm::World& world) {
-          SCOPED_TRACE(testing::Message() << config.model.family << " " << config.precision.params_dtype << " pp "
-                                          << layout.pp << " vpp " << layout.vpp << " tp " << layout.tp << " "
-                                          << config::text_of(impl) << " " << text_of(modules));
-          const auto a = train::assemble(config, world, test::kVocab);
-          for (int64_t step = 0; step <= kWarmup; ++step) {
-            auto batches = test::batches_of(*a, step);
-            for (nn::Microbatch& batch : batches) {
-              if (a->dtype != at::kDouble) batch.loss_mask = batch.loss_mask.to(at::kFloat);  // as runs have them
-            }
-            train::train_step(*a, {batches, step + 1, step * config.train.global_batch_size, false, {}});
-            train::evaluate_step(*a, batches);
-          }
-          const train::PartialGraphs::Sizes sizes = a->partial_graphs->sizes();
-          const int64_t held =
-              sizes.training.static_inputs + sizes.training.gradients + sizes.evaluation.static_inputs;
-          const int64_t want = train::predict_memory({config, world.size(), world.rank(), test::kVocab}).use.graphs;
-          EXPECT_GE(held, want);
-          EXPECT_LE(held, want + kLossFactor);
-        });
+  const std::vector<Modules> routes{{"attn", "moe_router"}, {"moe_router", "moe_preprocess"}, {"attn"}};
+  for (const TestLayout& layout : {TestLayout{1, 1, 1, 2, false}, TestLayout{2, 2, 2, 2, true}}) {
+    for (const bool overlaps : {false, true}) {
+      for (const bool gate : {false, true}) {
+        if (layout.tp > 1 && overlaps != gate && !test::whole_walks()) continue;
+        SCOPED_TRACE(testing::Message() << "overlap " << overlaps << " gate " << gate << " tp " << layout.tp);
+        config::Config config = test::small_experts(buffers, parts);
+        config.model.moe_shared_expert_overlap = overlaps;
+        config.model.moe_shared_expert_gate = gate;
+        expect_same_bits_in_every_scope(config, layout, routes);
+        expect_same_bits_in_every_scope(config, layout, {{}});
+        if (overlaps) continue;
+        config.memory.recompute_granularity = config::Recompute::selective;
+        config.memory.recompute_modules = {"shared_experts", "layernorm"};
+        expect_same_bits_in_every_scope(config, layout, routes);
       }
     }
   }

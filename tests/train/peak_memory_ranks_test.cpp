@@ -2,6 +2,9 @@
 // but for scalars.
 #include "train/memory_cases.h"
 #include "train/memory_watch.h"
+#include "train/partial_graphs.h"
+#include "train/small_experts.h"
+#include "train/trace.h"
 #include "support/everyday.h"
 #include "support/without_onednn.h"
 
@@ -57,6 +60,170 @@ TEST(PeakMemoryRanks, EveryFamilyTypeAndFormOfRecompute) {
     run_cut(config, c.cut,
             [&, vocab = c.vocab](const comm::World& world) { expect_predicted_memory(config, vocab, world); });
   }
+}
+
+// What graphs of parts of layers hold.
+
+using Modules = std::vector<std::string>;
+constexpr int64_t kWarmup = 2;
+
+config::Config with_graphs(config::Config config, config::CudaGraphImpl impl, const Modules& modules) {
+  config.train.cuda_graph_impl = impl;
+  config.train.cuda_graph_modules = modules;
+  config.train.cuda_graph_warmup_steps = kWarmup;
+  return config;
+}
+
+std::string joined(const Modules& modules) {
+  std::string text;
+  for (const std::string& module : modules) text += module + " ";
+  return text;
+}
+
+std::vector<nn::Microbatch> batches_of_run(train::Assembly& a, int64_t step, int64_t count) {
+  auto batches = parts_of_batches(a, step);
+  if (count > 0) batches.resize(static_cast<size_t>(count));
+  for (nn::Microbatch& batch : batches) {
+    if (a.dtype != at::kDouble) batch.loss_mask = batch.loss_mask.to(at::kFloat);  // as runs have them
+  }
+  return batches;
+}
+
+// Trains and evaluates until everything is captured. Then the rank's graphs hold what was predicted: static buffers
+// and the peak of tensors in the pools to the byte, and little more than that reserved. Replayed steps hold what was
+// predicted, but for scalars; this is compared where no other rank shares parameters, because ranks that are threads
+// reduce gradients in each other's memory.
+void expect_predicted_graphs(const config::Config& config, const TestLayout& layout, int64_t microbatches = 0) {
+  const WithoutOneDnn without;
+  const auto ranks = static_cast<int>(layout.ranks());
+  // Sends complete when they are received and are not copied: the meter of a rank counts what the rank holds.
+  comm::run_threads(
+      ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60), true},
+      [&](const comm::World& world) {
+        SCOPED_TRACE(testing::Message() << "rank " << world.rank() << " pp " << layout.pp << " vpp " << layout.vpp
+                                        << " tp " << layout.tp << " " << config.train.cuda_graph_impl.text() << " "
+                                        << joined(config.train.cuda_graph_modules) << config.model.family << " "
+                                        << config.precision.params_dtype);
+        cuda::MemoryMeter meter;
+        const auto a = train::assemble(config, world, kVocab);
+        MemoryWatch watch(*a, meter);
+        for (int64_t step = 0; step <= kWarmup + 1; ++step) {
+          auto batches = batches_of_run(*a, step, microbatches);
+          watch.begin();
+          train::train_step(*a, {batches, step + 1, step * config.train.global_batch_size, false, {}});
+          watch.end();
+          for (nn::Microbatch& batch : batches) batch.training = false;
+          train::evaluate_step(*a, batches);
+        }
+        train::RankRequest request{config, world.size(), world.rank(), kVocab, microbatches};
+        const plan::MemoryPrediction want = train::predict_memory(request);
+        request.eager = true;
+        const plan::MemoryPrediction eager = train::predict_memory(request);
+        const train::PartialGraphs::Sizes sizes = a->partial_graphs->sizes();
+        EXPECT_EQ(sizes.training.static_inputs + sizes.training.gradients + sizes.evaluation.static_inputs,
+                  want.use.graphs - want.graph_pools);
+        const int64_t peak = sizes.training.pools.peak + sizes.evaluation.pools.peak,
+                      reserved = sizes.training.pools.reserved + sizes.evaluation.pools.reserved;
+        EXPECT_EQ(peak, want.graph_pools);
+        EXPECT_LE(static_cast<double>(reserved), 1.25 * static_cast<double>(peak) + 4096) << "fragmentation";
+        EXPECT_GE(want.peak, eager.peak);
+        if (layout.dp > 1 || layout.tp > 1 || want.peak == eager.peak) return;
+        EXPECT_NEAR(watch.most(), train::step_bytes(want), 128) << "a tensor of activations has 256 bytes at least";
+      });
+}
+
+// Static buffers and pools, in every form of activations, of training and of evaluation.
+TEST(GraphMemoryRanks, HoldsWhatIsPredicted) {
+  const std::string parts = "parallel: {expert_model_parallel_size: 2, expert_tensor_parallel_size: 1}\n",
+                    buffers = ", moe_token_dispatcher_type: static_buffer, moe_expert_rank_capacity_factor: 2",
+                    overlap = ", moe_shared_expert_overlap: true";
+  config::Config wide = small_llama(), codegeex = small_gpt(), recomputing = small_gpt();
+  wide.precision.params_dtype = "bf16";
+  wide.precision.fp32_residual_connection = true;
+  codegeex.model.family = "codegeex";
+  recomputing.memory.recompute_granularity = config::Recompute::selective;
+  recomputing.memory.recompute_modules = {"core_attn", "layernorm", "activation"};
+  config::Config halves = small_experts("", parts);
+  halves.precision.params_dtype = "bf16";
+  halves.precision.fp32_residual_connection = true;
+  config::Config of_experts = small_experts("", parts);
+  of_experts.memory.recompute_granularity = config::Recompute::selective;
+  of_experts.memory.recompute_modules = {"shared_experts", "layernorm"};
+  const std::vector<std::pair<config::Config, Modules>> runs{
+      {small_gpt(), {"attn"}},
+      {small_gpt(), {}},
+      {recomputing, {"attn", "mlp"}},
+      {wide, {"attn", "mlp"}},
+      {wide, {"mlp"}},
+      {codegeex, {"attn", "mlp"}},
+      {codegeex, {}},
+      {small_experts(buffers, parts), {}},
+      {small_experts("", parts), {"attn", "moe_router", "moe_preprocess"}},
+      {small_experts(overlap, parts), {"attn", "moe_router", "moe_preprocess"}},
+      {of_experts, {"moe_router", "moe_preprocess"}},
+      {halves, {"attn", "moe_router"}}};
+  size_t turn = 0;
+  for (const TestLayout& layout :
+       {TestLayout{1, 1, 1, 2, false}, TestLayout{1, 2, 2, 2, false}, TestLayout{2, 2, 1, 2, true}}) {
+    for (const auto& [model, modules] : runs) {
+      for (const config::CudaGraphImpl impl :
+           {config::CudaGraphImpl::local, config::CudaGraphImpl::transformer_engine}) {
+        if (turn++ % 2 == 0 && !whole_walks()) continue;
+        expect_predicted_graphs(cut(with_graphs(model, impl, modules), layout), layout);
+      }
+      ++turn;
+    }
+    ++turn;  // every day a configuration has one implementation on a layout and the other one on the next
+  }
+}
+
+// Pipelines with and without virtual stages and overlapped sends; the chunks of a rank share instances.
+TEST(GraphMemoryRanks, PoolsOfVirtualStagesArePredicted) {
+  struct Case {
+    int64_t pp, vpp, microbatches;
+    bool overlaps;
+  };
+  size_t turn = 0;
+  for (const Case& c : std::vector<Case>{{2, 1, 8, false},
+                                         {4, 1, 8, false},
+                                         {2, 2, 8, false},
+                                         {2, 4, 8, true},
+                                         {2, 8, 8, false},
+                                         {2, 8, 8, true},
+                                         {4, 2, 8, true},
+                                         {4, 2, 8, false},
+                                         {4, 4, 8, true}}) {
+    const TestLayout layout{1, c.pp, c.vpp, 1, false};
+    ++turn;  // every day each case has one scope of two
+    for (const bool experts : {false, true}) {
+      config::Config model = experts ? small_experts() : small_gpt();
+      if (experts) model.model.moe_layer_freq = "2";
+      model.model.num_layers = 16;
+      for (const Modules& modules : experts ? std::vector<Modules>{{"attn", "moe_router", "moe_preprocess"}, {}}
+                                            : std::vector<Modules>{{"attn"}, {"attn", "mlp"}}) {
+        if (++turn % 2 == 0 && !whole_walks()) continue;
+        const auto impl = turn % 4 == 1 ? config::CudaGraphImpl::transformer_engine : config::CudaGraphImpl::local;
+        config::Config config = cut(with_graphs(model, impl, modules), layout);
+        config.parallel.overlap_p2p_comm = c.overlaps;
+        expect_predicted_graphs(config, layout, c.microbatches);
+      }
+    }
+  }
+}
+
+// With alike chunks a rank holds as many instances as passes, and each pool is that of one pass.
+TEST(GraphMemoryRanks, ChunksShareMemory) {
+  config::Config model = small_gpt();
+  model.model.num_layers = 16;
+  const TestLayout layout{1, 2, 8, 1, false};
+  const config::Config config =
+      cut(with_graphs(model, config::CudaGraphImpl::transformer_engine, {"attn", "mlp"}), layout);
+  const plan::RankTrace trace = train::trace_rank({config, 2, 0, kVocab});
+  ASSERT_TRUE(trace.graphs.has_value());
+  const int64_t pass = trace.graphs->graphs.at(0).pool;
+  const plan::MemoryPrediction want = train::predict_memory({config, 2, 0, kVocab});
+  EXPECT_EQ(want.graph_pools % pass, 0);
+  EXPECT_LE(want.graph_pools / pass, (2 - 1) * 2 + (8 - 1) * 2 + 1 + 2) << "live passes, and two sends";
 }
 
 }  // namespace

@@ -98,12 +98,52 @@ def compare(name, written, checkpoint, layout, before, work):
         sys.exit(f"{name}: FAILED")
 
 
+class ForcedEnd(transformers.LogitsProcessor):
+    """Leaves only the token `end` when the sequence has `length` tokens."""
+
+    def __init__(self, end, length):
+        self.end, self.length = end, length
+
+    def __call__(self, ids, scores):
+        if ids.shape[1] == self.length:
+            scores = torch.full_like(scores, -math.inf)
+            scores[:, self.end] = 0.0
+        return scores
+
+
+def stops(name, directory):
+    """generate() of transformers stops at each end token of the directory. Returns the end tokens."""
+    model = loaded(directory)
+    ends = model.generation_config.eos_token_id
+    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    for end in ends:
+        made = model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=12, do_sample=False,
+                              logits_processor=transformers.LogitsProcessorList([ForcedEnd(end, 6)]))
+        if made.shape[1] != 7 or made[0, -1] != end:
+            sys.exit(f"{name}: generate() made {made.tolist()} and should stop at {end}")
+    return ends
+
+
+def same_ids(name, source, written):
+    """The ids and generation settings of the source, and generate() stops there."""
+    before, after = (json.loads((folder / "config.json").read_text()) for folder in (source, written))
+    keys = [key for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in before]
+    if any(before[key] != after.get(key) for key in keys):
+        sys.exit(f"{name}: the ids {[before[key] for key in keys]} became {[after.get(key) for key in keys]}")
+    generation = source / "generation_config.json"
+    if generation.exists() and json.loads(generation.read_text()) != json.loads((written / "generation_config.json").read_text()):
+        sys.exit(f"{name}: another generation_config.json")
+    if before.get("eos_token_id") is not None and not stops(name, written):
+        sys.exit(f"{name}: the written directory has no end token")
+
+
 def trained_directory(case, work):
     config = json.loads((case / "config.json").read_text())
     layout, forward = layout_of(config)
     run(programs / "metroplex", "train", "--model.from", case, *STEPS, *layout, "--checkpoint.save", work / "run")
     run(programs / "metroplex", "convert", work / "run", "--to", "hf", work / "out", "--dtype", "fp32")
     compare(case.name, work / "out", work / "run", forward, case, work)
+    same_ids(case.name, case, work / "out")
     stored_as(config["dtype"], work)
 
 
@@ -139,6 +179,8 @@ def with_tokenizer(name, options, work):
         if ids != case["ids"]:
             sys.exit(f"{name}: {case['text']!r} has the ids {ids}, {case['ids']} are recorded")
     print(f"{name} tokenizer: {len(cases)} texts have the recorded ids", flush=True)
+    if tokenizer.eos_token_id not in stops(name, work / "out"):
+        sys.exit(f"{name}: generate() does not stop at the end token {tokenizer.eos_token_id} of the tokenizer")
 
 
 LATENT = "--peft.lora_target_modules=q_a_proj,q_b_proj,kv_a_proj_with_mqa,kv_b_proj,o_proj"
@@ -153,6 +195,7 @@ def adapted_directory(case, options, work):
         "--peft.lora_dropout=0.1", *options, "--checkpoint.save", work / "run")
     run(programs / "metroplex", "convert", work / "run", "--to", "hf", work / "out", "--dtype", "fp32")
     compare(f"{case.name}, adapters merged", work / "out", work / "run", forward, case, work)
+    same_ids(f"{case.name}, adapters merged", case, work / "out")
     run(programs / "metroplex", "convert", work / "run", "--to", "peft", work / "adapters", "--base", case)
     torch.manual_seed(7)
     tokens = torch.randint(config["vocab_size"], (2, 24))

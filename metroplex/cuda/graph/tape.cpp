@@ -24,7 +24,9 @@ at::Tensor weak_alias(const at::Tensor& x) {
   const c10::Storage& held = x.storage();
   c10::Storage storage(c10::Storage::use_byte_size_t(), held.nbytes(),
                        c10::DataPtr(held.mutable_data(), held.device()));
-  const c10::DispatchKey key = x.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
+  const c10::DispatchKey key = x.is_cuda()   ? c10::DispatchKey::CUDA
+                               : x.is_meta() ? c10::DispatchKey::Meta
+                                             : c10::DispatchKey::CPU;
   at::Tensor alias =
       at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key), x.dtype());
   c10::TensorImpl* impl = alias.unsafeGetTensorImpl();

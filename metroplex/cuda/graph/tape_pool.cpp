@@ -56,7 +56,7 @@ void* TapePool::allocate(size_t bytes) {
     MPX_CHECK(offset + size <= capacity_, "cuda graph", "the pool of ", capacity_, " bytes has no room for ", bytes,
               " more");
     mark_ = offset + size;
-    bytes_.reserved = static_cast<int64_t>(mark_);
+    bytes_.reserved = std::max(bytes_.reserved, static_cast<int64_t>(mark_));
   }
   if (used_.empty()) self_ = weak_from_this().lock();
   used_[offset] = {size, bytes, allocations_++};
@@ -75,7 +75,13 @@ size_t TapePool::release(void* pointer) {
   bytes_.live -= static_cast<int64_t>(asked);
   used_.erase(block);
   add_free(offset, size);
-  if (used_.empty()) last = std::move(self_);
+  if (used_.empty()) {
+    // An empty pool gives the same addresses as a new one.
+    free_.clear();
+    fits_.clear();
+    mark_ = 0;
+    last = std::move(self_);
+  }
   return asked;
 }
 

@@ -1,5 +1,5 @@
 // The graph pool of the CPU: one address range, in which the same allocations in the same order get the same
-// addresses. The system provides the memory when it is first touched.
+// addresses from the time at which the pool was last empty. The system provides the memory when it is first touched.
 #pragma once
 
 #include <cstdint>
@@ -71,7 +71,7 @@ class TapePool final : public GraphPool, public std::enable_shared_from_this<Tap
   Blocks used_;
   std::map<size_t, size_t> free_;             // offset -> size, below the mark
   std::set<std::pair<size_t, size_t>> fits_;  // (size, offset) of free_
-  size_t mark_ = 0;                           // above it nothing has ever been used
+  size_t mark_ = 0;                           // above it nothing has been used since the pool was empty
   int64_t allocations_ = 0;
   std::shared_ptr<TapePool> self_;  // while something is used
   Bytes bytes_;

@@ -85,11 +85,12 @@ static Settings settings_v2(const Json& json) {
   return s;
 }
 
-static Settings settings_v3(const Json& json) {
+static Settings settings_v3(const Json& given) {
+  const Json json = with_defaults(given, {{"max_position_embeddings", 4096}});
   const ConfigReader config(json);
   Settings s = shared_settings(config);
   set(s, "rotary_interleaved", config.flag("rope_interleave", true));
-  const int64_t ahead = config.integer("num_nextn_predict_layers", 0);
+  const int64_t ahead = config.integer("num_nextn_predict_layers", 1);
   config.require(ahead >= 0 && ahead <= kMostMultiToken, "num_nextn_predict_layers", "0 to 64");
   set(s, "mtp_num_layers", ahead);
   if (!add_experts(config, {3, 256, 8, 2048, 1, 2.5}, s)) return s;

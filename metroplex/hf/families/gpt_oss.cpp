@@ -10,14 +10,17 @@ namespace gpt_oss {
 static Json with_their_defaults(const Json& json) {
   Json defaults{{"num_key_value_heads", 8}, {"head_dim", 64},           {"rms_norm_eps", 1e-5},
                 {"sliding_window", 128},    {"num_local_experts", 128}, {"num_experts_per_tok", 4},
-                {"swiglu_limit", 7.0},      {"swiglu_alpha", 1.702},    {"max_position_embeddings", 131072}};
-  if (!json.contains("rope_parameters") && !json.contains("rope_scaling")) {
-    defaults["rope_theta"] = 150000.0;
+                {"swiglu_limit", 7.0},      {"swiglu_alpha", 1.702},    {"max_position_embeddings", 131072},
+                {"rope_theta", 150000.0}};
+  const auto missing = [&](const char* key) { return !json.contains(key) || json[key].is_null(); };
+  if (missing("rope_parameters") && missing("rope_scaling")) {
     defaults["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 32.0},
                                 {"beta_fast", 32.0},   {"beta_slow", 1.0},
                                 {"truncate", false},   {"original_max_position_embeddings", 4096}};
   }
-  return with_defaults(json, defaults);
+  Json all = with_defaults(json, defaults);
+  if (defaults.contains("rope_scaling")) all["rope_scaling"] = defaults["rope_scaling"];  // in place of null
+  return all;
 }
 
 static Settings settings(const Json& given) {
@@ -42,7 +45,7 @@ static Settings settings(const Json& given) {
   set(s, "moe_router_topk", config.integer("num_experts_per_tok"));
   set(s, "moe_ffn_hidden_size", config.integer("intermediate_size"));
   if (config.flag("output_router_logits", false))
-    set(s, "moe_aux_loss_coeff", config.number("router_aux_loss_coef", 0.9));
+    set(s, "moe_aux_loss_coeff", config.number("router_aux_loss_coef", 0.001));
   return s;
 }
 

@@ -5,7 +5,12 @@
 namespace metroplex::hf {
 namespace mixtral {
 
-static Settings settings(const Json& json) {
+static Settings settings(const Json& given) {
+  const Json json = with_defaults(given, {{"num_key_value_heads", 8},
+                                          {"max_position_embeddings", 131072},
+                                          {"rms_norm_eps", 1e-5},
+                                          {"rope_theta", 1e6},
+                                          {"num_local_experts", 8}});
   const ConfigReader config(json);
   Settings s = decoder_settings(config, Window::said);
   set(s, "family", "mixtral");

@@ -4,7 +4,9 @@
 namespace metroplex::hf {
 namespace qwen2 {
 
-static Settings settings(const Json& json) {
+static Settings settings(const Json& given) {
+  const Json json = with_defaults(
+      given, {{"num_key_value_heads", 32}, {"max_position_embeddings", 32768}, {"sliding_window", 4096}});
   const ConfigReader config(json);
   Settings s = decoder_settings(config, Window::switched);
   set(s, "family", "llama");

@@ -4,7 +4,10 @@
 namespace metroplex::hf {
 namespace qwen3 {
 
-static Settings settings(const Json& json) {
+static Settings settings(const Json& given) {
+  const Json json = with_defaults(
+      given,
+      {{"num_key_value_heads", 32}, {"head_dim", 128}, {"max_position_embeddings", 32768}, {"sliding_window", 4096}});
   const ConfigReader config(json);
   Settings s = decoder_settings(config, Window::switched);
   const bool biases = config.flag("attention_bias", false);

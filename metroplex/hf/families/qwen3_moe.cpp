@@ -25,7 +25,9 @@ static std::string layers_with_experts(const ConfigReader& config) {
   return layer_pattern(layers);
 }
 
-static Settings settings(const Json& json) {
+static Settings settings(const Json& given) {
+  const Json json = with_defaults(
+      given, {{"num_key_value_heads", 4}, {"max_position_embeddings", 32768}, {"sliding_window", 4096}});
   const ConfigReader config(json);
   Settings s = decoder_settings(config, Window::switched);
   const bool biases = config.flag("attention_bias", false);

@@ -1,0 +1,76 @@
+// Records what a rank allocates and issues on the meta device, island by island. While a graph is captured,
+// allocations count in the pool of the graph and not in the record. MetaGraphs makes such graphs: the stages' own
+// capture code runs (pipeline/graphed_island.h), and every pass is captured again.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "cuda/graph/graph.h"
+#include "cuda/launch_point.h"
+#include "cuda/memory_meter.h"
+#include "plan/rank_trace.h"
+
+namespace metroplex::train {
+
+class TracePool final : public cuda::GraphPool {
+ public:
+  Bytes bytes() const override { return bytes_; }
+  void add(int64_t bytes);  // negative: they are freed
+
+ private:
+  Bytes bytes_;
+};
+
+class TraceRecorder final : public cuda::MetaMemory::Listener, public cuda::Recorder {
+ public:
+  // block: allocations count in multiples of so many bytes.
+  explicit TraceRecorder(int64_t block) : block_(block) {}
+
+  void allocated(int64_t bytes, const void* block) override;
+  void freed(int64_t bytes, const void* block) override;
+  int64_t live() const { return live_; }  // outside pools
+
+  void run(cuda::Operation operation) override;
+  void issued(const cuda::Operation& operation) override;
+  // From here on allocations and operators are recorded.
+  void start();
+
+  // The event of a gradient ends a TraceStep.
+  void end_step(plan::TraceStep::End end, size_t param);
+  // What follows belongs to `next`.
+  void begin_island(plan::IslandTrace next);
+  std::vector<plan::IslandTrace> take();
+
+  // Between the two, allocations are in `pool` until they are freed.
+  void enter_pool(std::shared_ptr<TracePool> pool) { pool_ = std::move(pool); }
+  void leave_pool() { pool_ = nullptr; }
+  bool in_pool(const at::Tensor& x) const;
+  int64_t rounded(int64_t bytes) const { return (bytes + block_ - 1) / block_ * block_; }
+
+ private:
+  int64_t block_;
+  bool on_ = false;
+  int64_t live_ = 0, net_ = 0, most_ = 0;
+  plan::IslandTrace island_;
+  std::vector<plan::IslandTrace> islands_;
+  std::shared_ptr<TracePool> pool_;                                      // of the capture that runs now
+  std::unordered_map<const void*, std::shared_ptr<TracePool>> pool_of_;  // by block of MetaMemory
+};
+
+class MetaGraphs final : public cuda::GraphDevice {
+ public:
+  explicit MetaGraphs(TraceRecorder& recorder) : recorder_(recorder) {}
+  std::shared_ptr<cuda::GraphPool> make_pool() override { return std::make_shared<TracePool>(); }
+  std::unique_ptr<cuda::Graph> make_graph(std::shared_ptr<cuda::GraphPool> pool) override;
+  cuda::Recorder* recorder() override { return nullptr; }
+  void run_on_capture_stream(const std::function<void()>& work) override { work(); }
+
+ private:
+  TraceRecorder& recorder_;
+};
+
+}  // namespace metroplex::train

@@ -1,0 +1,48 @@
+// Keys that a config.json lacks mean the same as in transformers 5.23.0: tests/vectors/hf/defaults.json records the
+// value that the class of each family gives to a removed key.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "hf/directory.h"
+#include "support/error_of.h"
+#include "support/folder.h"
+
+namespace metroplex::hf::defaults_test {
+namespace {
+
+const std::string kCases = METROPLEX_SOURCE_DIR "/tests/vectors/hf/";
+
+// Sorted settings, or the error.
+std::vector<std::string> settings_of_config(const Json& config) {
+  const test::Folder folder;
+  std::ofstream(folder.at("config.json")) << config;
+  files::PosixFileSystem disk;
+  std::vector<std::string> settings;
+  const std::string error = test::error_of([&] { settings = settings_of(disk, folder.path()); });
+  if (!error.empty()) return {error};
+  std::sort(settings.begin(), settings.end());
+  return settings;
+}
+
+TEST(HfConfigDefaults, EqualThoseOfTransformers) {
+  files::PosixFileSystem disk;
+  const Json recorded = Json::parse(disk.read(kCases + "defaults.json"));
+  size_t read = 0;
+  for (const Json& item : recorded["cases"]) {
+    const std::string directory = item["directory"], key = item["without"];
+    Json without = Json::parse(disk.read(kCases + directory + "/config.json")), with = without;
+    without.erase(key);
+    without.update(item.value("with", Json::object()));
+    with[key] = item["means"];
+    const std::vector<std::string> expected = settings_of_config(with), found = settings_of_config(without);
+    EXPECT_EQ(found, expected) << directory << " without " << key << ", which means " << item["means"];
+    read += expected.size() > 1;
+  }
+  EXPECT_GT(read, 200u) << "of " << recorded["cases"].size();
+}
+
+}  // namespace
+}  // namespace metroplex::hf::defaults_test
