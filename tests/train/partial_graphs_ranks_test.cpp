@@ -489,7 +489,7 @@ TEST(PartialGraphs, AcceptedScopesAreCapturedWithAnyRecomputation) {
           const config::CudaGraphModules named = a->config.train.captured_modules();
           using enum config::CudaGraphModule;
           for (const auto& [layer, segments] : captured_segments(*a->stages.at(0))) {
-            SCOPED_TRACE(layer);
+            SCOPED_TRACE(testing::Message() << layer << ", " << text_of(scope) << "with " << module);
             const bool dense = layer.ends_with(".1");
             EXPECT_EQ(captures(segments, ".self_attention"), named.has(attn));
             EXPECT_EQ(captures(segments, ".mlp"), dense && named.has(mlp));

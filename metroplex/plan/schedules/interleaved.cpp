@@ -91,8 +91,8 @@ void complete_groups(MicrobatchShape& shape) {
   if (last > 0 && last < shape.num_stages) shape.num_microbatches += shape.num_stages - last;
 }
 
-// The most forwards whose backward has not run, over microbatches below `num_microbatches`. With complete groups it is
-// warm-up + 1.
+// The most forwards whose backward has not run, over microbatches below `num_microbatches`. With complete groups it
+// is warm-up + 1.
 int most_live(const std::vector<Slot>& slots, const WarmupCounts& counts, int num_microbatches) {
   int live = 0, most = 0;
   for (int k = 0; k < counts.total; ++k) {
