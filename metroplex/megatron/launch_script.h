@@ -21,7 +21,7 @@ struct LaunchScript {
   int64_t arguments_named = 0;     // the highest of $1, $2, ... in its text
 };
 
-// Throws base::Error("config"): no such file, not a script, nothing started within 20 s, with what the script
+// Throws base::Error("config"): no such file, not a script, nothing started within 40 s, with what the script
 // printed; flags that are not known, with the program and its line.
 LaunchScript read_launch_script(const std::string& path, const std::vector<std::string>& arguments);
 
