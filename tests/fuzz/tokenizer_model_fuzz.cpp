@@ -11,7 +11,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace metroplex;
   const std::string_view model(reinterpret_cast<const char*>(data), size);
   try {
-    const text::SentencePieceTokenizer tokenizer(model, "fuzz", text::InvalidUtf8::replace);
+    const text::SentencePieceTokenizer tokenizer(model, "fuzz", {}, text::InvalidUtf8::replace);
     const auto ids =
         tokenizer.encode_with_special("int main() {\n  return 42; }\t\xC3\xA9\xF0\x9F\x98\x80 cafe\xCC\x81 \xFF");
     const std::string text = tokenizer.decode(ids);

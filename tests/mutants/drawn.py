@@ -56,7 +56,7 @@ MUTANTS = [
     ("drawn_shared_expert_adapter_width", "config/peft.cpp", "shared ? m.moe_shared_expert_intermediate_size : ffn_width(m)", "shared ? ffn_width(m) : ffn_width(m)", f"config_test; {ADAPTERS}", "expr"),
     # text: optional arguments of filters.
     ("drawn_map_default_ignored", LISTS, "found.is_undefined() && fallback != nullptr ? *fallback : found", "found.is_undefined() && fallback != nullptr ? found : found", JINJA, "expr"),
-    ("drawn_dictsort_by_anything", LISTS, 'by != nullptr && to_text(*by) == "value" ? 1 : 0', "by != nullptr ? 1 : 0", JINJA, "expr"),
+    ("drawn_dictsort_by_anything", LISTS, 'order == "value" ? 1 : 0', 'order != "value" ? 1 : 0', JINJA, "expr"),
     ("drawn_dictsort_reverse_second", LISTS, 'given_true(a, 2, "reverse")', 'given_true(a, 1, "reverse")', JINJA, "expr"),
     ("drawn_sum_start_ignored", LISTS, "start != nullptr ? *start : Value(int64_t{0})", "start != nullptr ? Value(int64_t{0}) : Value(int64_t{0})", JINJA, "expr"),
     ("drawn_extreme_case_ignored", LISTS, "return folded(path != nullptr ? path_of(run, value, *path) : value, sensitive);", "return folded(path != nullptr ? path_of(run, value, *path) : value, sensitive && false);", JINJA, "stmt"),
@@ -181,7 +181,7 @@ MUTANTS = [
     ("drawn_dispatch_and_combine_swapped", "train/metrics.cpp", '{"dispatch ms", m.dispatch_ms},\n                  {"combine ms", m.combine_ms}};', '{"dispatch ms", m.combine_ms},\n                  {"combine ms", m.dispatch_ms}};', "train_test Metrics*:ExpertLoads*"),
     ("drawn_terms_by_all_steps", "train/intervals.cpp", "sum / static_cast<double>(updates_)", "sum / static_cast<double>(steps_)", "train_test Interval.*:Intervals*", "expr"),
     ("drawn_wsd_decay_at_the_start", "train/run_length.cpp", "samples_of(schedule, decay) - samples_of(schedule, decay - last)", "samples_of(schedule, last)", "train_test RunLength*", "expr"),
-    ("drawn_last_batch_not_run", "train/run_length.cpp", "(t.train_samples - length.samples + size - 1) / size", "(t.train_samples - length.samples) / size", "train_test RunLength*", "expr"),
+    ("drawn_last_batch_not_run", "train/run_length.cpp", "(t.step_batch_size_schedule.empty() ? 0 : size - 1)", "(t.step_batch_size_schedule.empty() ? size - 1 : size - 1)", "train_test RunLength*", "expr"),
     ("drawn_hybrid_tokens_of_first_rank", "train/step_vector.cpp", "batch.context_ranks > 0 ? batch.counts_tokens : a.groups().cp.first()", "batch.context_ranks > 0 ? a.groups().cp.first() : a.groups().cp.first()", "train_test HybridContext*", "expr"),
     ("drawn_last_problem_of_a_save", "train/saving.cpp", 'outcome.problem += (outcome.problem.empty() ? "" : "\\n") + problem;', "outcome.problem = problem;", "train_test BackgroundSaves*:TrainingState*", "stmt"),
     ("drawn_failed_save_stays_current", "train/run_saves.cpp", "if (iteration_ == iteration) iteration_ = -1;", "", "train_test BackgroundSaves*; apps/full_disk_test.sh", "stmt"),

@@ -137,11 +137,12 @@ void Interpreter::add_named(const Value& more, Arguments& made) {
   pay_items(more.dict().items().size());
   for (const auto& [name, value] : more.dict().items()) {
     MPX_CHECK(name.is_string(), "text", "** of a dict with a key that is a ", type_name(name), "; keys must be str");
+    const std::string key = name.string();
     const bool given = std::any_of(made.named.begin(), made.named.end(),
-                                   [&](const auto& argument) { return argument.first == name.string(); });
-    MPX_CHECK(!given, "text", "the argument '", name.string(), "' is given twice");
+                                   [&key](const auto& argument) { return argument.first == key; });
+    MPX_CHECK(!given, "text", "the argument '", key, "' is given twice");
     spend(made.named.size() + 1);
-    made.named.emplace_back(name.string(), value);
+    made.named.emplace_back(key, value);
   }
 }
 
