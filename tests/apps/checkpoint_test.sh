@@ -272,7 +272,7 @@ for command in "generate --prompt x" "train ${spm[*]}"; do
   run 3 $command --checkpoint.load=spm --data.tokenizer_type=sentencepiece --data.tokenizer_model=other.model
   warns 'data.tokenizer_model'
 done
-run 3 train "${spm[@]}" --nproc 1 --data.tokenizer_type=bytes --model.vocab_size=300 --checkpoint.load=spm
+run 3 train "${spm[@]}" --nproc 1 --data.tokenizer_type=bytes --model.vocab_size=300 --checkpoint.load=spm --data.allow_other_tokenizer=true
 warns 'data.tokenizer_type is bytes here and was sentencepiece'
 python3 "$apps/flip_bit.py" spm/iter_0000008/tokenizer.model 5
 run 3 inspect spm --verify
