@@ -171,7 +171,7 @@ run 2 "${tokenized[@]}" --input chats.jsonl --chat-variable "x=$(printf '[%.0s' 
 warns "variable 'x': is JSON nested deeper than 120 levels"
 for variable in messages=3 add_generation_prompt=true bos_token=a 'a b=1'; do
   run 2 "${tokenized[@]}" --input chats.jsonl --chat-variable "$variable"
-  warns "'${variable%=*}' is (what the chat and its tokenizer give|no name that a template can use)"
+  warns "'${variable%=*}' is (set by the chat or its tokenizer|no name that a template can use)"
 done
 run 3 "${tokenized[@]}" --input parts.jsonl
 warns "'parts.jsonl' line 1: .*message 1, of role user, has a list of parts for its content; .*one text"
