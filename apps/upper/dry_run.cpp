@@ -7,6 +7,7 @@
 #include <iostream>
 
 #include "base/error.h"
+#include "base/thread_pool.h"
 #include "base/free_memory.h"
 #include "config/attention.h"
 #include "config/load.h"
@@ -107,6 +108,13 @@ void TrainFlags::take_into(config::Config& config) const {
   if (!device_memory.empty()) config.memory.device_memory_gib = gib_of(device_memory);
 }
 
+// Each thread has a workspace, which counts in the prediction. libtorch's pool waits forever for a thread that the
+// system does not start, so all are tried first.
+static void set_threads(int64_t count) {
+  base::run_together(static_cast<int>(count), [](int) {});
+  at::set_num_threads(static_cast<int>(count));
+}
+
 int run_dry(const RunArguments& parsed, const config::Config& given, const TrainFlags& flags) {
   config::Config config = given;
   const int64_t world_size = planned_world_size(config.run);
@@ -117,7 +125,7 @@ int run_dry(const RunArguments& parsed, const config::Config& given, const Train
   if (config.run.deterministic_mode) make_deterministic();  // other operators take other memory
   const RankPlacing placing = wished_placing(config.run, world_size);
   if (placing.rank != 0) return kExitOk;
-  at::set_num_threads(threads_per_rank(config.run, placing.local_ranks));  // each has a workspace of its own
+  set_threads(threads_per_rank(config.run, placing.local_ranks));
   files::PosixFileSystem disk;
   preflight::DryRun run = preflight::dry_run(
       {config, static_cast<int>(world_size), tokenizer.vocab_size, memory_domains_of(config, placing, world_size)},
@@ -154,7 +162,7 @@ StartCheck::StartCheck(const config::Config& config, int64_t world_size, int64_t
   request_.domains = memory_domains_of(config, placing, world_size);
   const bool ours = placing.launcher == "metroplex";
   if (ours && placing.rank != 0) return;
-  at::set_num_threads(threads_per_rank(config.run, placing.local_ranks));  // each has a workspace of its own
+  set_threads(threads_per_rank(config.run, placing.local_ranks));
   fit_ = preflight::fit(request_);
   together_ = !placing.launcher.empty() && !ours;
   if (together_ || ours || fit_.fits()) return;
