@@ -78,7 +78,7 @@ bool is_control(char32_t c) {
   return (c >= 0x7F && c < 0xA0) || (c >= 0x202A && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
 }
 
-// Of one whole code point.
+// Takes one whole code point.
 char32_t decode(std::string_view point) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(point[i]); };
   if (point.size() == 1) return byte(0);

@@ -67,7 +67,7 @@ struct ExpertContext {
   int data_parallel = 1;                // microbatches that run at one time
   bool per_token_loss = false;          // train.calculate_per_token_loss
   bool captures_shared_expert = false;  // captures_shared_expert()
-  std::shared_ptr<LoadMeter> meter;     // null: nobody wants to know
+  std::shared_ptr<LoadMeter> meter;     // null: not counted
   // [cuda::kernels::kStepFlags] int32, where layers raise what must keep a step from updating. Undefined: nobody
   // looks.
   at::Tensor step_flags;

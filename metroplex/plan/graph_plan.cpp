@@ -28,7 +28,7 @@ struct Pass {
   int64_t written, until;
 };
 
-// Of chunks with captured layers.
+// Covers chunks with captured layers only.
 std::vector<Pass> passes_by_forward(const ReadsOfPasses& reads, const std::vector<int>& layers_of_chunk) {
   std::vector<Pass> passes;
   for (size_t chunk = 0; chunk < reads.size(); ++chunk) {

@@ -47,7 +47,7 @@ struct MemoryPrediction {
   std::vector<ReplayMoment> moments;  // of the segments in a step, in order
 };
 
-// What graphs of parts of layers hold from their capture on, in bytes.
+// Bytes that graphs of parts of layers hold after their capture.
 struct GraphMemory {
   int64_t static_buffers = 0;  // inputs with their microbatches, incoming gradients
   int64_t pools = 0;           // the most that tensors take of the pools of all instances

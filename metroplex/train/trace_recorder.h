@@ -41,7 +41,7 @@ class TraceRecorder final : public cuda::MetaMemory::Listener, public cuda::Reco
 
   // The event of a gradient ends a TraceStep.
   void end_step(plan::TraceStep::End end, size_t param);
-  // What follows belongs to `next`.
+  // Later events belong to `next`.
   void begin_island(plan::IslandTrace next);
   std::vector<plan::IslandTrace> take();
 

@@ -27,7 +27,7 @@ std::string compare_fields(const Json& got, const Json& expected) {
   return "";
 }
 
-// What plan::echo_spills makes of the rows of each expert, `experts` of which are on a rank.
+// Runs plan::echo_spills on the rows of each expert, with `experts_of_rank` experts on a rank.
 struct Spills {
   explicit Spills(Rows rows, int experts_of_rank) : counts(std::move(rows)) {
     const auto experts = static_cast<int>(counts.size());

@@ -58,7 +58,7 @@ class OneConnectionStore final : public c10d::PrefixStore {
 
 bool serves_store(const GlooOptions& options) { return options.rank == 0 && !options.agent_store; }
 
-// What this process is, for messages on other machines.
+// Names this process in messages on other machines.
 std::string place_at(const std::string& address) {
   return base::concat(host_name(), is_loopback(address) ? "" : " (" + address + ")", ", process ", ::getpid());
 }

@@ -30,7 +30,7 @@ std::string place_key(int rank) { return "watch/" + std::to_string(rank); }
 
 double seconds(std::chrono::milliseconds time) { return static_cast<double>(time.count()) / 1000; }
 
-// What both ends of a connection prove, each with its own first word.
+// The text that each end of a connection proves, with its own first word.
 std::string claim(const char* end, const std::string& parent_nonce, const std::string& child_words) {
   return base::concat(end, " ", parent_nonce, " ", child_words);
 }
