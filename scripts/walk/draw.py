@@ -10,7 +10,11 @@ NOT_DRAWN = {
         "checkpoint.save", "checkpoint.load", "checkpoint.save_interval", "checkpoint.ckpt_step", "data.data_path",
         "data.train_data_path", "data.valid_data_path", "data.test_data_path", "data.data_cache_path", "data.tokenizer_model",
         "data.vocab_file", "data.merge_file", "data.tokenizer_type", "train.metrics_file", "memory.offload_directory",
-        "model.moe_router_force_trace", "model.moe_echo_dump_dir", "model.from", "checkpoint.export_hf"],
+        "data.allow_other_tokenizer", "data.multiple_validation_sets", "model.moe_router_force_trace",
+        "model.moe_echo_dump_dir", "model.from", "checkpoint.export_hf"],
+    "what an exported directory says, which no run here writes": ["model.special_token_ids", "model.generation_config"],
+    "the checks set the length of a run in iterations and samples": ["train.train_epochs"],
+    "the checks compare what training gives": ["train.skip_train"],
     "how a run is resumed, which the checks say": [
         "checkpoint.finetune", "checkpoint.load_only", "checkpoint.load_except", "checkpoint.no_load_optim", "checkpoint.no_load_rng", "checkpoint.exit_on_missing_checkpoint",
         "checkpoint.allow", "checkpoint.resume_with_other_data", "optim.override_opt_param_scheduler",
@@ -304,6 +308,8 @@ class Drawing(Experts):
         self.maybe("train.eval_interval", 2, 3, odds=0.25)
         if "train.eval_interval" in self.keys:
             self.put("data.split", self.one("50,30,20", "1,1"))
+            self.maybe("train.eval_global_batch_size", self.unit, 2 * self.unit, odds=0.3)
+            self.maybe("train.full_validation", "true", odds=0.2)
         for key in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss"):
             self.maybe(f"data.{key}", "true", odds=1 if self.hybrid and key == "reset_attention_mask" else 0.08)
         if self.keys.get("data.reset_attention_mask") == "true":
@@ -399,6 +405,8 @@ class Drawing(Experts):
         self.maybe("optim.muon_use_nesterov", "true")
         self.maybe("optim.muon_scale_mode", "unit_rms_norm", "shape_scaling", odds=0.3)
         self.maybe("optim.muon_extra_scale_factor", 0.2)
+        self.maybe("optim.muon_coefficient_type", "simple", odds=0.3)
+        self.maybe("optim.muon_split_qkv", "false", odds=0.3)
 
     def part(self):
         """Parameters that are frozen, or adapters that are trained instead of all."""

@@ -74,6 +74,8 @@ class Experts:
         elif forced < 0.16:
             self.put("model.moe_router_force_skew", self.one(0.5, 1.5))
             self.maybe("model.moe_router_force_skew_period", 1, 2, odds=0.4)
+        elif forced < 0.2:
+            self.put("model.moe_router_force_even", True)
 
     def capacity(self, layer_ranks):
         self.expert_ranks = layer_ranks
@@ -118,6 +120,8 @@ class Experts:
         self.put("model.moe_enable_echo", True)
         self.put("model.moe_num_echo_experts", slots * ep)
         self.put("model.moe_echo_planner", planner)
+        if planner in ("greedy", "binpack"):
+            self.maybe("model.moe_echo_split", "breadth_then_depth", "local_first", odds=0.4)
         if planner == "greedy":
             self.maybe("model.moe_echo_reclaim", 0.1, 0.5, odds=0.3)
         if planner == "capfill":
