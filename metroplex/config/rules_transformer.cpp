@@ -120,8 +120,24 @@ class SettingsChecker {
     if (letters('m') != mtp) {
       refuse(list_, kKey, *s_.layout, base::concat("has ", letters('m'), " m, model.mtp_num_layers is ", mtp),
              "make the two agree");
-    } else if (mtp > 0 && !stages->back().ends_with(std::string(static_cast<size_t>(mtp), 'm') + "L")) {
-      refuse(list_, kKey, *s_.layout, "must have all m right before the L, in its stage", "move them there");
+    } else if (mtp > 0) {
+      multi_token(*stages);
+    }
+  }
+
+  void multi_token(const std::vector<std::string>& stages) {
+    static constexpr const char* kKey = "parallel.pipeline_model_parallel_layout";
+    const std::string all(static_cast<size_t>(s_.mtp_num_layers), 'm');
+    const auto holder = std::find_if(stages.begin(), stages.end(),
+                                     [](const std::string& stage) { return stage.find('m') != std::string::npos; });
+    const bool in_order = std::all_of(holder + 1, stages.end(), [](const std::string& stage) {
+      return stage.find_first_not_of('L') == std::string::npos;
+    });
+    if (!in_order || !(holder->ends_with(all) || holder->ends_with(all + "L"))) {
+      refuse(list_, kKey, *s_.layout, "must have all m in one stage, after every t and before the L", "move them");
+    } else if (static_cast<int64_t>(stages.end() - holder) > s_.pp) {
+      refuse(list_, kKey, *s_.layout, "must have its m in the last stage of a rank, as in Megatron",
+             base::concat("move them into one of the last ", s_.pp, " stages"));
     }
   }
 

@@ -12,9 +12,10 @@ namespace metroplex::files {
 // mark, a NUL for an end, comments, nesting deeper than 100. `what` opens the message of the base::Error.
 nlohmann::json parse_json_strictly(std::string_view text, const std::string& what);
 
-// What people write, such as a line of a chat: keys keep their order, nesting is bounded, and the extensions of
-// Python's json module are read (files/text_form.h). The message of the base::Error is to stand behind the name of
-// the place: "is not JSON in UTF-8, at byte 7". `exact`: a whole number that would be rounded is refused.
+// Parses text that people write, such as a line of a chat: keys keep their order, nesting is bounded, and the
+// extensions of Python's json module are read (files/text_form.h). The caller puts the name of the file or line
+// before the message of the base::Error, which is like "is not JSON in UTF-8, at byte 7". `exact` refuses a whole
+// number that would be rounded.
 nlohmann::ordered_json parse_ordered_json(std::string_view text, bool exact = false);
 inline constexpr int kMaxOrderedJsonDepth = 120;
 

@@ -25,12 +25,10 @@ std::shared_ptr<nn::Param> vocabulary_param(const char* name, topology::Role rol
                                    vocabulary_of(context), context);
 }
 
-// What begins the model and what ends it read it; they may be in stages apart.
-bool ends_read_words(const config::Model& model) { return model.tied() || model.mtp_num_layers > 0; }
-
 std::shared_ptr<nn::Param> make_word_embeddings(const ModelContext& context) {
   const auto words = vocabulary_param("embedding.word_embeddings.weight", topology::Role::embedding, context);
-  if (ends_read_words(context.model)) words->placement.shared = words->name;
+  // The embedding, the layers for multi-token prediction and the head may be in different stages.
+  if (context.model.tied() || context.model.mtp_num_layers > 0) words->placement.shared = words->name;
   return words;
 }
 
@@ -145,8 +143,9 @@ nn::Blocks build_decoder(const ModelContext& context, const StageSlice& slice, B
     blocks.push_back({segment->name(), false, {}});
     blocks.back().segments.push_back(std::move(segment));
   };
-  std::shared_ptr<nn::Param> words;
-  if (slice.has_embedding || (slice.has_loss && ends_read_words(context.model)))
+  const bool predicts = slice.has_multi_token && context.model.mtp_num_layers > 0;
+  std::shared_ptr<nn::Param> words, output;
+  if (slice.has_embedding || predicts || (slice.has_loss && context.model.tied()))
     words = make_word_embeddings(context);
   if (slice.has_embedding) add(std::make_unique<EmbeddingSegment>(context, words, 0));
   const std::shared_ptr<nn::RopeTable> rope = make_rope(context);
@@ -157,13 +156,14 @@ nn::Blocks build_decoder(const ModelContext& context, const StageSlice& slice, B
     const bool window = windows[static_cast<size_t>(layer)];
     add_layer_segments(blocks.back(), {blocks.back().name, layer}, context, window ? local : rope);
   }
+  const auto add_all = [&](nn::Blocks more) { std::move(more.begin(), more.end(), std::back_inserter(blocks)); };
+  if (slice.has_loss)
+    output = context.model.tied() ? words : vocabulary_param("output_layer.weight", topology::Role::output, context);
+  if (predicts) add_all(multi_token_layers(context, {words, output, rope}));
   if (!slice.has_loss) return blocks;
-  const auto output =
-      context.model.tied() ? words : vocabulary_param("output_layer.weight", topology::Role::output, context);
+  if (!slice.has_multi_token) add_all(multi_token_losses(context, output));
   if (before_head != nullptr) blocks.push_back(before_head(context));
-  nn::Blocks predicting = multi_token_layers(context, {words, output, rope});
-  std::move(predicting.begin(), predicting.end(), std::back_inserter(blocks));
-  add(std::make_unique<HeadSegment>(context, output, before_head == nullptr && predicting.empty()));
+  add(std::make_unique<HeadSegment>(context, output, before_head == nullptr && context.model.mtp_num_layers == 0));
   return blocks;
 }
 

@@ -10,9 +10,6 @@
 namespace metroplex::models {
 namespace {
 
-// What the layer before gave the head, beside the model's own.
-constexpr const char* kPredicted = "multi_token_hidden_states";
-
 std::string layer_name(int64_t depth) { return "mtp.layers." + std::to_string(depth - 1); }
 
 nn::LinearSpec projection_spec(const std::string& name, const config::Model& model) {
@@ -44,13 +41,55 @@ nn::Microbatch ahead_by(const nn::Microbatch& batch, int64_t by) {
   return ahead;
 }
 
+double factor_of(const config::Model& model) {
+  return model.mtp_loss_scaling_factor / static_cast<double>(model.mtp_num_layers);
+}
+
+// As Megatron: the mean over the tokens that are still predicted at this depth counts like one over the microbatch's.
+at::Tensor share_of(const at::Tensor& loss_sum, const nn::Microbatch& batch, const nn::Microbatch& ahead,
+                    double factor) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor left = ahead.loss_mask.sum(at::kDouble);
+  const at::Tensor none = left.eq(0);  // then the sum is 0 too, and what it is divided by must not be
+  const at::Tensor ratio = mask_of(batch).sum(at::kDouble) / (left + none);
+  return (ratio * factor).to(loss_sum.scalar_type());
+}
+
 }  // namespace
+
+bool predicts_ahead(const nn::Microbatch& batch) { return batch.training && batch.labels.defined(); }
+std::string predicted_name(int64_t depth) { return "multi_token_hidden_states_" + std::to_string(depth); }
+
+MultiTokenLoss::MultiTokenLoss(const ModelContext& context, int64_t depth, std::shared_ptr<nn::Param> output)
+    : depth_(depth), factor_(factor_of(context.model)), head_(context, std::move(output), false) {}
+
+void MultiTokenLoss::add(const at::Tensor& predicted, nn::SegmentContext& context) {
+  const nn::Microbatch ahead = ahead_by(context.batch, depth_);
+  nn::SegmentContext inner{ahead, context.is_recompute, {}};
+  const at::Tensor loss = head_.forward({nn::kHiddenStates, predicted}, inner).tensor(nn::kLoss);
+  context.terms.push_back(
+      {"mtp_" + std::to_string(depth_) + " loss", loss * share_of(loss, context.batch, ahead, factor_)});
+}
+
+MultiTokenLossSegment::MultiTokenLossSegment(const ModelContext& context, int64_t depth,
+                                             std::shared_ptr<nn::Param> output)
+    : name_("mtp_" + std::to_string(depth) + "_loss"),
+      takes_(predicted_name(depth)),
+      loss_(context, depth, std::move(output)) {}
+
+nn::Values MultiTokenLossSegment::forward(const nn::Values& in, nn::SegmentContext& context) {
+  nn::Values out;
+  for (const auto& [name, value] : in) {
+    if (name == takes_) loss_.add(value.tensor(), context);
+    else out.add(name, value.tensor());
+  }
+  return out;
+}
 
 MultiTokenSegment::MultiTokenSegment(const ModelContext& context, int64_t depth, const SharedParts& shared)
     : name_(layer_name(depth)),
       depth_(depth),
       layers_(context.model.mtp_num_layers),
-      factor_(context.model.mtp_loss_scaling_factor / static_cast<double>(layers_)),
       fp32_residual_(context.fp32_residual_connection),
       saving_(context.saving),
       embedding_(context, shared.words, context.model.num_layers + depth - 1),
@@ -58,8 +97,8 @@ MultiTokenSegment::MultiTokenSegment(const ModelContext& context, int64_t depth,
       hidden_norm_(norm_spec(name_ + ".hnorm", context.model, context), context),
       final_norm_(norm_spec(name_ + ".final_layernorm", context.model, context), context),
       projection_(projection_spec(name_, context.model), context),
-      layer_{name_ + ".transformer_layer", false, {}},
-      head_(context, shared.output, false) {
+      layer_{name_ + ".transformer_layer", false, {}} {
+  if (shared.output) loss_.emplace(context, depth, shared.output);
   if (depth == 1) model_norm_.emplace(norm_spec("decoder.final_layernorm", context.model, context), context);
   add_layer_segments(layer_, {layer_.name, context.model.num_layers + depth - 1}, context, shared.rope);
 }
@@ -76,36 +115,34 @@ at::Tensor MultiTokenSegment::joined(const at::Tensor& before, const nn::Microba
   return fp32_residual_ ? out.to(at::kFloat) : out;
 }
 
-// As Megatron: the mean over the tokens that are still predicted at this depth counts like one over the microbatch's.
-at::Tensor MultiTokenSegment::weighted(const at::Tensor& loss_sum, const nn::Microbatch& batch,
-                                       const nn::Microbatch& ahead) const {
-  at::Tensor share;
-  {
-    const at::NoGradGuard no_grad;
-    const at::Tensor left = ahead.loss_mask.sum(at::kDouble);
-    const at::Tensor none = left.eq(0);  // then the sum is 0 too, and what it is divided by must not be
-    const at::Tensor ratio = mask_of(batch).sum(at::kDouble) / (left + none);
-    share = (ratio * factor_).to(loss_sum.scalar_type());
+// Returns the values for the next layer and the head. For a head in another stage `before` is copied: backward needs
+// it after the send has freed what it sent.
+nn::Values MultiTokenSegment::passed_on(const nn::Values& in, const at::Tensor& model,
+                                        const at::Tensor& before) const {
+  if (loss_) return {nn::kHiddenStates, model};
+  nn::Values out;
+  for (const auto& [name, value] : in) {
+    const at::Tensor& x = name == nn::kHiddenStates ? model : value.tensor();
+    out.add(name, x.is_same(before) ? x.clone() : x);
   }
-  return loss_sum * share;
+  return out;
 }
 
 nn::Values MultiTokenSegment::forward(const nn::Values& in, nn::SegmentContext& context) {
   const nn::Microbatch& batch = context.batch;
   at::Tensor model = in.tensor(nn::kHiddenStates);
   if (model_norm_) model = nn::normalize(*model_norm_, model, saving_).x;
-  nn::Values out(nn::kHiddenStates, model);
-  if (!batch.training || !batch.labels.defined()) return out;
+  if (!predicts_ahead(batch)) return {nn::kHiddenStates, model};
   const nn::Microbatch ahead = ahead_by(batch, depth_);
-  nn::Values x(nn::kHiddenStates, joined(model_norm_ ? model : in.tensor(kPredicted), ahead, context));
+  const at::Tensor before = model_norm_ ? model : in.tensor(predicted_name(depth_ - 1));
+  nn::Values out = passed_on(in, model, before);
+  nn::Values x(nn::kHiddenStates, joined(before, ahead, context));
   for (const auto& segment : layer_.segments) x = segment->forward(x, context);
   nn::Value last = x.at(nn::kHiddenStates);
   last.make(batch);
   const at::Tensor predicted = nn::normalize(final_norm_, last.tensor(), saving_).x;
-  nn::SegmentContext inner{ahead, context.is_recompute, {}};
-  const at::Tensor loss = head_.forward({nn::kHiddenStates, predicted}, inner).tensor(nn::kLoss);
-  context.terms.push_back({"mtp_" + std::to_string(depth_) + " loss", weighted(loss, batch, ahead)});
-  if (depth_ < layers_) out.add(kPredicted, predicted);
+  if (loss_) loss_->add(predicted, context);
+  if (!loss_ || depth_ < layers_) out.add(predicted_name(depth_), predicted);
   return out;
 }
 
@@ -117,7 +154,7 @@ void MultiTokenSegment::collect_params(std::vector<nn::Param*>& params) {
   projection_.collect_params(params);
   for (const auto& segment : layer_.segments) segment->collect_params(params);
   final_norm_.collect_params(params);
-  head_.collect_params(params);
+  if (loss_) loss_->collect_params(params);
 }
 
 void MultiTokenSegment::collect_buffers(std::vector<nn::Buffer*>& buffers) {
@@ -143,6 +180,16 @@ nn::Blocks multi_token_layers(const ModelContext& context, const SharedParts& sh
   for (int64_t depth = 1; depth <= context.model.mtp_num_layers; ++depth) {
     blocks.push_back({layer_name(depth), false, {}});
     blocks.back().segments.push_back(std::make_unique<MultiTokenSegment>(context, depth, shared));
+  }
+  return blocks;
+}
+
+nn::Blocks multi_token_losses(const ModelContext& context, const std::shared_ptr<nn::Param>& output) {
+  nn::Blocks blocks;
+  for (int64_t depth = 1; depth <= context.model.mtp_num_layers; ++depth) {
+    auto segment = std::make_unique<MultiTokenLossSegment>(context, depth, output);
+    blocks.push_back({segment->name(), false, {}});
+    blocks.back().segments.push_back(std::move(segment));
   }
   return blocks;
 }

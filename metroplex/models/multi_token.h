@@ -9,17 +9,37 @@
 #include <vector>
 
 #include "models/decoder.h"
+#include "nn/rope.h"
 
 namespace metroplex::models {
 
 // The parts of the model that all layers for prediction share.
 struct SharedParts {
-  std::shared_ptr<nn::Param> words, output;  // word embedding and weight of the output layer
+  std::shared_ptr<nn::Param> words, output;  // word embedding and weight of the output layer; null where not needed
   std::shared_ptr<nn::RopeTable> rope;
 };
 
-// One of them; in training its loss is the loss term "mtp_<k> loss". kHiddenStates pass through it for the head, but
-// that the first applies the model's final norm, which the head then has not.
+// Whether the layers predict: in training.
+bool predicts_ahead(const nn::Microbatch& batch);
+// The value [s (/tp), b, h] that layer `depth`, from 1, gives the head and the layer after it.
+std::string predicted_name(int64_t depth);
+
+// The loss of what one layer predicts: the loss term "mtp_<depth> loss".
+class MultiTokenLoss {
+ public:
+  MultiTokenLoss(const ModelContext& context, int64_t depth, std::shared_ptr<nn::Param> output);
+  void add(const at::Tensor& predicted, nn::SegmentContext& context);
+  void collect_params(std::vector<nn::Param*>& params) { head_.collect_params(params); }
+
+ private:
+  int64_t depth_;
+  double factor_;  // of the loss
+  HeadSegment head_;
+};
+
+// One of the layers. kHiddenStates pass through it for the head; the first layer applies the model's final norm to
+// them, and the head then has none. Without shared.output the head is in another stage, and the segment hands on
+// what every layer so far predicts.
 class MultiTokenSegment final : public nn::Segment {
  public:
   // `depth` from 1.
@@ -33,11 +53,10 @@ class MultiTokenSegment final : public nn::Segment {
 
  private:
   at::Tensor joined(const at::Tensor& before, const nn::Microbatch& ahead, nn::SegmentContext& context);
-  at::Tensor weighted(const at::Tensor& loss_sum, const nn::Microbatch& batch, const nn::Microbatch& ahead) const;
+  nn::Values passed_on(const nn::Values& in, const at::Tensor& model, const at::Tensor& before) const;
 
   std::string name_;
   int64_t depth_, layers_;
-  double factor_;  // of its loss
   bool fp32_residual_;
   nn::SavePolicy saving_;
   std::optional<nn::Norm> model_norm_;  // of the first
@@ -45,10 +64,25 @@ class MultiTokenSegment final : public nn::Segment {
   nn::Norm embedding_norm_, hidden_norm_, final_norm_;
   nn::ReplicatedLinear projection_;
   nn::Block layer_;
-  HeadSegment head_;
+  std::optional<MultiTokenLoss> loss_;
 };
 
-// Those of the model, one a block.
+// Takes the loss of one layer of another stage; the other values pass through it.
+class MultiTokenLossSegment final : public nn::Segment {
+ public:
+  MultiTokenLossSegment(const ModelContext& context, int64_t depth, std::shared_ptr<nn::Param> output);
+  const std::string& name() const override { return name_; }
+  nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override;
+  void collect_params(std::vector<nn::Param*>& params) override { loss_.collect_params(params); }
+
+ private:
+  std::string name_, takes_;
+  MultiTokenLoss loss_;
+};
+
+// The layers of the model, one a block.
 nn::Blocks multi_token_layers(const ModelContext& context, const SharedParts& shared);
+// The losses of layers in another stage, one a block.
+nn::Blocks multi_token_losses(const ModelContext& context, const std::shared_ptr<nn::Param>& output);
 
 }  // namespace metroplex::models

@@ -17,10 +17,11 @@
 
 namespace metroplex::models {
 
-// The layers of one model chunk, by global number, and whether it begins or ends the model.
+// The layers of one model chunk, by global number, whether it begins or ends the model, and whether it holds the
+// layers for multi-token prediction that the model may have.
 struct StageSlice {
   int64_t first_layer = 0, num_layers = 0;
-  bool has_embedding = false, has_loss = false;
+  bool has_embedding = false, has_loss = false, has_multi_token = has_loss;
 };
 
 // What the layers of a model are made with, and what only its ends need. `streams` is set for

@@ -3,7 +3,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <chrono>
+#include <iterator>
 
 #include "base/error.h"
 #include "comm/collectives.h"
@@ -23,6 +25,12 @@ struct Executor::Step {
   plan::StagePlace place(const Action& action) const { return {rank, action.chunk}; }
   bool first(const Action& action) const { return placement.first(place(action)); }
   bool last(const Action& action) const { return placement.last(place(action)); }
+  std::vector<BorderValue> inputs(const Action& action) const {
+    return in.border.crossing(placement.stage_of(place(action)) - 1);
+  }
+  std::vector<BorderValue> outputs(const Action& action) const {
+    return in.border.crossing(placement.stage_of(place(action)));
+  }
 
   int graph_instance(const Action& action) const {
     if (in.graphs == nullptr) return -1;
@@ -42,9 +50,16 @@ int64_t BorderValue::bytes() const {
   return bytes;
 }
 
-int64_t BorderShape::bytes() const {
+std::vector<BorderValue> BorderShape::crossing(int border) const {
+  std::vector<BorderValue> all;
+  std::copy_if(values.begin(), values.end(), std::back_inserter(all),
+               [&](const BorderValue& value) { return value.first <= border && border < value.end; });
+  return all;
+}
+
+int64_t BorderShape::bytes(int border) const {
   int64_t bytes = 0;
-  for (const BorderValue& value : values) bytes += value.bytes();
+  for (const BorderValue& value : crossing(border)) bytes += value.bytes();
   return bytes;
 }
 
@@ -124,7 +139,7 @@ PipelineOutput Executor::run(const PipelineInput& in) {
 nn::Values Executor::input_of(const Step& step, const Action& action) {
   nn::Values x;
   if (step.first(action)) return x;
-  const auto& border = step.in.border.values;
+  const std::vector<BorderValue> border = step.inputs(action);
   Tensors came = borders_.take_input({action.microbatch, action.chunk});
   for (size_t i = 0; i < border.size(); ++i) x.add(border[i].name, std::move(came[i]));
   return x;
@@ -138,7 +153,7 @@ void Executor::pass_on(const Step& step, const Action& action, const nn::Values&
     step.result.last[action.microbatch] = step.in.graphs != nullptr ? last.clone() : last;
     return;
   }
-  const auto& border = step.in.border.values;
+  const std::vector<BorderValue> border = step.outputs(action);
   const plan::StagePlace own = step.place(action), next = step.placement.neighbour(own, 1).value();
   Tensors leave;
   for (const auto& [name, value] : y) {
@@ -166,9 +181,10 @@ void Executor::pass_back(const Step& step, const Action& action, Tensors dx) {
   if (step.first(action)) return;
   const plan::StagePlace own = step.place(action), next = step.placement.neighbour(own, -1).value();
   // A copy is sent, so that the graph instance is free for the next pass while the send is in flight.
-  const bool in_instance = step.in.graphs != nullptr && stages_[action.chunk]->islands().places.front().graph >= 0;
+  const bool in_instance = step.in.graphs != nullptr && stages_[action.chunk]->islands().begins_captured();
+  const std::vector<BorderValue> border = step.inputs(action);
   for (size_t i = 0; i < dx.size() && next.rank != own.rank; ++i) {
-    const BorderValue& value = step.in.border.values[i];
+    const BorderValue& value = border[i];
     if (!value.differentiable()) continue;
     // Nothing read this value, but the stage before has posted a receive for its gradient.
     if (!dx[i].defined()) dx[i] = at::zeros(sizes_of(step, value, action.microbatch), options_of(step, value));
@@ -205,11 +221,13 @@ void Executor::exchange(const Step& step, const Action* begin, const Action* end
   std::vector<comm::P2pOp> ops;
   for (const Action* a = begin; a != end; ++a) {
     const bool sends = plan::is_send(a->kind);
+    const bool forward = plan::goes_forward(a->kind);
+    const std::vector<BorderValue> border = forward == sends ? step.outputs(*a) : step.inputs(*a);
     Tensors& tensors = borders_.slot(*a);
-    tensors.resize(step.in.border.values.size());
+    tensors.resize(border.size());
     for (size_t i = 0; i < tensors.size(); ++i) {
-      const BorderValue& value = step.in.border.values[i];
-      if (!plan::goes_forward(a->kind) && !value.differentiable()) continue;
+      const BorderValue& value = border[i];
+      if (!forward && !value.differentiable()) continue;
       if (!sends) tensors[i] = at::empty(sizes_of(step, value, a->microbatch), options_of(step, value));
       ops.push_back({sends, tensors[i], a->peer, channel_of(a->kind)});
     }

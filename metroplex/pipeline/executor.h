@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -25,11 +26,13 @@
 
 namespace metroplex::pipeline {
 
-// A value that crosses every stage border. Integers have no gradient, so nothing is sent back for them.
+// A value that crosses stage borders. Border i is between the stages i and i + 1 of the model. Integers have no
+// gradient, so nothing is sent back for them.
 struct BorderValue {
   std::string name;
   std::vector<int64_t> sizes;  // [s (/tp with sequence parallelism), b, ...], for the first microbatch
   at::ScalarType dtype;
+  int first = 0, end = std::numeric_limits<int>::max();  // crosses the borders [first, end)
 
   bool differentiable() const { return at::isFloatingType(dtype); }
   int64_t bytes() const;
@@ -40,7 +43,9 @@ struct BorderShape {
   std::vector<BorderValue> values;
   bool variable = false;  // microbatches differ in s and b: sizes of each follow from the sizes of its tokens
 
-  int64_t bytes() const;
+  // The values that cross one border.
+  std::vector<BorderValue> crossing(int border) const;
+  int64_t bytes(int border) const;
 };
 
 // One step, or, with a table that is forward_only, one evaluation.

@@ -39,6 +39,10 @@ struct StageIslands {
   };
   std::vector<Place> places;
   std::vector<Span> spans;
+
+  // Whether the first and the last island are captured; false where the stage has no layers.
+  bool begins_captured() const { return !places.empty() && places.front().graph >= 0; }
+  bool ends_captured() const { return !places.empty() && places.back().graph >= 0; }
 };
 
 // What one forward of one microbatch holds until its backward.

@@ -44,7 +44,7 @@ struct StageLayers {
   int64_t chunk = 0;        // virtual stage on that rank
   int64_t first_layer = 0;  // global number of the first transformer layer, also where num_layers is 0
   int64_t num_layers = 0;
-  int64_t num_mtp_layers = 0;  // multi-token prediction, only from a layout string
+  int64_t num_mtp_layers = 0;  // multi-token prediction
   bool has_embedding = false;
   bool has_loss = false;
   bool operator==(const StageLayers&) const = default;

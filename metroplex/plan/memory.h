@@ -53,8 +53,8 @@ struct GraphMemory {
   int64_t pools = 0;           // the most that tensors take of the pools of all instances
 };
 
-// Of a rank in row `pp_rank` of the table. With trace.graphs all but the peak are those of steps that replay; the
-// peak is that of the whole run, whose first steps run eagerly.
+// Predicts the memory of the rank in row `pp_rank` of the table. With trace.graphs the peak covers the whole run,
+// whose first steps run eagerly; every other figure is for steps that replay graphs.
 MemoryPrediction predict_memory(const RankTrace& trace, const PipelineTable& table, int pp_rank,
                                 const GraphMemory& graphs = {});
 

@@ -56,6 +56,7 @@ struct ActionTrace {
 
 struct ChunkTrace {
   StageLayers layers;
+  int64_t input = 0, output = 0;  // bytes of the border tensors of one microbatch; 0 at the ends of the model
   ActionTrace forward, backward;
   // The border tensors that forward and backward leave are in the pool of a graph instance, and count there.
   bool output_in_pool = false, input_gradient_in_pool = false;
@@ -92,7 +93,6 @@ struct RankTrace {
   std::vector<TraceParam> params;    // forward order, a shared one once
   std::vector<ChunkTrace> chunks;    // of passes that run eagerly
   std::optional<GraphTrace> graphs;  // nothing: no parts of layers are captured
-  int64_t border = 0;                // bytes of what crosses a stage border, of one microbatch
   int64_t batch = 0;                 // of a microbatch's tensors
   std::vector<TransientFamily> transient;
   bool overlaps = false;  // the reduction of one such bucket is under way while the next one fills

@@ -75,7 +75,7 @@ std::vector<StageLayers> from_layout(const Parallel& p, int64_t num_layers, int6
   return stages;
 }
 
-std::vector<StageLayers> from_counts(const Parallel& p, int64_t num_layers) {
+std::vector<StageLayers> from_counts(const Parallel& p, int64_t num_layers, int64_t num_mtp_layers) {
   const int64_t extra = p.account_for_embedding_in_pipeline_split + p.account_for_loss_in_pipeline_split;
   const std::vector<int64_t> split = is_uneven(p) ? uneven_split(p, num_layers) : even_split(p, num_layers + extra);
   std::vector<StageLayers> stages;
@@ -84,6 +84,7 @@ std::vector<StageLayers> from_counts(const Parallel& p, int64_t num_layers) {
   }
   stages.front().has_embedding = true;
   stages.back().has_loss = true;
+  stages.back().num_mtp_layers = num_mtp_layers;
   stages.front().num_layers -= p.account_for_embedding_in_pipeline_split;
   stages.back().num_layers -= p.account_for_loss_in_pipeline_split;
   return stages;
@@ -109,7 +110,7 @@ std::vector<StageLayers> split_stages(const Parallel& p, int64_t num_layers, int
   MPX_CHECK(p.pp() > 0 && p.vpp() > 0, "plan", "parallel.pipeline_model_parallel_size ", p.pp(),
             " and virtual_pipeline_model_parallel_size ", p.vpp(), " must be positive");
   std::vector<StageLayers> stages = p.pipeline_model_parallel_layout.empty()
-                                        ? from_counts(p, num_layers)
+                                        ? from_counts(p, num_layers, num_mtp_layers)
                                         : from_layout(p, num_layers, num_mtp_layers);
   const StagePlacement placement = stage_placement(p);
   int64_t next = 0;

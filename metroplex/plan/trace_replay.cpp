@@ -141,19 +141,19 @@ class TraceReplay {
     const StagePlace own{rank_, a.chunk};
     run(chunk(a).forward, placement_.first(own) ? 0 : borders_.take_input({a.microbatch, a.chunk}));
     if (const auto next = placement_.neighbour(own, 1))
-      borders_.leave_output(a.microbatch, own, *next, chunk(a).output_in_pool ? 0 : trace_.border);
+      borders_.leave_output(a.microbatch, own, *next, chunk(a).output_in_pool ? 0 : chunk(a).output);
   }
   void backward(const Action& a) {
     const StagePlace own{rank_, a.chunk};
     run(chunk(a).backward, placement_.last(own) ? 0 : borders_.take_gradient({a.microbatch, a.chunk}));
     if (const auto next = placement_.neighbour(own, -1))
-      borders_.leave_gradient(a.microbatch, own, *next, chunk(a).input_gradient_in_pool ? 0 : trace_.border);
+      borders_.leave_gradient(a.microbatch, own, *next, chunk(a).input_gradient_in_pool ? 0 : chunk(a).input);
   }
   void exchange(const Action* begin, const Action* end) {
     const auto call = std::make_shared<P2pCall>();
     for (const Action* a = begin; a != end; ++a) {
       int64_t& bytes = borders_.slot(*a);
-      if (!is_send(a->kind)) bytes = trace_.border;
+      if (!is_send(a->kind)) bytes = goes_forward(a->kind) ? chunk(*a).input : chunk(*a).output;
     }
     for (const Action* a = begin; a != end; ++a) borders_.issued(*a, call);
   }

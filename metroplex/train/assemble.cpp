@@ -4,18 +4,19 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "config/derived.h"
 #include "config/experts.h"
 #include "config/optim.h"
+#include "models/multi_token.h"
 #include "models/registry.h"
 #include "moe/load_meter.h"
 #include "moe/paged_stash.h"
 #include "nn/param_init.h"
 #include "plan/schedules/registry.h"
-#include "plan/layout.h"
 #include "plan/verify.h"
 #include "train/expert_loads.h"
 #include "train/freezing.h"
@@ -61,9 +62,21 @@ pipeline::BorderShape Assembly::border(const nn::Microbatch& batch) const {
   MPX_CHECK(s % parts == 0, "config", "a sequence of ", s, " tokens is not a multiple of tp = ", parts,
             ", which parallel.sequence_parallel needs; pad it or turn that off");
   const bool wide = config.precision.fp32_residual_connection && config.precision.half();
-  pipeline::BorderShape border{
-      {{nn::kHiddenStates, {s / parts, batch.tokens.size(0), config.model.hidden_size}, wide ? at::kFloat : dtype}},
-      variable_lengths};
+  pipeline::BorderValue hidden{
+      nn::kHiddenStates, {s / parts, batch.tokens.size(0), config.model.hidden_size}, wide ? at::kFloat : dtype};
+  const auto predicts = std::find_if(layers.begin(), layers.end(),
+                                     [](const plan::StageLayers& stage) { return stage.num_mtp_layers > 0; });
+  if (predicts != layers.end()) hidden.end = static_cast<int>(predicts - layers.begin());
+  pipeline::BorderShape border{{hidden}, variable_lengths};
+  if (predicts != layers.end()) {  // from there on what the layers for prediction give, normed as the head takes it
+    hidden.dtype = dtype;
+    hidden.first = std::exchange(hidden.end, pipeline::BorderValue{}.end);
+    border.values.push_back(hidden);
+    for (int64_t depth = 1; depth <= config.model.mtp_num_layers && models::predicts_ahead(batch); ++depth) {
+      hidden.name = models::predicted_name(depth);
+      border.values.push_back(hidden);
+    }
+  }
   border.values.insert(border.values.end(), also_crosses.begin(), also_crosses.end());
   return border;
 }
@@ -178,13 +191,12 @@ std::vector<size_t> build_stages(Assembly& a, models::ModelContext context, cons
   std::vector<size_t> units;
   std::vector<ChunkParams> chunks;
   std::vector<int> kept_layers;  // of each chunk
-  const std::vector<plan::StageLayers> slices =
-      plan::split_stages(a.config.parallel, a.config.model.num_layers, a.config.model.mtp_num_layers);
-  for (size_t place = 0; place < slices.size(); ++place) {
-    const plan::StageLayers& slice = slices[place];
+  for (size_t place = 0; place < a.layers.size(); ++place) {
+    const plan::StageLayers& slice = a.layers[place];
     if (slice.pp_rank != a.groups().pp.index()) continue;
     chunks.push_back({static_cast<int64_t>(place), {}});
-    nn::Blocks blocks = build(context, {slice.first_layer, slice.num_layers, slice.has_embedding, slice.has_loss});
+    nn::Blocks blocks = build(context, {slice.first_layer, slice.num_layers, slice.has_embedding, slice.has_loss,
+                                        slice.num_mtp_layers > 0});
     auto saving = pipeline::stage_saving(memory, blocks, a.groups().tp, store);
     kept_layers.push_back(layers_with_kept_rows(saving, blocks));
     a.stages.push_back(std::make_unique<pipeline::Stage>(std::move(blocks), std::move(saving)));
@@ -277,6 +289,7 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
   a->vocab_size = vocab_size;
   a->variable_lengths = config.parallel.context_parallel_token_slack > 0 || config.parallel.hybrid_context_parallel;
   a->placement = plan::stage_placement(config.parallel);
+  a->layers = plan::split_stages(config.parallel, config.model.num_layers, config.model.mtp_num_layers);
   if (!forward_only) a->sharding = config.parallel.sharding();
   a->step_flags =
       at::zeros({cuda::kernels::kStepFlags}, at::TensorOptions().dtype(at::kInt).device(world.target().memory()));

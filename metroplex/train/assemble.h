@@ -23,6 +23,7 @@
 #include "optim/step_state.h"
 #include "pipeline/executor.h"
 #include "pipeline/stage.h"
+#include "plan/layout.h"
 #include "plan/pipeline_table.h"
 #include "text/tokenizer_files.h"
 #include "train/loss_terms.h"
@@ -48,6 +49,7 @@ struct Assembly {
   std::shared_ptr<const text::TokenizerFiles> tokenizer;  // saved with checkpoints; null: unknown
 
   plan::StagePlacement placement;                        // of the stages of the model
+  std::vector<plan::StageLayers> layers;                 // one entry a stage, in model order
   std::vector<std::unique_ptr<pipeline::Stage>> stages;  // one a chunk of this rank
   std::vector<nn::Param*> params;                        // of all stages, forward order, a shared one once
   std::vector<SharedParam> shared;                       // of these, those that other stages or chunks hold too
@@ -74,7 +76,7 @@ struct Assembly {
   // Microbatches of a step differ in length: with a slack of tokens of context-parallel ranks, or whatever sets it
   // before a step.
   bool variable_lengths = false;
-  std::vector<pipeline::BorderValue> also_crosses;  // stage borders, beside the hidden states: a model of one's own
+  std::vector<pipeline::BorderValue> also_crosses;  // stage borders, with the hidden states; for other models
 
   LossTermNames loss_terms;  // of all ranks, once a step has been taken
   // Of the current step, at fixed addresses: what the host writes before it (step_vector.h), and the factor of each

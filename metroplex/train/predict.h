@@ -35,7 +35,7 @@ struct RankPrediction {
 RankPrediction predict_rank(const RankRequest& request);
 plan::MemoryPrediction predict_memory(const RankRequest& request);
 
-// What the run's graphs of parts of layers hold, of training and, where it is captured, of evaluation.
+// Predicts the memory of the graphs of parts of layers: of training, and of evaluation if it is captured.
 plan::GraphMemory predict_graphs(const RankRequest& request, const plan::RankTrace& trace,
                                  const plan::PipelineTable& table);
 

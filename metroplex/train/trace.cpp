@@ -191,11 +191,16 @@ std::vector<plan::ChunkTrace> trace_chunks(Assembly& a, TraceRecorder& recorder,
   Tracer tracer(a, recorder);
   const at::TensorOptions doubles = at::TensorOptions().dtype(at::kDouble).device(a.world->device());
   const at::Tensor factors = form.forward_only ? at::Tensor() : at::empty({form.num_microbatches}, doubles);
-  a.executor->run({own_actions(a, form), batches, factors, a.border(batches[0]), graphs});
-  size_t chunk = 0;
-  for (const plan::StageLayers& layers :
-       plan::split_stages(a.config.parallel, a.config.model.num_layers, a.config.model.mtp_num_layers)) {
-    if (layers.pp_rank == a.groups().pp.index()) tracer.chunks.at(chunk++).layers = layers;
+  const pipeline::BorderShape border = a.border(batches[0]);
+  a.executor->run({own_actions(a, form), batches, factors, border, graphs});
+  size_t next = 0;
+  for (size_t stage = 0; stage < a.layers.size(); ++stage) {
+    if (a.layers[stage].pp_rank != a.groups().pp.index()) continue;
+    plan::ChunkTrace& chunk = tracer.chunks.at(next++);
+    const auto number = static_cast<int>(stage);
+    chunk.layers = a.layers[stage];
+    chunk.input = stage > 0 ? border.bytes(number - 1) : 0;
+    chunk.output = stage + 1 < a.layers.size() ? border.bytes(number) : 0;
   }
   recorder.take();
   return std::move(tracer.chunks);
@@ -217,7 +222,7 @@ plan::GraphTrace trace_graphs(Assembly& a, TraceRecorder& recorder, MetaGraphs& 
   for (const auto& stage : a.stages) {
     stage->capture_in(instances, pipeline::graph_scope(a.config.train));
     plan.instance_of.emplace_back(kMicrobatches, plan.num_instances++);
-    form.output_in_pool.push_back(stage->islands().places.back().graph >= 0);
+    form.output_in_pool.push_back(stage->islands().ends_captured());
   }
   out.chunks = trace_chunks(a, recorder, batches, form, &plan);
   for (const auto& [form_of_gradient, bytes] : rounded_sizes(instances->gradients(), recorder))
@@ -232,7 +237,7 @@ plan::GraphTrace trace_graphs(Assembly& a, TraceRecorder& recorder, MetaGraphs& 
     const int rank = a.groups().pp.index();
     const auto previous = a.placement.neighbour({rank, number}, -1);
     out.chunks[chunk].input_gradient_in_pool =
-        stage.islands().places.front().graph >= 0 && previous && previous->rank == rank;
+        stage.islands().begins_captured() && previous && previous->rank == rank;
     const pipeline::GraphInstance& training = instances->at(number, false);
     out.graphs.push_back({static_cast<int>(stage.captured_islands().size()), training.pool_bytes().peak,
                           evaluates ? instances->at(number, true).pool_bytes().peak : 0,
@@ -282,7 +287,6 @@ plan::RankTrace trace_rank(const RankRequest& request) {
   const std::vector<nn::Microbatch> batches(kMicrobatches,
                                             largest_part(request, world, wide ? at::kDouble : at::kFloat));
   out.batch = batch_bytes(batches[0]);
-  out.border = a->border(batches[0]).bytes();
   recorder.start();
   for (const distributed::ParamFamily& family : a->families.all()) {
     if (family.gradients) family.gradients->detach_params();

@@ -49,7 +49,7 @@ class WatchWorld {
     };
     return std::make_unique<WatchTree>(std::move(options));
   }
-  // What `rank` has heard, once there is something or ten seconds have passed.
+  // Waits up to ten seconds for a failure to reach `rank` and returns the causes that have reached it.
   std::vector<std::string> heard(int rank) {
     for (int i = 0; i < 1000; ++i) {
       {

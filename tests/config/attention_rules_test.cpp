@@ -27,6 +27,11 @@ Overrides ahead(const Overrides& more) {
   return all;
 }
 
+Overrides apart(const std::string& layout) {
+  return ahead({"model.num_layers=4", "parallel.pipeline_model_parallel_size=4",
+                "parallel.pipeline_model_parallel_layout=" + layout});
+}
+
 TEST(AttentionRules, RefuseWhatDoesNotGoTogether) {
   const std::vector<Wrong> cases = {
       {{"model.q_lora_rank=8"}, "model.q_lora_rank", "has no effect without model.multi_latent_attention"},
@@ -73,6 +78,10 @@ TEST(AttentionRules, RefuseWhatDoesNotGoTogether) {
       {ahead({"model.window_size=4"}), "model.mtp_num_layers", "excludes model.window_size"},
       {ahead({"parallel.context_parallel_size=2"}), "model.mtp_num_layers", "excludes context parallelism"},
       {ahead({"parallel.hybrid_context_parallel=true"}), "model.mtp_num_layers", "excludes context parallelism"},
+      {apart("Ettm|t|t|L"), "parallel.pipeline_model_parallel_layout", "after every t and before the L"},
+      {apart("Ett|tm|m|L"), "parallel.pipeline_model_parallel_layout", "must have all m in one stage"},
+      {apart("Ett|mmt||tL"), "parallel.pipeline_model_parallel_layout", "must have all m in one stage"},
+      {apart("Ettttmm|||||||L"), "parallel.pipeline_model_parallel_layout", "last stage of a rank"},
       {ahead({"train.seq_length=2"}), "model.mtp_num_layers", "must be below train.seq_length = 2"},
       {ahead({"model.mtp_num_layers=65"}), "model.mtp_num_layers", "at most 64"},
       {{"model.family=codegeex", "model.mtp_num_layers=1"}, "model.mtp_num_layers", "excludes model.family"},
@@ -82,6 +91,8 @@ TEST(AttentionRules, RefuseWhatDoesNotGoTogether) {
 
 TEST(AttentionRules, AcceptWhatDoes) {
   EXPECT_EQ(described(violations(good(ahead({"model.mtp_loss_scaling_factor=0.3"})), kWorld)), "nothing");
+  for (const char* layout : {"Ett|tt|mm|L", "Ettttmm|||L", "Et|t|t||tmm|||L"})
+    EXPECT_EQ(described(violations(good(apart(layout)), kWorld)), "nothing") << layout;
   EXPECT_EQ(described(violations(
                 good(latent({"model.rope_type=rope", "model.mscale_all_dim=1", "model.rotary_scaling_factor=40"})),
                 kWorld)),

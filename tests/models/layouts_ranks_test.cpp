@@ -159,7 +159,7 @@ TEST(LayoutsRanks, AChainOfStagesIsTheWholeModel) {
     nn::Blocks chain = models::build_stage(context, {0, 1, true, false});
     for (const models::StageSlice& slice :
          {models::StageSlice{1, 0, false, false}, models::StageSlice{1, 1, false, false},
-          models::StageSlice{2, 0, false, true}}) {
+          models::StageSlice{2, 0, false, false, true}, models::StageSlice{2, 0, false, true, false}}) {
       for (nn::Block& block : models::build_stage(context, slice)) chain.push_back(std::move(block));
     }
     const auto params = nn::params_of(chain);

@@ -140,7 +140,7 @@ MUTANTS = [
     ("drawn_jitter_not_in_the_gradient", "moe/gating.cpp", "if (factors.defined()) dx.mul_(factors);", "", "moe_test Router*", "stmt"),
     ("drawn_gate_sum_in_its_type", "moe/shared_experts.cpp", "nn::to_wide(at::mul(dy, kept.get())).sum(-1, true)", "at::mul(dy, kept.get()).sum(-1, true)", "moe_test Experts*; train_test Precision*", "expr"),
     # models.
-    ("drawn_multi_token_factor_of_one_layer", "models/multi_token.cpp", "context.model.mtp_loss_scaling_factor / static_cast<double>(layers_)", "context.model.mtp_loss_scaling_factor", "models_test MultiToken*; train_test AnyLayoutEqualsOneRank.MultiToken*", "expr"),
+    ("drawn_multi_token_factor_of_one_layer", "models/multi_token.cpp", "model.mtp_loss_scaling_factor / static_cast<double>(model.mtp_num_layers)", "model.mtp_loss_scaling_factor", "models_test MultiToken*; train_test AnyLayoutEqualsOneRank.MultiToken*", "expr"),
     ("drawn_second_multi_token_depth", "models/multi_token.cpp", "add_layer_segments(layer_, {layer_.name, context.model.num_layers + depth - 1}, context, shared.rope);", "add_layer_segments(layer_, {layer_.name, context.model.num_layers}, context, shared.rope);", "models_test MultiToken*:Dropout*; train_test AnyLayoutEqualsOneRank.MultiToken*", "stmt"),
     ("drawn_second_predicts_the_first", "models/multi_token.cpp", "ahead_by(batch, depth_)", "ahead_by(batch, depth_ > 0 ? 1 : 0)", "models_test MultiToken*", "expr"),
     # pipeline.

@@ -26,6 +26,7 @@ plan::ChunkTrace chunk() {
   backward.steps = {{20, 20, TraceStep::End::opens, 0}, {-50, 0, TraceStep::End::used, 0}};
   chunk.backward.islands = {backward};
   chunk.backward.added = -30;
+  chunk.input = chunk.output = 10;
   return chunk;
 }
 
@@ -33,7 +34,6 @@ plan::RankTrace trace_of(int chunks) {
   plan::RankTrace trace;
   trace.params = {{"weight", {4, 2}, 1}};
   trace.chunks.assign(static_cast<size_t>(chunks), chunk());
-  trace.border = 10;
   trace.batch = 1000;
   trace.parameters = 7;
   return trace;

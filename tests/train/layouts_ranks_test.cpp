@@ -125,6 +125,29 @@ TEST(AnyLayoutEqualsOneRank, LlamaWithGroupedQueries) { walk(llama(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, LatentAttentionWithYarn) { walk(latent(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, WindowsCapsAndSinks) { walk(windows(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, MultiTokenPrediction) { walk(ahead(), 6, 4); }
+// The layers for prediction in a stage before that of the loss: alone, after other layers, on the rank of the loss,
+// with a stage without layers between them.
+TEST(AnyLayoutEqualsOneRank, MultiTokenPredictionBeforeTheStageOfTheLoss) {
+  struct Apart {
+    const char* text;
+    Layout layout;
+    bool tied;
+  };
+  const Apart cases[] = {{"Ett|tttt|mm|L", {1, 4, 1, 1, false}, false},
+                         {"Ettttttmm|L", {2, 2, 1, 2, true}, true},
+                         {"Etttt|tt|mm|L", {2, 2, 2, 1, false}, true},
+                         {"Ettttttmm||L", {1, 3, 1, 2, false}, false},
+                         {"Ett|tttt||||mmL", {1, 3, 2, 1, false}, true}};
+  std::map<int64_t, LayoutRun> untied, tied;
+  for (const Apart& c : cases) {
+    SCOPED_TRACE(c.text);
+    config::Config base = ahead();
+    base.model.untie_embeddings_and_output_weights = !c.tied;
+    base.parallel.pipeline_model_parallel_layout = c.text;
+    expect_as_on_one_rank(with_layout(base, c.layout), c.layout.ranks(), c.tied ? tied : untied);
+  }
+}
+
 TEST(AnyLayoutEqualsOneRank, CodegeexWithItsTopQueryAndDropout) { walk(codegeex(), 6, 4); }
 
 TEST(AnyLayoutEqualsOneRank, TheWalksContainOddSizes) {

@@ -63,6 +63,18 @@ inline std::vector<MemoryCase> with_parts(std::vector<MemoryCase> cases) {
            selective_recompute("mlp")},
       {"ahead", true, {}, ", mtp_num_layers: 2}\n"},
       {"ahead bf16 tp 2 pp 2 sp", true, {2, 2, 1, 1, true}, ", mtp_num_layers: 1}\n" + kBf16},
+      {"ahead before the stage of the loss, bf16 pp 4",
+       true,
+       {1, 4, 1, 1, false},
+       ", mtp_num_layers: 2}\n" + kBf16,
+       50,
+       {"parallel.pipeline_model_parallel_layout=Ett|tt|mm|L", "precision.fp32_residual_connection=true"}},
+      {"ahead before the stage of the loss, tp 2 sp pp 2 vpp 2",
+       true,
+       {2, 2, 2, 1, true},
+       ", mtp_num_layers: 1}\n",
+       50,
+       {"parallel.pipeline_model_parallel_layout=Ett|tt|m|L"}},
   };
   cases.insert(cases.end(), parts.begin(), parts.end());
   return cases;

@@ -153,6 +153,16 @@ TEST(PartialGraphs, LayoutsHaveTheBitsOfStepsWithoutThem) {
   }
 }
 
+TEST(PartialGraphs, StagesWithoutLayersHaveTheBitsOfStepsWithoutThem) {
+  config::Config config = test::small_gpt();
+  const std::string layers(static_cast<size_t>(config.model.num_layers), 't');
+  for (const std::string& text : {"E" + layers + "||L", "Et||" + layers.substr(1) + "L"}) {
+    SCOPED_TRACE(text);
+    config.parallel.pipeline_model_parallel_layout = text;
+    expect_same_bits_in_every_scope(config, {1, 3, 1, 1, false});
+  }
+}
+
 // The exchange of keys and values is part of the attention that is captured.
 TEST(PartialGraphs, ContextParallelRanksHaveTheBitsOfStepsWithoutThem) {
   for (const char* exchange : {"p2p", "all_gather", "a2a", "a2a+p2p"}) {
