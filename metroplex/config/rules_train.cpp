@@ -92,13 +92,17 @@ void check_lengths(Rules& rules) {
   const bool by_samples = t.train_samples > 0 && t.train_iters == 0;
   const std::pair<const char*, int64_t> wrong_unit[] = {
       {"optim.lr_decay_", by_samples ? o.lr_decay_iters : o.lr_decay_samples},
-      {"optim.lr_warmup_", by_samples ? o.lr_warmup_iters : o.lr_warmup_samples},
-      {"optim.lr_wsd_decay_", by_samples ? o.lr_wsd_decay_iters : o.lr_wsd_decay_samples}};
+      {"optim.lr_warmup_", by_samples ? o.lr_warmup_iters : o.lr_warmup_samples}};
+  const std::string wrong = by_samples ? "iters" : "samples", right = by_samples ? "samples" : "iters";
   for (const auto& [prefix, value] : wrong_unit) {
-    const std::string wrong = by_samples ? "iters" : "samples", right = by_samples ? "samples" : "iters";
     rules.require(value == 0 || (t.train_iters > 0) == (t.train_samples > 0), (prefix + wrong).c_str(), value,
                   "the run is measured in " + right + " (train.train_" + right + ")", "use " + (prefix + right));
   }
+  const int64_t wrong_wsd = by_samples ? o.lr_wsd_decay_iters : o.lr_wsd_decay_samples;
+  rules.require_effect(wrong_wsd == 0 || (t.train_iters > 0) == (t.train_samples > 0),
+                       ("optim.lr_wsd_decay_" + wrong).c_str(), wrong_wsd,
+                       "the run is measured in " + right + " (train.train_" + right + ")",
+                       "use optim.lr_wsd_decay_" + right);
   const bool both_warmups = o.lr_warmup_fraction > 0 && (o.lr_warmup_iters > 0 || o.lr_warmup_samples > 0);
   rules.require(!both_warmups, "optim.lr_warmup_fraction", o.lr_warmup_fraction,
                 "excludes optim.lr_warmup_iters and optim.lr_warmup_samples", "keep one of them");

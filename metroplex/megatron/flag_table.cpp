@@ -168,7 +168,7 @@ static const std::vector<Row>& parallel_rows() {
 
 static const std::vector<Row>& optim_rows() {
   static const std::vector<Row> kRows = {
-      {"--optimizer", kOne, "optim.optimizer=$"},
+      {"--optimizer", kOne, "optimizer=$"},
       {"--lr", kOne, "optim.lr=$"},
       {"--min-lr", kOne, "optim.min_lr=$"},
       {"--lr-decay-style", kOne, "optim.lr_decay_style=$"},
@@ -282,6 +282,7 @@ static const std::vector<Row>& data_rows() {
       {"--no-data-sharding", kNone, "data.data_sharding=false"},
       {"--reset-position-ids", kNone, "data.reset_position_ids=true"},
       {"--reset-attention-mask", kNone, "data.reset_attention_mask=true"},
+      {"--no-create-attention-mask-in-dataloader", kNone, "no_mask=true"},
       {"--eod-mask-loss", kNone, "data.eod_mask_loss=true"},
       {"--num-workers", kOne, "data.num_workers=$"},
       {"--save", kOne, "checkpoint.save=$"},

@@ -14,7 +14,7 @@ const std::vector<FlagRow>& fork_rows() {
       {"--partition-activations", kNone, "memory.distribute_saved_activations=true"},
       {"--no-pipeline-parallel", kNone, "parallel.pipeline_model_parallel_size=1"},
       {"--ds-sequence-parallel-size", kOne, "parallel.context_parallel_size=$;cp_comm_type=a2a"},
-      {"--ds-fused-adam", kNone, "optim.optimizer=adam"},
+      {"--ds-fused-adam", kNone, "optimizer=adam"},
       {"--cpu-optimizer", kNone, "optim.optimizer_cpu_offload=true"},
       {"--cpu-torch-adam", kNone, "optim.optimizer_cpu_offload=true"},
       {"--dist-timeout", kOne, "run.distributed_timeout_minutes=$"},
@@ -50,14 +50,20 @@ const std::vector<FlagGroup>& fork_harmless() {
        "--synchronize-each-layer --use-flash-attn-builder --use-flash-attn-triton --use-flash-attn-v1 "
        "--use-flash-attn-v2 --use-pin-memory --zero-allgather-bucket-size= --zero-contigious-gradients "
        "--zero-reduce-bucket-size= --zero-reduce-scatter"},
+      {"BigScience, BigCode: checks, logs and workers",
+       "--abort-on-unmet-fused-kernel-constraints --codecarbon-dir= --kill-switch-path= --log-level= "
+       "--log-level-replica= --structured-logs --structured-logs-dir= --valid-num-workers= --wandb-entity-name= "
+       "--wandb-project-name="},
       {"branches of Megatron: graph memory and kernels",
        "--cuda-graph-retain-backward-graph --cuda-graph-use-single-mempool --moe-echo-expert-dispatcher-type= "
        "--moe-use-device-initiated-grouped-gemm"},
       {"MindSpeed: kernels and communication",
-       "--gemm-gradient-accumulation-fusion --moe-allgather-overlap-comm --moe-alltoall-overlap-comm "
-       "--moe-permutation-async-comm --reuse-fp32-param --swap-attention --use-ascend-mc2 --use-cp-send-recv-overlap "
-       "--use-fused-moe-token-permute-and-unpermute --use-fused-ring-attention-update --use-fused-rmsnorm "
-       "--use-fused-rotary-pos-emb --use-fused-swiglu --use-fusion-attn-v2"},
+       "--coc-fused-kernel --disable-gloo-group --gemm-gradient-accumulation-fusion --mla-fa-without-pad "
+       "--moe-allgather-overlap-comm --moe-alltoall-overlap-comm --moe-fb-overlap --moe-permutation-async-comm "
+       "--mtp-mem-efficient-logits --no-shared-storage --recompute-activation-function --reuse-fp32-param "
+       "--shape-order= --swap-attention --tokenizer-not-use-fast --use-ascend-coc --use-ascend-mc2 "
+       "--use-cp-send-recv-overlap --use-fused-moe-token-permute-and-unpermute --use-fused-ring-attention-update "
+       "--use-fused-rmsnorm --use-fused-rotary-pos-emb --use-fused-swiglu --use-fusion-attn-v2"},
   };
   return kGroups;
 }

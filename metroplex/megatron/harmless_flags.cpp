@@ -19,7 +19,7 @@ constexpr FlagGroup kGroups[] = {
      "--moe-permute-fusion --moe-permute-fusion-into-hybridep --moe-router-fusion --moe-router-padding-for-fp8 "
      "--moe-router-padding-for-quantization --moe-single-grouped-bias --moe-single-grouped-weight "
      "--moe-use-grouped-tensor --moe-use-legacy-grouped-gemm --mtp-standalone --muon-use-syrk "
-     "--no-bias-dropout-fusion --no-bias-swiglu-fusion --no-create-attention-mask-in-dataloader "
+     "--no-bias-dropout-fusion --no-bias-swiglu-fusion "
      "--no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-mmap-bin-files --no-persist-layer-norm "
      "--no-query-key-layer-scaling --no-rope-fusion --no-scaled-masked-softmax-fusion --optimizer-cuda-graph "
      "--scaled-upper-triang-masked-softmax-fusion= --symmetric-ar-type= --transformer-impl= --use-flash-attn "

@@ -14,7 +14,7 @@ namespace {
 
 using LauncherWords = std::vector<std::string>;
 
-enum class Launcher { kNone, kTorchrun, kDeepspeed, kAccelerate, kMpi, kSlurm, kSlurmJob, kHorovod, kJsrun };
+enum class Launcher { kNone, kTorchrun, kDeepspeed, kAccelerate, kMpi, kSlurm, kSlurmJob, kHorovod, kJsrun, kMsrun };
 
 // One launcher with its own options.
 struct Stage {
@@ -59,6 +59,7 @@ Launcher launcher_named(const std::string& word) {
   if (is_any(name, {"srun", "flux"})) return Launcher::kSlurm;
   if (is_any(name, {"sbatch", "salloc"})) return Launcher::kSlurmJob;
   if (name == "horovodrun") return Launcher::kHorovod;
+  if (name == "msrun") return Launcher::kMsrun;
   return name == "jsrun" ? Launcher::kJsrun : Launcher::kNone;
 }
 
@@ -152,6 +153,13 @@ std::optional<LauncherRanks> count_of(const Stage& stage, const LauncherWords& s
       return multiply(stage.name, find_count(options, {"-np", "-n", "--np", "--n", "-c"}), {});
     case Launcher::kSlurm:
       return count_of_slurm(stage, slurm_options);
+    case Launcher::kNone:
+      // Other launchers with the options of torchrun (ft_launcher, dlrover-run).
+      return find_count(options, {"--nproc-per-node"}).given
+                 ? count_of({Launcher::kTorchrun, stage.name, options}, {})
+                 : std::nullopt;
+    case Launcher::kMsrun:
+      return multiply(stage.name, find_count(options, {"--worker-num"}), {});
     case Launcher::kHorovod:
       return multiply(stage.name, find_count(options, {"-np", "--num-proc"}), {});
     case Launcher::kJsrun: {
@@ -187,6 +195,29 @@ LauncherRanks count_ranks(const LauncherWords& words, const LauncherWords& slurm
   if (silent.empty()) return {};
   if (silent == "1") return {1, ""};
   return {0, silent};
+}
+
+// Slurm sets these in the job of a batch script.
+std::string slurm_variables(const LauncherWords& options) {
+  // Also the 8 of "--gres=gpu:a100:8".
+  const auto count = [&](std::initializer_list<const char*> names) {
+    const Count found = find_count(options, names);
+    return found.value > 0 ? found.value : to_count(found.text.substr(found.text.find_last_of(":= ") + 1));
+  };
+  const int64_t nodes = count({"-N", "--nodes"}), each = count({"--ntasks-per-node", "--tasks-per-node"});
+  const int64_t total = count({"-n", "--ntasks"}), gpus = count({"--gpus-per-node"});
+  const std::pair<const char*, int64_t> variables[] = {{"SLURM_NNODES", nodes},
+                                                       {"SLURM_JOB_NUM_NODES", nodes},
+                                                       {"SLURM_NTASKS", total > 0 ? total : nodes * each},
+                                                       {"SLURM_NTASKS_PER_NODE", each},
+                                                       {"SLURM_CPUS_PER_TASK", count({"-c", "--cpus-per-task"})},
+                                                       {"SLURM_GPUS_PER_NODE", gpus},
+                                                       {"SLURM_GPUS_ON_NODE", gpus > 0 ? gpus : count({"--gres"})}};
+  std::string text;
+  for (const auto& [name, value] : variables) {
+    if (value > 0) text += base::concat("export ", name, "=", value, "\n");
+  }
+  return "if [[ -z ${SLURM_JOB_ID-} ]]; then :\n" + text + "fi\n";
 }
 
 LauncherWords read_slurm_options(const std::string& script) {

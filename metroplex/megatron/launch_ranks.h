@@ -18,6 +18,10 @@ LauncherRanks count_ranks(const std::vector<std::string>& words, const std::vect
 
 std::vector<std::string> read_slurm_options(const std::string& script);
 
+// Bash commands that set SLURM_NNODES and the like outside of a Slurm job, as Slurm does in the job of a script with
+// these options.
+std::string slurm_variables(const std::vector<std::string>& slurm_options);
+
 // True for the .py files of torch that start another program.
 bool is_launcher_file(const std::string& path);
 

@@ -25,7 +25,11 @@
 namespace metroplex::megatron {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr size_t kMaxScriptBytes = size_t{1} << 20;
+// All trials together take this time, and each that starts after it a second.
+constexpr std::chrono::milliseconds kAllTrials = std::chrono::seconds(28), kLateTrial = std::chrono::seconds(1);
 
 std::string read_text(const std::filesystem::path& path, size_t limit) {
   std::ifstream stream(path, std::ios::binary);
@@ -60,7 +64,9 @@ std::string starting_lines(const std::string& text) {
 struct Source {
   std::string path, text, copy, script;
   std::vector<std::string> arguments;
-  unsigned seed = 0;  // of $RANDOM
+  unsigned seed = 0;             // of $RANDOM
+  bool assumes_folders = false;  // cd succeeds in folders that do not exist
+  Clock::time_point deadline = Clock::now() + kAllTrials;
 };
 
 // Trials differ in the output that they assume for unknown programs (metroplex_trial in launch_trial.h).
@@ -71,14 +77,16 @@ Trial run_bash(const Source& source, int number, std::chrono::milliseconds patie
   std::vector<std::string> words{
       "bash", "--norc", "-c",  // behind ssh, and where the filter hides what stdin is, it would read ~/.bashrc
       base::concat(
-          ": ~root > /dev/null\nRANDOM=", source.seed, " metroplex_trial=", number, "\n", kLaunchTools,
-          kLaunchFilters, kLaunchFiles, kLaunchTrial,
+          ": ~root > /dev/null\nRANDOM=", source.seed, " metroplex_trial=", number,
+          " metroplex_folders=", source.assumes_folders ? 1 : 0, "\n",
+          slurm_variables(read_slurm_options(source.text)), kLaunchTools, kLaunchFilters, kLaunchFiles, kLaunchTrial,
           "shopt -s extdebug; trap '[[ ${FUNCNAME-} == metroplex_* ]] || metroplex_step \"$@\" && true' DEBUG; "
           ". \"$0\" \"$@\""),
       source.script};
   words.insert(words.end(), source.arguments.begin(), source.arguments.end());
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(source.deadline - Clock::now());
   try {
-    return run_trial(source.path, words, source.copy, patience);
+    return run_trial(source.path, words, source.copy, std::min(patience, std::max(left, kLateTrial)));
   } catch (const base::Error& error) {
     const std::string lines = starting_lines(source.text);
     throw base::Error(error.room(),
@@ -323,6 +331,12 @@ std::string assumed_programs(const Reading& reading, const std::string& path) {
   return found;
 }
 
+bool misses_folder(const Reading& reading) {
+  const std::string& printed = reading.trial.printed;
+  return reading.script.flags.empty() &&
+         (printed.find(": cd: ") != std::string::npos || printed.find(": pushd: ") != std::string::npos);
+}
+
 bool ends_with_error(const Reading& reading) { return reading.script.flags.empty() && reading.trial.status != 0; }
 
 // Repeats the trial with other assumptions about unknown programs. A flag that differs depends on such a program. A
@@ -375,10 +389,13 @@ Source read_source(const std::string& path, const std::vector<std::string>& argu
 }  // namespace
 
 LaunchScript read_launch_script(const std::string& path, const std::vector<std::string>& arguments) {
-  const Source source = read_source(path, arguments);
-  const auto begin = std::chrono::steady_clock::now();
+  Source source = read_source(path, arguments);
+  const auto begin = Clock::now();
   Reading first = read_once(source, 0, kPatience);
-  const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin);
+  const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
+  source.assumes_folders = misses_folder(first);
+  if (source.assumes_folders) first = read_once(source, 0, kPatience);
+  check_course_is_known(first.commands, first.at, first.trial.printed, path);
   for (int number = 1; number < kTrials && ends_with_error(first) && !assumed_programs(first, path).empty();
        ++number) {
     Reading other = read_once(source, number, kPatience);

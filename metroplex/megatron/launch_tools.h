@@ -169,6 +169,15 @@ metroplex_id() {
   esac
 }
 
+# A launcher counts by its name; its folder does not matter.
+metroplex_which() {
+  case ${1-}:$# in
+    torchrun:1 | python*:1 | deepspeed:1 | accelerate:1 | mpirun:1 | mpiexec:1 | srun:1 | bash:1 | *-smi:1)
+      builtin printf '/usr/bin/%s\n' "$1" ;;
+    *) metroplex_unknown which ;;
+  esac
+}
+
 metroplex_expr() {
   local mpx_number='^(0|-?[1-9][0-9]{0,17})$' mpx_result
   [[ $# == 3 && $1 =~ $mpx_number && $3 =~ $mpx_number ]] || set -- "$@" x x x

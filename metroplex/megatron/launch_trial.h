@@ -59,7 +59,7 @@ metroplex_devices() {
 }
 metroplex_refuse() { metroplex_unknown "$1" !; }
 
-metroplex_tools="dirname basename realpath readlink date seq nproc hostname uname whoami id expr ls getopt \
+metroplex_tools="dirname basename realpath readlink date seq nproc hostname uname whoami id expr ls getopt which \
   cat tee head tail wc tr cut grep touch rm unlink cp mv ln"
 for metroplex_tool in $metroplex_tools; do
   eval "$metroplex_tool() { local -; set -f +eTu; metroplex_$metroplex_tool \"\$@\"; }"
@@ -95,9 +95,22 @@ metroplex_shell() {
   fi
   return 0
 }
+# Unknown output that the script runs as text: it may set variables, unless its program sets up shells.
+metroplex_run_output() {
+  case ${1#@not@run@} in
+    conda@* | mamba@* | micromamba@* | *modulecmd@* | pyenv@* | spack@* | brew@* | direnv@* | dircolors@* | \
+      lesspipe@* | ssh-agent@* | starship@* | zoxide@* | fzf@* | kubectl@*) ;;
+    *) metroplex_record "${1%@*}@" '!' ;;
+  esac
+}
 metroplex_note() {
   local metroplex_at metroplex_text metroplex_before=("${metroplex_outer[@]}")
   local metroplex_outer  # the launchers of an inner shell: its commands are recorded with them
+  if [[ $1 == @not@run@* && $* != *.py* ]]; then
+    [[ ${metroplex_child-} == 1 ]] || metroplex_run_output "$1"
+    return 0
+  fi
+  local metroplex_child=1  # the commands of an inner shell cannot set variables of the script
   for ((metroplex_at = 1; metroplex_at <= $#; metroplex_at++)); do
     metroplex_outer=("${metroplex_before[@]}" "${@:1:metroplex_at-1}")
     [[ "${metroplex_outer[*]}" == *.py* ]] && metroplex_outer=()
@@ -111,6 +124,8 @@ metroplex_note() {
     [[ $metroplex_text != -* && -f $metroplex_text ]] && { (. "${@:metroplex_at}"); return 0; }
   done
   case ${1##*/} in
+    ssh | pdsh | clush | pssh)
+      [[ ${!#} == *.py*[[:space:]]* ]] && { (launched_text "${!#}"); return 0; } ;;
     bash | sh | sbatch)
       [[ $# == 1 ]] && IFS= read -r -d '' metroplex_text
       [[ $# == 1 ]] && { launched_text "$metroplex_text"; return 0; } ;;
@@ -157,6 +172,18 @@ metroplex_tool() {
     *) metroplex_note "$@" ;;
   esac
 }
+type() { metroplex_find type "$@"; }
+hash() { metroplex_find hash "$@"; }
+# A trial assumes for other programs what command -v does.
+metroplex_find() {  # type or hash, its words
+  builtin "$@" 2> /dev/null && return 0
+  [[ ${!#} == -* || ${!#} == *-smi ]] || metroplex_assumed_status "${!#}" 1 0 1
+}
+# The folders of another source tree need not be on this machine: a second reading assumes that they exist.
+if [[ $metroplex_folders == 1 ]]; then
+  cd() { builtin cd "$@" || true; }
+  pushd() { builtin pushd "$@" || true; }
+fi
 kill() { :; }
 [() { metroplex_test "[" "$@"; }
 test() { metroplex_test test "$@"; }
@@ -165,8 +192,18 @@ metroplex_test() {
   case "${*:2:3}" in
     "-"[efrs]" "*.py*) return 0 ;;
     "! -"[efrs]" "*.py) return 1 ;;
+    "-"[efrsx]" "/*-smi*) return 0 ;;
   esac
-  builtin "$@"
+  [[ $metroplex_trial == 1 && $* == *@not@run@* ]] || { builtin "$@"; return; }
+  ! builtin "$@"
+}
+# Succeeds for a condition or "case" on unknown output, which trial 1 takes as true or skips.
+metroplex_is_unknown() {
+  local metroplex_text=$BASH_COMMAND metroplex_operators='[\"'"'"'()|&<>;\\]'
+  [[ $metroplex_trial == 1 && ($metroplex_text == '[[ '* || $metroplex_text == 'case '*) ]] || return
+  [[ $metroplex_text == *'$('* ]] && metroplex_operators='\"'
+  eval "metroplex_text=\"${metroplex_text//$metroplex_operators/ }\"" 2> /dev/null
+  [[ $metroplex_text == *@not@run@* ]]
 }
 
 # Before every command, with the script's own $1, $2, ... A name with a slash becomes a function of that name; errors
@@ -203,6 +240,7 @@ metroplex_step() {
     eval "metroplex_words=(${BASH_COMMAND:6})" 2> /dev/null
     [[ ${metroplex_words[1]-} == *.py ]] && metroplex_forgive=1
   fi
+  metroplex_is_unknown && return 1
   if [[ ${metroplex_forgive-} == 1 && ($BASH_COMMAND == exit* || $BASH_COMMAND == return*) ]]; then
     metroplex_forgive=0
     return 1

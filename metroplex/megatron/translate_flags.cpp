@@ -38,7 +38,11 @@ class Translator {
     normalization();
     activation();
     precision();
+    optimizer();
     optimizer_state();
+    wsd_decay();
+    attention_mask();
+    decoupled_rates();
     sharding();
     recompute();
     experts();
@@ -196,6 +200,14 @@ class Translator {
     derive(std::string("precision.main_grads_dtype=") + (rounds ? "params" : "fp32"), "", kFlag);
   }
 
+  // dist_muon is the old spelling of muon with --use-distributed-optimizer.
+  void optimizer() {
+    if (!later("optimizer")) return;
+    const bool sharded_muon = later_["optimizer"] == "dist_muon";
+    derive("optim.optimizer=$", sharded_muon ? "muon" : later_["optimizer"], "--optimizer");
+    if (sharded_muon) later_["sharded"] = "optim";
+  }
+
   // Megatron's fp8 moments have a scale per tensor, ours one per block.
   void optimizer_state() {
     if (later("no_weight_decay_cond_type")) {
@@ -214,6 +226,32 @@ class Translator {
     const bool remainders = later("precision_aware") && later("bf16") &&
                             c.optim.main_params_dtype == config::MainParamsDtype::fp32 && c.optim.optimizer == "adam";
     if (whole_ && remainders) derive("optim.store_param_remainders=true", "", "");
+  }
+
+  int64_t number(const std::string& key) const {
+    const std::string text = base::without_digit_groups(assigned_.at(key));
+    int64_t value = 0;
+    std::from_chars(text.data(), text.data() + text.size(), value);
+    return value;
+  }
+
+  // A decay of 0 iterations keeps the rate up to --lr-decay-iters; the key's 0 would mean "not given".
+  void wsd_decay() {
+    for (const std::string unit : {"iters", "samples"}) {
+      const std::string key = "optim.lr_wsd_decay_" + unit, length = "train.train_" + unit;
+      const bool used = assigned("optim.lr_decay_style", "WSD") && given(length.c_str());
+      if (!whole_ || !used || !given(key.c_str()) || !is_zero(assigned_[key])) continue;
+      const std::string flag = out_.given_by[key], decay = "optim.lr_decay_" + unit;
+      MPX_CHECK(!given(decay.c_str()) || number(decay) >= number(length), "config", "Megatron arguments: ", flag,
+                ": not implemented where --lr-decay-", unit, " ends before the run; lengthen it");
+      derive("optim.lr_decay_style=constant", "", flag);
+    }
+  }
+
+  // Without a mask from the data Megatron's attention is causal over the whole sample.
+  void attention_mask() {
+    if (whole_ && later("no_mask"))
+      drop("data.reset_attention_mask", "with --no-create-attention-mask-in-dataloader");
   }
 
   // ZeRO stages of DeepSpeed.
@@ -350,15 +388,14 @@ class Translator {
     window();
     static constexpr const char* kType = "model.position_embedding_type=$";
     const std::string type = later("rotary") ? "rope" : later("position_type") ? later_["position_type"] : "";
-    MPX_CHECK(!later("no_position") || type != "learned_absolute", "config",
-              "Megatron arguments: --no-position-embedding excludes --position-embedding-type learned_absolute; keep "
-              "one");
+    MPX_CHECK(!later("no_position") || type == "rope", "config",
+              "Megatron arguments: --no-position-embedding: only accepted with --position-embedding-type rope; use "
+              "--position-embedding-type none");
     if (type == "yarn") yarn_type();
     yarn_frequencies(type == "yarn");
     if (type == "yarn") return;
     if (!type.empty())
       derive(kType, type, later("rotary") ? "--use-rotary-position-embeddings" : "--position-embedding-type");
-    else if (later("no_position")) derive(kType, "none", "--no-position-embedding");
   }
 
   // Megatron rotates whole heads then.
@@ -405,6 +442,13 @@ class Translator {
     MPX_CHECK(!given("model.rotary_interleaved"), "config",
               "Megatron arguments: --rotary-interleaved: not implemented with --multi-latent-attention, where "
               "Megatron pairs channels of different frequencies; leave it out");
+  }
+
+  // Megatron's decoupled_min_lr is min_lr unless given.
+  void decoupled_rates() {
+    const auto least = assigned_.find("optim.min_lr");
+    if (given("optim.decoupled_lr") && !given("optim.decoupled_min_lr") && least != assigned_.end())
+      derive("optim.decoupled_min_lr=$", least->second, "--min-lr");
   }
 
   // GPT2BPETokenizer is the default of pretrain_gpt.py, made of --vocab-file and --merge-file.

@@ -39,6 +39,7 @@ struct PathCall {
   uint64_t path = 0;      // address
   int flags = 0;          // of open(2)
   uint64_t status = 0;    // address of the struct stat
+  bool foreign = false;   // is_foreign_stream of a call that opens for reading
 };
 
 PathCall to_path_call(const seccomp_data& call) {
@@ -97,7 +98,9 @@ class Watch {
         end = Clock::now();
       }
       limit_memory();
-      if (ended && (pipes_.printed.get() < 0 || Clock::now() > end + kAftermath)) break;
+      // A background process may have redirected all of its output and still record commands.
+      const bool all_ended = ended && pipes_.printed.get() < 0 && pipes_.record.get() < 0;
+      if (all_ended || (ended && Clock::now() > end + kAftermath)) break;
       MPX_CHECK(ended || Clock::now() < begin + patience, "config", "its trial run did not end within ",
                 patience.count() / 1000, " s; does it wait or loop?");
     }
@@ -217,15 +220,18 @@ class Watch {
   }
 
   void answer_path(const seccomp_notif& request, seccomp_notif_resp& response) {
-    const PathCall call = to_path_call(request.data);
+    PathCall call = to_path_call(request.data);
     const bool changes = call.kind == PathCall::kRemove || (call.flags & (O_ACCMODE | O_CREAT | O_TRUNC)) != 0;
     if ((call.flags & O_CREAT) != 0) loaded_ = true;
     response.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
-    if (!changes && files_.empty()) return;
+    const bool reads = !changes && call.kind == PathCall::kOpen;
+    if (!changes && !reads && files_.empty()) return;
     const auto pid = static_cast<pid_t>(request.pid);
     const ProcessMemory memory(pid);
     std::string path = memory.text(call.path);
     if (seccomp_notify_id_valid(pipes_.listener.get(), request.id) != 0) return;  // the memory is another process's
+    call.foreign = reads && is_foreign_stream(pid, call.folder, path);
+    if (!changes && files_.empty()) return answer_by_kernel(request, response, call);
     const bool removes = call.kind == PathCall::kRemove || (changes && path.rfind(kRemoveFolder, 0) == 0);
     if (removes && call.kind == PathCall::kOpen) path.erase(0, std::strlen(kRemoveFolder));
     path = resolve_path(pid, call.folder, path);
@@ -252,7 +258,7 @@ class Watch {
     const bool device =
         path.empty() || path.rfind("/proc/", 0) == 0 || (path.rfind("/dev/", 0) == 0 && !shared_memory);
     if (device && (call.flags & (O_ACCMODE | O_CREAT | O_TRUNC)) == 0) {
-      response.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
+      answer_by_kernel(request, response, call);
     } else if (device) {
       const Descriptor pipe = open_own_pipe(static_cast<pid_t>(request.pid), path);
       give(request, response, pipe.get() < 0 ? null_.get() : pipe.get(), call.flags);
@@ -263,8 +269,14 @@ class Watch {
                 " files; does it loop?");
       if (error == 0) give(request, response, file.get(), call.flags);
       if (error > 0) response.error = -error;
-      if (error == TrialFiles::kNotOurs) response.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
+      if (error == TrialFiles::kNotOurs) answer_by_kernel(request, response, call);
     }
+  }
+
+  // The kernel makes the call; a foreign stream is opened as /dev/null instead.
+  void answer_by_kernel(const seccomp_notif& request, seccomp_notif_resp& response, const PathCall& call) const {
+    response.flags = call.foreign ? 0 : SECCOMP_USER_NOTIF_FLAG_CONTINUE;
+    if (call.foreign) give(request, response, null_.get(), call.flags);
   }
 
   // The pipe that /dev/stdout, /dev/fd/N and the like name. The pipes of a trial are all its own.

@@ -1,12 +1,16 @@
 #include "megatron/trial_files.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <filesystem>
+#include <iterator>
 #include <system_error>
+#include <utility>
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -25,10 +29,11 @@ bool write_all(int fd, const std::string& text) {
 
 // Copies the real file at `path` to `to`. A file that is too long or no readable file leaves a mark instead.
 void copy_real_file(const std::string& path, int to) {
-  const Descriptor from(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat real {};
-  bool copied = from.get() >= 0 && fstat(from.get(), &real) == 0 && S_ISREG(real.st_mode) &&
-                static_cast<size_t>(real.st_size) < kMostFileBytes;
+  // A pipe or a device is not opened: its writer would lose data.
+  const bool regular = stat(path.c_str(), &real) == 0 && S_ISREG(real.st_mode);
+  const Descriptor from(regular ? ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1);
+  bool copied = from.get() >= 0 && static_cast<size_t>(real.st_size) < kMostFileBytes;
   std::array<char, 8192> bytes{};
   for (ssize_t got = 1; copied && got > 0;) {
     got = ::read(from.get(), bytes.data(), bytes.size());
@@ -105,12 +110,54 @@ size_t TrialFiles::bytes() const {
   return sum;
 }
 
+namespace {
+
+std::filesystem::path absolute_path(pid_t pid, int folder, const std::string& path) {
+  const std::filesystem::path whole = path;
+  if (whole.is_absolute()) return whole;
+  return read_process_link(pid, folder == AT_FDCWD ? "cwd" : base::concat("fd/", folder)) / whole;
+}
+
+// Replaces the names that mean another folder in our own process.
+std::string translate_own_names(pid_t pid, const std::filesystem::path& path) {
+  constexpr std::pair<const char*, const char*> kNames[] = {{"/dev/stdin", "/fd/0"},  {"/dev/stdout", "/fd/1"},
+                                                            {"/dev/stderr", "/fd/2"}, {"/dev/fd", "/fd"},
+                                                            {"/proc/self", ""},       {"/proc/thread-self", ""}};
+  const std::string plain = path.lexically_normal().string();
+  for (const auto& [name, target] : kNames) {
+    if (plain == name || is_below(plain, name))
+      return base::concat("/proc/", pid, target, plain.substr(std::string(name).size()));
+  }
+  return path.string();
+}
+
+bool holds_open(pid_t pid, const struct stat& file) {
+  std::error_code code;
+  for (const auto& entry : std::filesystem::directory_iterator(base::concat("/proc/", pid, "/fd"), code)) {
+    struct stat held {};
+    if (stat(entry.path().c_str(), &held) == 0 && held.st_dev == file.st_dev && held.st_ino == file.st_ino)
+      return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool is_foreign_stream(pid_t pid, int folder, const std::string& path) {
+  struct stat file {};
+  if (path.empty() || stat(translate_own_names(pid, absolute_path(pid, folder, path)).c_str(), &file) != 0)
+    return false;
+  if (S_ISFIFO(file.st_mode)) return !holds_open(pid, file);
+  if (!S_ISCHR(file.st_mode)) return S_ISBLK(file.st_mode);
+  // null, zero, full, random and urandom
+  const dev_t harmless[] = {makedev(1, 3), makedev(1, 5), makedev(1, 7), makedev(1, 8), makedev(1, 9)};
+  return std::find(std::begin(harmless), std::end(harmless), file.st_rdev) == std::end(harmless);
+}
+
 std::string resolve_path(pid_t pid, int folder, const std::string& path) {
   namespace fs = std::filesystem;
   if (path.empty()) return "";
-  fs::path whole = path;
-  if (whole.is_relative())
-    whole = read_process_link(pid, folder == AT_FDCWD ? "cwd" : base::concat("fd/", folder)) / whole;
+  const fs::path whole = absolute_path(pid, folder, path);
   std::string plain = whole.lexically_normal().string();
   // In our own process /proc/self is another folder.
   if (is_below(plain, "/proc") || is_below(plain, "/dev")) return plain;

@@ -38,6 +38,10 @@ class TrialFiles {
   std::set<std::string> emptied_folders_;
 };
 
+// Returns true for a device, and for a pipe that the process does not hold: opening or reading one takes input from
+// another process, or changes the device.
+bool is_foreign_stream(pid_t pid, int folder, const std::string& path);
+
 // Returns `path` as the process sees it: absolute, without "..", and without symbolic links except in /dev and /proc.
 // `folder` is the descriptor of openat(2).
 std::string resolve_path(pid_t pid, int folder, const std::string& path);

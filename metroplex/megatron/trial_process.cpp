@@ -26,7 +26,8 @@ namespace metroplex::megatron {
 namespace {
 
 constexpr rlim_t kMemory = rlim_t{1} << 30, kProcessorSeconds = 10;
-constexpr int kHandOver = 197;  // the child's end of the socket, until bash begins
+constexpr int kHandOver = 197;     // the child's end of the socket, until bash begins
+constexpr int kFirstFreeFd = 256;  // above every number that bash gets
 
 std::pair<Descriptor, Descriptor> make_pipe() {
   int ends[2];
@@ -86,7 +87,7 @@ void only_these_descriptors(const Child& child) {
   // First out of the way of the numbers that they get.
   std::array<std::pair<int, int>, 4> wanted{
       {{child.record, kRecordFd}, {child.script, kScriptFd}, {child.socket, kHandOver}, {child.printed, 1}}};
-  for (auto& [fd, number] : wanted) fd = fd < 0 ? -1 : fcntl(fd, F_DUPFD, 256);
+  for (auto& [fd, number] : wanted) fd = fd < 0 ? -1 : fcntl(fd, F_DUPFD, kFirstFreeFd);
   dup2(null, 0);
   for (const auto& [fd, number] : wanted) {
     if (fd >= 0) dup2(fd, number);
@@ -179,6 +180,11 @@ void TrialProcess::start_guard() {
 TrialProcess::TrialProcess(const std::vector<std::string>& words, const std::string& script, TrialPipes& pipes) {
   const std::string program = bash_path();
   MPX_CHECK(!program.empty(), "config", "there is no bash, which would read it");
+  constexpr rlim_t kOpenFiles = kFirstFreeFd + 8;
+  rlimit files{};
+  MPX_CHECK(getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= kOpenFiles, "config",
+            "RLIMIT_NOFILE = ", files.rlim_cur, ": must be at least ", kOpenFiles,
+            " for its trial; raise the limit (ulimit -n)");
   auto [record, record_in] = make_pipe();
   auto [printed, printed_in] = make_pipe();
   const Descriptor copy = file_of(script);

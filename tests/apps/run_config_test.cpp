@@ -94,6 +94,7 @@ TEST_F(LaunchScripts, DropFlagsWithoutEffect) {
       {"--mscale 0.5 --rotary-scaling-factor 4", {"--mscale 0.5", "--rotary-scaling-factor 4"}},
       {"--window-attn-skip-freq 2", {"--window-attn-skip-freq 2"}},
       {"--lr-wsd-decay-iters 3", {"--lr-wsd-decay-iters 3"}},
+      {"--lr-wsd-decay-samples 3", {"--lr-wsd-decay-samples 3"}},
       {"--rotary-interleaved --rotary-seq-len-interpolation-factor 2",
        {"--rotary-interleaved", "--rotary-seq-len-interpolation-factor 2"}},
       {latent, {"--kv-channels 128"}}};

@@ -400,6 +400,7 @@ TEST(WithoutEffect, OnlyWhatChangesNothing) {
             (Keys{"model.kv_lora_rank", "memory.recompute_num_layers", "checkpoint.save_interval"}));
   EXPECT_EQ(keys({"model.moe_aux_loss_coeff=0.01", "optim.lr_wsd_decay_iters=5", "checkpoint.finetune=true"}),
             (Keys{"model.moe_aux_loss_coeff", "optim.lr_wsd_decay_iters", "checkpoint.finetune"}));
+  EXPECT_EQ(keys({"optim.lr_wsd_decay_samples=5"}), Keys{"optim.lr_wsd_decay_samples"});
   // Megatron refuses these.
   EXPECT_EQ(keys({"memory.recompute_granularity=selective", "memory.recompute_num_layers=1"}), Keys{});
   EXPECT_EQ(keys({"memory.recompute_granularity=selective", "memory.recompute_method=uniform"}), Keys{});

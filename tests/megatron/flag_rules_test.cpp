@@ -122,6 +122,8 @@ TEST(MegatronFlags, FollowMegatronsPrecedence) {
       {"--cpu-offloading-num-layers 0", "memory.offload_activations", "none"},
       {"--skip-train", "train.skip_train", "true"},
       {"--muon-no-split-qkv", "optim.muon_split_qkv", "false"},
+      {"--reset-attention-mask", "data.reset_attention_mask", "true"},
+      {"--reset-attention-mask --no-create-attention-mask-in-dataloader", "data.reset_attention_mask", "false"},
   };
   for (const auto& [flags, key, value] : cases) { EXPECT_EQ(value_of(whole(flags), key), value) << flags; }
 }
@@ -130,7 +132,9 @@ TEST(MegatronFlags, PairsThatExcludeEachOther) {
   for (const char* flags :
        {"--squared-relu --swiglu", "--swiglu --quick-geglu", "--bf16 --fp16", "--encoder-num-layers 8",
         "--encoder-seq-length 32", "--group-query-attention --multi-latent-attention",
-        "--position-embedding-type learned_absolute --no-position-embedding",
+        "--position-embedding-type learned_absolute --no-position-embedding", "--no-position-embedding",
+        "--position-embedding-type none --no-position-embedding",
+        "--lr-decay-style WSD --lr-wsd-decay-iters 0 --train-iters 9 --lr-decay-iters 8",
         "--bf16 --accumulate-allreduce-grads-in-fp32 --main-grads-dtype bf16",
         "--norm-epsilon 1e-6 --layernorm-epsilon 1e-5", "--global-batch-size 8 --step-batch-size-schedule 0:8",
         "--zero-stage 2 --use-distributed-optimizer", "--deepspeed --num-experts 4",
@@ -139,6 +143,15 @@ TEST(MegatronFlags, PairsThatExcludeEachOther) {
     const std::string error = error_of([&] { whole(flags); });
     EXPECT_FALSE(error.empty()) << flags;
   }
+  EXPECT_NE(error_of([] {
+              parse_arguments({"--no-position-embedding"}, Form::kSingleFlags);
+            }).find("use --position-embedding-type none"),
+            std::string::npos);
+  EXPECT_EQ(
+      parse_arguments(
+          words(std::string(kMinimal) + "--reset-attention-mask --no-create-attention-mask-in-dataloader"))
+          .notes,
+      (Words{"--reset-attention-mask: ignored, as Megatron does with --no-create-attention-mask-in-dataloader"}));
   EXPECT_EQ(whole("--norm-epsilon 1e-6 --layernorm-epsilon 1e-6").model.layernorm_epsilon, 1e-6);
   EXPECT_EQ(whole("--num-layers 4 --num-layers 6").model.num_layers, 6);
 }
@@ -229,6 +242,10 @@ TEST(MegatronForks, ExactEquivalents) {
       {"--use-torch-fsdp2", "parallel.data_parallel_sharding_strategy", "optim_grads_params"},
   };
   for (const auto& [flags, key, value] : cases) { EXPECT_EQ(value_of(whole(flags), key), value) << flags; }
+  for (const char* flags : {"--kill-switch-path /x --abort-on-unmet-fused-kernel-constraints --log-level info",
+                            "--wandb-project-name x --structured-logs --structured-logs-dir d",
+                            "--shape-order BNSD --no-shared-storage --tokenizer-not-use-fast --use-ascend-coc"})
+    EXPECT_TRUE(parse_arguments(words(kMinimal + std::string(flags))).notes.empty()) << flags;
   for (const char* flags :
        {"--zero-stage 4", "--zero-stage 1.0", "--deepspeed-config ds.json", "--attention-head-type groupedquery",
         "--glu-activation swiglu", "--no-tie-embed-logits", "--lr-warmup-tokens 1000", "--extra-vocab-size 293",

@@ -3,11 +3,15 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <thread>
+#include <utility>
 
 #include <fcntl.h>
 #include <seccomp.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -156,6 +160,70 @@ TEST_F(LaunchScripts, GetNoWordFromAProgram) {
   }
 }
 
+// A script reads no input of another process: of a named pipe, of a pipe through /proc, of a terminal.
+TEST_F(LaunchScripts, ReadNoInputOfOthers) {
+  ASSERT_EQ(mkfifo("fifo", 0600), 0);
+  std::filesystem::create_symlink("fifo", "link");
+  const int fifo = open("fifo", O_RDWR | O_NONBLOCK), terminal = posix_openpt(O_RDWR | O_NOCTTY);
+  ASSERT_TRUE(terminal >= 0 && grantpt(terminal) == 0 && unlockpt(terminal) == 0);
+  const std::string device = ptsname(terminal);
+  const int input = open(device.c_str(), O_RDONLY | O_NOCTTY | O_NONBLOCK);
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_NONBLOCK), 0);
+  const std::string ours = "/proc/" + std::to_string(getpid()), pipe = "/fd/" + std::to_string(ends[0]);
+  std::filesystem::create_symlink(ours + pipe, "link_to_pipe");
+  const std::pair<std::string, int> streams[] = {{"fifo", fifo},
+                                                 {"link", fifo},
+                                                 {"$PWD/fifo", fifo},
+                                                 {"/proc/self/cwd/fifo", fifo},
+                                                 {ours + "/cwd/fifo", fifo},
+                                                 {ours + pipe, ends[0]},
+                                                 {"/dev/../proc/$PPID" + pipe, ends[0]},
+                                                 {"link_to_pipe", ends[0]},
+                                                 {device, input}};
+  for (const auto& [name, from] : streams) {
+    const int to = from == fifo ? fifo : from == input ? terminal : ends[1];
+    ASSERT_EQ(::write(to, "secret\n", 7), 7) << name;
+    for (const char* before : {"", "echo x > made\n"}) {  // without and with files of the trial
+      EXPECT_EQ(read(before + std::string("IFS= read -r -t 1 x < ") + name + "\ntorchrun p.py --a y$x\n").flags,
+                (Words{"--a", "y"}))
+          << name << " " << before;
+    }
+    char text[8] = "";
+    EXPECT_EQ(::read(from, text, sizeof text), 7) << name;
+    EXPECT_STREQ(text, "secret\n") << name;
+  }
+  for (const int fd : {fifo, terminal, input, ends[0], ends[1]}) close(fd);
+  EXPECT_EQ(read("exec 5< <(echo 1); read -r x < /dev/fd/5; read -r y < <(echo 2); read -r z <<< 3\n"
+                 "echo 4 > fifo; read -r u < fifo; torchrun p.py --a $x $y $z $u\n")
+                .flags,
+            (Words{"--a", "1", "2", "3", "4"}));
+}
+
+// A writer that waits for a reader of its pipe goes on waiting.
+TEST_F(LaunchScripts, OpenNoPipeOfOthers) {
+  ASSERT_EQ(mkfifo("fifo", 0600), 0);
+  const pid_t writer = fork();
+  if (writer == 0) _exit(open("fifo", O_WRONLY) < 0);
+  read("read -r -t 1 x < fifo; echo y >> fifo; torchrun p.py --a 1\n");
+  int status = 0;
+  EXPECT_EQ(waitpid(writer, &status, WNOHANG), 0);
+  kill(writer, SIGKILL);
+  waitpid(writer, &status, 0);
+}
+
+TEST_F(LaunchScripts, NameTheLimitOfOpenFiles) {
+  EXPECT_EXIT(
+      {
+        rlimit few{};
+        few.rlim_cur = few.rlim_max = 200;
+        setrlimit(RLIMIT_NOFILE, &few);
+        std::fputs(refused("torchrun p.py --a 1\n").c_str(), stderr);
+        std::_Exit(0);
+      },
+      testing::ExitedWithCode(0), "run.sh: RLIMIT_NOFILE = 200: must be at least 264");
+}
+
 TEST_F(LaunchScripts, InheritNoDescriptorOfOurs) {
   const int ours = open("held", O_WRONLY | O_CREAT, 0600);
   ASSERT_GE(ours, 0);
@@ -228,6 +296,15 @@ TEST_F(LaunchScripts, HaveLimits) {
   EXPECT_EQ(read("for i in {1..200}; do printf '%1000d' 1; done; torchrun p.py --a 1").flags, (Words{"--a", "1"}));
   EXPECT_EQ(read("ulimit -v unlimited; ulimit -t 99; torchrun p.py --a $(ulimit -v) $(ulimit -t) $(ulimit -f)").flags,
             (Words{"--a", "1048576", "10", "1024"}));
+}
+
+// The first trial takes 7 s, the others loop.
+TEST_F(LaunchScripts, LimitTheTimeOfAllTrials) {
+  const auto begin = std::chrono::steady_clock::now();
+  read(
+      "x=$(tool | wc -l)\nread -t 7 y < <(while :; do :; done)\n"
+      "while [[ $metroplex_trial != 0 ]]; do read -t 9 y < <(while :; do :; done); done\ntorchrun p.py --a 1\n");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(35));
 }
 
 TEST_F(LaunchScripts, LimitTheSumOfAllProcesses) {

@@ -156,6 +156,9 @@ TEST_F(LaunchScripts, CountRanksOfTheInnermostLauncher) {
       {"srun --nodes=2 singularity exec image.sif torchrun --nproc_per_node 8 --nnodes 2", 16},
       {"srun -n 16 torchrun", 16},
       {"horovodrun -np 4 python", 4},
+      {"ft_launcher --nproc_per_node=4 --nnodes 2", 8},
+      {"python -m nvidia_resiliency_ext.fault_tolerance.launcher --nproc-per-node 4", 4},
+      {"msrun --worker_num=8 --local_worker_num=4", 8},
       {"jsrun -n 2 -a 4 python", 8},
       {"jsrun -p 6 python", 6},
       {"flux run -N 2 --tasks-per-node=4 python", 8},
@@ -230,6 +233,56 @@ TEST_F(LaunchScripts, PreferTrainingPrograms) {
   std::vector<std::string> sent = to_words(longer);
   size_t at = 0;
   EXPECT_EQ(from_words(sent, at).note, longer.note);
+}
+
+// The script ends before its background processes, which hold no pipe of the trial but the record.
+TEST_F(LaunchScripts, WaitForBackgroundCommands) {
+  for (const char* end :
+       {"> log 2>&1 &", "&> log &", ">> log 2>> err < /dev/null &\ndisown", "> log 2>&1 &\necho $!"}) {
+    EXPECT_EQ(read(std::string("nohup torchrun p.py --a 1 ") + end + "\n").flags, (Words{"--a", "1"})) << end;
+  }
+  EXPECT_EQ(read("{ torchrun p.py --a 1; } > log 2>&1 &\n").flags, (Words{"--a", "1"}));
+}
+
+// The folders of the program's source tree need not exist here.
+TEST_F(LaunchScripts, GoOnWithoutAFolder) {
+  for (const char* start :
+       {"cd /missing && ", "cd /missing || exit 1\n", "pushd /missing && ", "cd /missing || { echo none; exit 1; }\n",
+        "docker run image bash -c 'cd /missing && torchrun p.py --a 1'\nexit\n"}) {
+    EXPECT_EQ(read(std::string(start) + "torchrun p.py --a 1\n").flags, (Words{"--a", "1"})) << start;
+  }
+  // Existing folders decide as in bash.
+  EXPECT_EQ(read("cd /missing 2> /dev/null && A=1 || A=2\ntorchrun p.py --a $A\n").flags, (Words{"--a", "2"}));
+  EXPECT_NE(refused("cd /missing && true\n").find("starts no training"), std::string::npos);
+}
+
+TEST_F(LaunchScripts, FollowTextForOtherMachines) {
+  const std::string train = "torchrun --nproc_per_node 4 --nnodes 2 p.py --a 1";
+  for (const std::string& text :
+       {"ssh host \"cd /; " + train + "\"", "pdsh -f 8 -R ssh -w a,b '" + train + "'", "ssh -n host " + train}) {
+    const LaunchScript script = read(text + "\n");
+    EXPECT_EQ(script.flags, (Words{"--a", "1"})) << text;
+    EXPECT_EQ(script.ranks, 8) << text;
+  }
+}
+
+// Slurm sets these variables in the job of the script.
+TEST_F(LaunchScripts, SetTheVariablesOfTheirSlurmOptions) {
+  unsetenv("SLURM_JOB_ID");
+  const std::string job =
+      "#!/bin/bash\n#SBATCH --nodes=2 -c 6\n#SBATCH --ntasks-per-node 4\n#SBATCH --gres=gpu:a100:8\n";
+  const LaunchScript script =
+      read(job +
+           "torchrun --nproc_per_node $SLURM_GPUS_ON_NODE --nnodes ${SLURM_NNODES:-1} p.py "
+           "--a $((SLURM_JOB_NUM_NODES*10)) $SLURM_NTASKS $SLURM_NTASKS_PER_NODE $SLURM_CPUS_PER_TASK\n");
+  EXPECT_EQ(script.flags, (Words{"--a", "20", "8", "4", "6"}));
+  EXPECT_EQ(script.ranks, 16);
+  EXPECT_EQ(
+      read("#SBATCH -N 2-4 --gpus-per-node=h100:4\ntorchrun p.py --a \"$SLURM_NNODES\" $SLURM_GPUS_PER_NODE\n").flags,
+      (Words{"--a", "", "4"}));
+  setenv("SLURM_JOB_ID", "1", 1);
+  EXPECT_EQ(read(job + "torchrun p.py --a \"$SLURM_NNODES\"\n").flags, (Words{"--a", ""}));
+  unsetenv("SLURM_JOB_ID");
 }
 
 // Bash, run outside of a trial, gives the expected words.

@@ -258,7 +258,10 @@ TEST_F(LaunchScripts, NameTheProgramThatTheyAskForAFlag) {
 TEST_F(LaunchScripts, AreRefusedWhereAProgramDecidesTheirCourse) {
   const std::string train = "torchrun p.py --a 1\n";
   for (const std::string text :
-       {"N=$(sinfo -h)\nW=$((N * 8))\n", "cd $(sed p x)\n", ". $(sed p x)/model.sh\n",
+       {"N=$(sinfo -h)\nW=$((N * 8))\n", "N=$(sinfo -h)\ntorchrun p.py --a $((N * 8))\n",
+        "N=$(sinfo -h | cut -f1)\ndeclare -i W=N/2\n", "N=$(sinfo -h)\nA=(1 2)\nW=${A[N]}\n",
+        "python gen.py > vars.sh\n. ./vars.sh\n", "eval \"$(jq -r .x file)\"\n", "source <(python gen.py)\n",
+        "cd $(sed p x)\n", ". $(sed p x)/model.sh\n",
         "O=$(getopt -o a: -- \"$@\")\neval set -- \"$O\"\nwhile true; do case $1 in --) break ;; *) shift ;; esac; "
         "done\n"}) {
     const std::string error = refused(text + train);
@@ -290,6 +293,13 @@ TEST_F(LaunchScripts, NameTheFlagThatDependsOnAnAssumption) {
         "N=$(sinfo -h | wc -w); V=$((N*2))",
         "N=$(sinfo -h | wc -l); [ $N -gt 4 ] && V=1",
         "[ -n \"$(lspci)\" ] && V=1",
+        "[[ $(nvidia-smi -L) == *H100* ]] && V=1 || V=2",
+        "GPU=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1); [[ \"$GPU\" =~ H100 ]] && V=1",
+        "GPU=$(nvidia-smi -L); case $GPU in *H100*) V=1 ;; *) V=2 ;; esac",
+        "X=$(scontrol show config); [ \"$X\" = big ] && V=1",
+        "X=$(scontrol show config); if [[ -n $A || $X == big ]]; then V=1; fi",
+        "type nosuch > /dev/null 2>&1 && V=1 || V=2",
+        "hash nosuch 2> /dev/null && V=1",
         "if grep -P x run.sh; then V=1; fi",
         "V=7; grep -o x run.sh && V=8",
         "command -v nosuch > /dev/null && V=1 || V=2",
@@ -312,14 +322,29 @@ TEST_F(LaunchScripts, NameTheFlagThatDependsOnAnAssumption) {
 TEST_F(LaunchScripts, AreReadIfAnAssumptionReachesNoFlag) {
   for (const char* text :
        {"GPUS=$(nvidia-smi -L | wc -l); if [ $GPUS -lt 8 ]; then echo few; exit 1; fi",
-        "nvidia-smi -L | grep -q H100 || exit 1", "echo $(nvidia-smi | grep -o '[0-9]*MiB') > log.txt",
-        "if grep -P x run.sh; then X=1; fi", "while nvidia-smi | grep -q python; do sleep 1; done",
-        "DIR=$(mkdir -p d && pwd)", "X=$(grep -o x run.sh); echo $X | cut -b 1 | sed p | awk 1 | tr -c a b > log",
+        "eval \"$(conda shell.bash hook)\"; conda activate x", "curl -o install.sh http://x; bash install.sh",
+        "[[ $(nvidia-smi -L) == *H100* ]] && export NCCL_DEBUG=INFO",
+        "while [[ $(squeue) == *x* ]]; do sleep 1; done", "nvidia-smi -L | grep -q H100 || exit 1",
+        "echo $(nvidia-smi | grep -o '[0-9]*MiB') > log.txt", "if grep -P x run.sh; then X=1; fi",
+        "while nvidia-smi | grep -q python; do sleep 1; done", "DIR=$(mkdir -p d && pwd)",
+        "X=$(grep -o x run.sh); echo $X | cut -b 1 | sed p | awk 1 | tr -c a b > log",
         "command -v jq && J=1; echo \"$(sed p x)\" | tee log"}) {
     EXPECT_EQ(read(std::string(text) + "\ntorchrun p.py --a 1 --seed $RANDOM\n").flags.size(), 4u) << text;
   }
   EXPECT_NE(refused("[ $(nvidia-smi -L | wc -l) -gt 8 ] || torchrun p.py --a 1\n").find("nvidia-smi in line 1"),
             std::string::npos);
+}
+
+// A machine that trains has the tools of its devices, and which names a launcher.
+TEST_F(LaunchScripts, FindDeviceToolsAndLaunchers) {
+  for (const char* test : {"command -v nvidia-smi", "type nvidia-smi", "hash npu-smi",
+                           "[ -x \"$(command -v nvidia-smi)\" ]", "test -x /usr/bin/nvidia-smi", "type cat"}) {
+    EXPECT_EQ(read(std::string(test) + " && A=1 || A=2\ntorchrun p.py --a $A\n").flags, (Words{"--a", "1"})) << test;
+  }
+  const LaunchScript script = read("$(which torchrun) --nproc_per_node=4 p.py --a 1\n");
+  EXPECT_EQ(script.flags, (Words{"--a", "1"}));
+  EXPECT_EQ(script.ranks, 4);
+  EXPECT_NE(refused("torchrun p.py --a $(which jq)\n").find("--a (which in line 1"), std::string::npos);
 }
 
 // A script's own functions and options do not get in the way.
