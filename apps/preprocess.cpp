@@ -57,7 +57,8 @@ void declare(CLI::App& app, Arguments& a) {
   app.add_option("--output-prefix", a.options.output_prefix, "where the result goes: PREFIX.bin and PREFIX.idx")
       ->type_name("PREFIX")
       ->required();
-  app.add_option("--format", a.format, "auto: .jsonl, .ndjson and .json are JSON lines, all else is text")
+  app.add_option("--format", a.format,
+                 "auto: .jsonl, .ndjson and .json are JSON lines, .csv and .tsv are refused, all else is text")
       ->check(CLI::IsMember({"auto", "text", "jsonl"}))
       ->capture_default_str();
   app.add_option("--json-key", a.options.json_key, "the key that holds the text")->capture_default_str();
@@ -211,8 +212,9 @@ void encode_chats(data::Encoder& encoder, const text::Tokenizer& tokenizer, cons
   const size_t longest = a.seq_length > 0 ? static_cast<size_t>(encoder.longest_chat) : SIZE_MAX;
   const bool drops = encoder.drops_long_chats;
   encoder.encode_chat = [&tokenizer, &chat_template, &report, learned, longest, drops](std::string_view line) {
-    const text::Chat chat = text::parse_chat(line);
-    const text::ChatText text = chat_template.learned_text(chat, learned);
+    text::Chat chat = text::parse_chat(line);
+    text::ChatText text = chat_template.learned_text(chat, learned);
+    if (text::read_arguments(chat, text.text)) text = chat_template.learned_text(chat, learned);
     text::ChatTokens tokens = text::chat_tokens(tokenizer, text);
     const bool dropped = drops && tokens.ids.size() > longest;
     report.add(chat, text, tokens, dropped ? 0 : std::min(longest, tokens.ids.size()));

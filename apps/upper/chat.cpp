@@ -159,7 +159,7 @@ void Chatting::add(text::Chat& chat, const std::string& role, const std::string&
 }
 
 std::vector<int64_t> Chatting::prompt(const text::Chat& chat) const {
-  const std::vector<int32_t> ids = tokenizer->encode(chat_template.text(chat, true));
+  const std::vector<int32_t> ids = tokenizer->encode_chat(chat_template.text(chat, true)).ids;
   return {ids.begin(), ids.end()};
 }
 

@@ -40,12 +40,19 @@ std::string format_of_one(files::FileSystem& disk, const std::string& directory)
   const bool megatron = any_of(names, [](const std::string& name) { return name.starts_with("mp_rank_"); });
   if (megatron || has("model_optim_rng.pt") || has("distrib_optim.pt")) return "Megatron-LM's torch format";
   if (has("adapter_config.json")) return "PEFT's format of adapters";
-  return has("config.json") && any_of(names, is_weight_file) ? kHuggingFace : "";
+  if (has("config.json") && any_of(names, is_weight_file)) return kHuggingFace;
+  if (any_of(names, [](const std::string& name) { return name.starts_with("consolidated."); }))
+    return "the format of Meta's and Mistral's own releases";
+  if (has("model_weights.ckpt")) return "NeMo's format";
+  if (any_of(names, [](const std::string& name) { return name.ends_with(".gguf"); }))
+    return "llama.cpp's GGUF format";
+  const bool other_weights = has("config.json") && (has("flax_model.msgpack") || has("tf_model.h5"));
+  return other_weights ? "transformers' format for JAX or TensorFlow" : "";
 }
 
 // Names that other programs give to the checkpoints in a folder.
 bool is_checkpoint_name(const std::string& name) {
-  return name == "release" || name == "huggingface" ||
+  return name == "release" || name == "huggingface" || name == "weights" ||
          any_of({"iter_", "mp_rank_", "global_step", "checkpoint-", "step-", "step_", "pytorch_model_fsdp"},
                 [&](const std::string& prefix) { return name.starts_with(prefix); });
 }

@@ -35,6 +35,8 @@ void collect(files::FileSystem& disk, const std::string& path, TextFormat format
       format != TextFormat::by_name || !(ends_with(path, ".bin") || ends_with(path, ".idx")), "data", "'", path,
       "' is a file of a token dataset by its name, not text; join finished datasets with --merge PREFIXES, or give "
       "--format text if it is text all the same");
+  MPX_CHECK(format != TextFormat::by_name || !(ends_with(path, ".csv") || ends_with(path, ".tsv")), "data", "'", path,
+            "' is a table by its name; write its texts as JSON lines, or give --format text if it is one text");
   const bool named = ends_with(path, ".jsonl") || ends_with(path, ".ndjson") || ends_with(path, ".json");
   DocumentFile file{path, format == TextFormat::jsonl || (format == TextFormat::by_name && named), disk.map(path)};
   const std::string form = files::no_text_form(file.bytes.text());

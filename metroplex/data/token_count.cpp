@@ -87,13 +87,36 @@ void share_out(const Blend& blend, std::vector<SourceTokens>& sources) {
   }
 }
 
+std::optional<Blend> training_blend(const config::Data& config) {
+  return parse_blend(config.train_data_path.empty() ? config.data_path : config.train_data_path);
+}
+
+// The samples of a source in `epochs` passes. A text has one token more than its samples have positions.
+double samples_in(const SourceTokens& source, double epochs, const TokenCountOptions& options) {
+  return epochs * source.epoch_samples - (source.chats ? 0 : 1 / static_cast<double>(options.sequence_length));
+}
+
+// A blend without weights holds each sample once.
+double samples_without_weights(const std::vector<SourceTokens>& sources, double epochs,
+                               const TokenCountOptions& options) {
+  double all = 0;
+  std::string weights;
+  for (const SourceTokens& source : sources) {
+    all += std::max(0.0, std::floor(samples_in(source, 1, options) + 1e-6));
+    weights += base::concat(" ", std::max<int64_t>(1, std::llround(source.epoch_samples)), " ", source.prefix);
+  }
+  MPX_CHECK(epochs <= 1, "config", "train.train_epochs = ", epochs,
+            ": datasets without weights are read once; give them weights (data.data_path:", weights, ")");
+  return all;
+}
+
 }  // namespace
 
 std::vector<SourceTokens> training_tokens(const config::Data& config, files::FileSystem& disk,
                                           const TokenCountOptions& options) {
   if (config.mock_data) return {mock(options.sequence_length)};
   const bool own = !config.train_data_path.empty();
-  const auto blend = parse_blend(own ? config.train_data_path : config.data_path);
+  const auto blend = training_blend(config);
   if (!blend) return {};
   const SplitBounds bounds = split_bounds(parse_split(own ? "1" : config.split));
   std::vector<SourceTokens> sources;
@@ -112,10 +135,10 @@ int64_t samples_of_epochs(const config::Data& config, files::FileSystem& disk, d
     MPX_CHECK(source.problem.empty(), "config", "train.train_epochs = ", epochs,
               ": the data must be readable here: ", source.problem);
     if (source.share == 0) continue;
-    // A text has one token more than its samples have positions.
-    const double last = source.chats ? 0 : 1 / static_cast<double>(options.sequence_length);
-    most = std::min(most, (epochs * source.epoch_samples - last) / source.share);
+    most = std::min(most, samples_in(source, epochs, options) / source.share);
   }
+  const auto blend = training_blend(config);
+  if (sources.size() > 1 && !blend->weights) most = std::min(most, samples_without_weights(sources, epochs, options));
   MPX_CHECK(std::isfinite(most) && most >= 1, "config", "train.train_epochs = ", epochs,
             ": this is less than one sample; raise it, or give data with more tokens");
   return static_cast<int64_t>(most + 1e-6);

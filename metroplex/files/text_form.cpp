@@ -25,7 +25,25 @@ constexpr Form kForms[] = {
     {std::string_view("\0\0\xfe\xff", 4), "is UTF-32; convert it (iconv -f UTF-32 -t UTF-8)"},
     {"\xff\xfe", "is UTF-16; convert it (iconv -f UTF-16 -t UTF-8)"},
     {"\xfe\xff", "is UTF-16; convert it (iconv -f UTF-16 -t UTF-8)"},
+    {"ARROW1", "is an Arrow file; write it as JSON lines first"},
+    {"\xff\xff\xff\xff", "is an Arrow stream; write it as JSON lines first"},
+    {std::string_view("SQLite format 3\0", 16), "is an SQLite database; write its texts as JSON lines first"},
+    {"%PDF-", "is a PDF file; extract its text first (pdftotext)"},
 };
+
+constexpr size_t kTarMagicOffset = 257;
+constexpr std::string_view kTarMagic = "ustar";
+
+// UTF-16 without a byte order mark: ASCII characters have a zero byte on one side.
+const char* unmarked_utf16(std::string_view bytes) {
+  constexpr size_t kSample = 512;
+  const size_t size = std::min(bytes.size(), kSample) & ~size_t{1};
+  size_t zeros[2] = {0, 0};
+  for (size_t i = 0; i < size; ++i) zeros[i % 2] += bytes[i] == '\0';
+  if (zeros[0] == 0 && 4 * zeros[1] > size) return "is UTF-16; convert it (iconv -f UTF-16LE -t UTF-8)";
+  if (zeros[1] == 0 && 4 * zeros[0] > size) return "is UTF-16; convert it (iconv -f UTF-16BE -t UTF-8)";
+  return "";
+}
 
 // The code unit of \uXXXX at `at`; -1 for other text.
 int escaped_unit(std::string_view text, size_t at) {
@@ -69,8 +87,11 @@ std::string no_text_form(std::string_view bytes) {
   for (const Form& form : kForms) {
     if (bytes.starts_with(form.begin)) return form.text;
   }
-  const bool parquet = bytes.size() >= 12 && bytes.starts_with("PAR1") && bytes.ends_with("PAR1");
-  return parquet ? "is a Parquet file; write it as JSON lines first" : "";
+  if (bytes.size() >= 12 && bytes.starts_with("PAR1") && bytes.ends_with("PAR1"))
+    return "is a Parquet file; write it as JSON lines first";
+  if (bytes.size() > kTarMagicOffset && bytes.substr(kTarMagicOffset).starts_with(kTarMagic))
+    return "is a tar archive; unpack it first (tar -xf)";
+  return unmarked_utf16(bytes);
 }
 
 std::string no_json_lines_form(std::string_view text) {

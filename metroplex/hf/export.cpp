@@ -177,8 +177,12 @@ void write_files(files::FileSystem& disk, checkpoint::TensorSource& weights, che
   disk.replace_file(files::join_path(part, "config.json"), config.dump(2) + "\n");
   const Json tokenizer = Json::parse(run.manifest().extra).value("tokenizer", Json());
   if (tokenizer.is_object()) {
-    for (const std::string& name : tokenizer.value("files", std::vector<std::string>{}))
-      disk.replace_file(files::join_path(part, name), disk.read(files::join_path(run.directory(), name)));
+    for (const std::string& name : tokenizer.value("files", std::vector<std::string>{})) {
+      const std::string folder =
+          name == "tool_use.jinja" ? files::join_path(part, "additional_chat_templates") : part;
+      disk.make_directories(folder);
+      disk.replace_file(files::join_path(folder, name), disk.read(files::join_path(run.directory(), name)));
+    }
   }
   // The tokenizer's folder may have another one.
   disk.replace_file(files::join_path(part, "generation_config.json"), generation_config(model).dump(2) + "\n");

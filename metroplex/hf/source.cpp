@@ -14,6 +14,7 @@ constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr const char* kOne = "model.safetensors";
 
 Json read_json(files::FileSystem& disk, const std::string& path) {
+  if (!disk.exists(path)) checkpoint::refuse_foreign(disk, files::parent_directory(path));
   MPX_CHECK(disk.exists(path), "checkpoint", "'", path,
             "' is missing; a Hugging Face directory has config.json and safetensors files");
   try {
@@ -90,7 +91,7 @@ std::vector<std::string> settings_of(files::FileSystem& disk, const std::string&
        special_id_settings(json, disk.exists(generation) ? read_json(disk, generation) : Json()))
     settings.push_back(std::move(setting));
   for (const auto& [file, tokenizer] :
-       {std::pair{"tokenizer.json", "bpe"}, std::pair{"tokenizer.model", "sentencepiece"}}) {
+       {std::pair{"tokenizer.json", "bpe"}, {"tokenizer.model", "sentencepiece"}, {"vocab.json", "bpe"}}) {
     if (!disk.exists(files::join_path(directory, file))) continue;
     settings.push_back(base::concat("data.tokenizer_type=", tokenizer));
     settings.push_back("data.tokenizer_model=" + files::join_path(directory, file));

@@ -95,6 +95,17 @@ OrderedJson message_of(const OrderedJson& turn) {
   return message;
 }
 
+// Datasets with columns of both forms have null in the unused ones.
+bool has_value(const OrderedJson& json, const char* key) {
+  return json.is_object() && json.contains(key) && !json[key].is_null();
+}
+
+void convert_turns(OrderedJson& messages) {
+  for (OrderedJson& message : messages) {
+    if (has_value(message, "from") && !has_value(message, "role")) message = message_of(message);
+  }
+}
+
 // As transformers: keys with the value null are dropped, and reasoning under one name is there under the names that
 // templates read.
 OrderedJson normalized(const OrderedJson& message) {
@@ -157,7 +168,7 @@ void add_system(const OrderedJson& system, Chat& chat) {
 }
 
 void read_object(const OrderedJson& json, Chat& chat) {
-  const char* list = json.contains("messages") ? "messages" : "conversations";
+  const char* list = has_value(json, "messages") ? "messages" : "conversations";
   for (const auto& [key, value] : json.items()) {
     if (value.is_null() || key == list || is_one_of(kIdentifiers, key)) continue;
     if (key == "tools") chat.tools = read_objects("tools", value, chat.notes);
@@ -173,10 +184,7 @@ void read_object(const OrderedJson& json, Chat& chat) {
             "a chat is {\"messages\": [{\"role\": ..., \"content\": ...}, ...]}; this has no \"messages\"");
   MPX_CHECK(json[list].is_array() && !json[list].empty(), "text", "\"", list, "\" is no list of messages");
   chat.messages = json[list];
-  for (OrderedJson& message : chat.messages) {
-    if (json.contains("messages") || (message.is_object() && message.contains("role"))) continue;
-    message = message_of(message);
-  }
+  convert_turns(chat.messages);
   if (json.contains("system")) add_system(json["system"], chat);
 }
 
@@ -202,10 +210,31 @@ Chat chat_from_json(OrderedJson json) {
     MPX_CHECK(json.is_array(), "text",
               "a chat is {\"messages\": [{\"role\": ..., \"content\": ...}, ...]}; this has no \"messages\"");
     chat.messages = std::move(json);
+    convert_turns(chat.messages);
   }
   MPX_CHECK(chat.messages.is_array() && !chat.messages.empty(), "text", "\"messages\" is no list of messages");
   for (OrderedJson& message : chat.messages) read_message(message, chat);
   return chat;
+}
+
+bool read_arguments(Chat& chat, std::string_view rendered) {
+  bool changed = false;
+  for (OrderedJson& message : chat.messages) {
+    if (!message.contains("tool_calls")) continue;
+    for (OrderedJson& call : message["tool_calls"]) {
+      OrderedJson& function = call.contains("function") && call["function"].is_object() ? call["function"] : call;
+      if (!function.contains("arguments") || !function["arguments"].is_string()) continue;
+      const std::string text = function["arguments"];
+      const std::string quoted = OrderedJson(text).dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+      if (rendered.find(quoted) == std::string_view::npos || !OrderedJson::accept(text)) continue;
+      OrderedJson arguments = files::parse_ordered_json(text);
+      if (!arguments.is_object()) continue;
+      function["arguments"] = std::move(arguments);
+      changed = true;
+    }
+  }
+  if (changed) chat.notes.insert("have arguments of tool_calls as a JSON text, which is read as an object");
+  return changed;
 }
 
 Chat parse_chat(std::string_view json_text) { return chat_from_json(files::parse_ordered_json(json_text)); }

@@ -23,11 +23,15 @@ struct Chat {
   std::set<std::string> notes;         // conversions of this chat
 };
 
-// From {"messages": [...]}, from {"conversations": [{"from", "value"}, ...]}, or from the list alone. An object may
-// also have "tools", "system" and "chat_template_kwargs". As transformers does, keys of messages with the value null
-// are dropped. Throws base::Error naming the key that is missing or wrong.
+// From {"messages": [...]}, from {"conversations": [...]}, or from the list alone. Turns may be ShareGPT's {"from",
+// "value"}. An object may also have "tools", "system" and "chat_template_kwargs". As transformers does, keys of
+// messages with the value null are dropped. Throws base::Error naming the key that is missing or wrong.
 Chat chat_from_json(nlohmann::ordered_json json);
 Chat parse_chat(std::string_view json_text);
+
+// Reads arguments of tool calls that are a JSON text as objects, if the template has written that text in quotes
+// (some templates take a text, others write the JSON of an object). Returns whether the chat changed.
+bool read_arguments(Chat& chat, std::string_view rendered);
 
 // Throws base::Error for a name that the chat or the tokenizer sets, or that is no identifier.
 void check_variable_name(const std::string& name);

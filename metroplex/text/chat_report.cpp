@@ -1,6 +1,7 @@
 #include "text/chat_report.h"
 
 #include <algorithm>
+#include <set>
 
 #include "base/error.h"
 #include "files/json_text.h"
@@ -29,11 +30,10 @@ bool is_written(std::string_view content, std::string_view rendered) {
 
 bool is_written(const OrderedJson& content, std::string_view rendered) {
   if (content.is_string()) return is_written(std::string_view(content.get_ref<const std::string&>()), rendered);
+  if (content.is_object()) return !content.contains("text") || is_written(content["text"], rendered);
   if (!content.is_array()) return true;
-  return std::all_of(content.begin(), content.end(), [&](const OrderedJson& part) {
-    const bool has_text = part.is_object() && part.contains("text") && part["text"].is_string();
-    return !has_text || is_written(part["text"], rendered);
-  });
+  return std::all_of(content.begin(), content.end(),
+                     [&](const OrderedJson& part) { return is_written(part, rendered); });
 }
 
 struct Turns {
@@ -59,25 +59,40 @@ Turns count_turns(std::string_view text, const ChatTokens& tokens, size_t num_ke
   return turns;
 }
 
-// Facts about the keys that a chat has.
-std::vector<std::string> facts_about_keys(const Chat& chat, const ChatTemplate& chat_template) {
-  std::vector<std::string> facts;
+void add_facts_about_content(const OrderedJson& message, std::set<std::string>& facts) {
+  if (!message.contains("content")) {
+    if (!message.contains("tool_calls")) facts.insert("have messages without \"content\" and \"tool_calls\"");
+    return;
+  }
+  if (!message["content"].is_array()) return;
+  for (const OrderedJson& part : message["content"]) {
+    if (part.is_string() || (part.is_object() && part.contains("text"))) continue;
+    const std::string type = part.is_object() && part.contains("type") ? part["type"].dump() : part.type_name();
+    facts.insert(base::concat("have parts of contents that are not text (type ", files::printable(type),
+                              "); the model reads only what the template writes for them"));
+  }
+}
+
+// Facts about the keys and contents that a chat has.
+std::set<std::string> facts_about_keys(const Chat& chat, const ChatTemplate& chat_template) {
+  std::set<std::string> facts;
   for (const std::string& key : chat.chat_keys)
-    facts.push_back(
+    facts.insert(
         base::concat("have the key \"", files::printable(key), "\" next to the messages, which is not used"));
   const bool reads_reasoning = chat_template.mentions("reasoning_content") || chat_template.mentions("thinking");
   for (const std::string& key : chat.message_keys) {
     const bool reasoning = key == "reasoning_content" || key == "thinking" || key == "reasoning";
     if (!chat_template.mentions(key) && !(reasoning && reads_reasoning))
-      facts.push_back(base::concat("have messages with the key \"", files::printable(key),
-                                   "\", which the template does not read"));
+      facts.insert(base::concat("have messages with the key \"", files::printable(key),
+                                "\", which the template does not read"));
   }
+  for (const OrderedJson& message : chat.messages) add_facts_about_content(message, facts);
   if (!chat.tools.is_null() && !chat_template.mentions("tools"))
-    facts.push_back("have tools, which the template does not read");
+    facts.insert("have tools, which the template does not read");
   if (chat.variables.is_object()) {
     for (const auto& [name, value] : chat.variables.items()) {
       if (!chat_template.mentions(name))
-        facts.push_back(base::concat("set \"", name, "\" in chat_template_kwargs, which the template does not read"));
+        facts.insert(base::concat("set \"", name, "\" in chat_template_kwargs, which the template does not read"));
     }
   }
   return facts;
@@ -86,8 +101,8 @@ std::vector<std::string> facts_about_keys(const Chat& chat, const ChatTemplate& 
 }  // namespace
 
 void ChatReport::add(const Chat& chat, const ChatText& text, const ChatTokens& tokens, size_t num_kept) {
-  std::vector<std::string> facts = facts_about_keys(chat, template_);
-  facts.insert(facts.end(), chat.notes.begin(), chat.notes.end());
+  std::set<std::string> facts = facts_about_keys(chat, template_);
+  facts.insert(chat.notes.begin(), chat.notes.end());
   std::vector<std::string> unwritten;
   for (const OrderedJson& message : chat.messages) {
     if (message.contains("content") && !is_written(message["content"], text.text))

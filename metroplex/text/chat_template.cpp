@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "files/file_system.h"
 #include "files/json_text.h"
+#include "text/jinja/lexer.h"
 #include "text/utf8.h"
 
 namespace metroplex::text {
@@ -46,6 +47,14 @@ std::string hint_of(const OrderedJson& messages, size_t count) {
 // Messages that are not learned: all but the assistant's, and those marked by "weight": 0 and similar keys.
 bool is_learned(const Chat& chat, size_t message) {
   return is_assistant(chat.messages[message]) && (message >= chat.not_learned.size() || !chat.not_learned[message]);
+}
+
+// The answer as many templates write it: without its reasoning and without white space around it.
+std::string_view without_reasoning(std::string_view answer) {
+  constexpr std::string_view kEnd = "</think>";
+  const size_t end = answer.rfind(kEnd);
+  if (end != std::string_view::npos) answer.remove_prefix(end + kEnd.size());
+  return jinja::without_trailing_space(jinja::without_leading_space(answer));
 }
 
 bool is_word_character(char c) {
@@ -149,8 +158,10 @@ std::vector<LearnedRange> ChatTemplate::ranges_by_prefixes(const Chat& chat, con
       if (content != chat.messages[i].end() && content->is_string()) {
         // The prefix may reach into an answer that begins like that text.
         const std::string& answer = content->get_ref<const std::string&>();
-        const size_t at = until.rfind(answer, begin);
-        if (at != std::string::npos && at >= before.size() && at + answer.size() >= begin) begin = at;
+        for (const std::string_view written : {std::string_view(answer), without_reasoning(answer)}) {
+          const size_t at = until.rfind(written, begin);
+          if (at != std::string::npos && at >= before.size() && at + written.size() >= begin) begin = at;
+        }
       }
       while (begin > 0 && begin < until.size() && (static_cast<unsigned char>(until[begin]) & 0xC0) == 0x80) --begin;
     }
@@ -214,9 +225,10 @@ struct NamedTemplate {
 std::vector<NamedTemplate> templates_of_files(const std::string& folder) {
   files::PosixFileSystem disk;
   std::vector<NamedTemplate> found;
-  for (const auto& [name, file] :
-       {std::pair{"default", files::join_path(folder, "chat_template.jinja")},
-        {"tool_use", files::join_path(folder, "additional_chat_templates/tool_use.jinja")}}) {
+  // A checkpoint holds the second template under its bare name.
+  for (const auto& [name, file] : {std::pair{"default", files::join_path(folder, "chat_template.jinja")},
+                                   {"tool_use", files::join_path(folder, path_in_directory(kToolUseTemplate))},
+                                   {"tool_use", files::join_path(folder, kToolUseTemplate)}}) {
     if (disk.exists(file)) found.push_back({name, disk.read(file), file});
   }
   return found;

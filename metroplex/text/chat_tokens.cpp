@@ -5,11 +5,11 @@ namespace metroplex::text {
 ChatTokens chat_tokens(const Tokenizer& tokenizer, const ChatText& chat) {
   ChatTokens out;
   if (chat.learned.empty()) {
-    out.ids = tokenizer.encode(chat.text);
+    out.ids = tokenizer.encode_chat(chat.text).ids;
     out.learned.assign(out.ids.size(), 0);
     return out;
   }
-  LocatedIds located = tokenizer.encode_with_ranges(chat.text);
+  LocatedIds located = tokenizer.encode_chat(chat.text);
   out.ids = std::move(located.ids);
   auto range = chat.learned.begin();
   for (const auto& [begin, end] : located.ranges) {

@@ -22,8 +22,7 @@ std::optional<int32_t> end_of_turn(const ChatTemplate& chat_template, const Toke
   const auto first = std::find(after.learned.begin(), after.learned.end(), 1);
   if (first == after.learned.end()) return std::nullopt;
   const int32_t id = after.ids[static_cast<size_t>(first - after.learned.begin())];
-  const bool special = !tokenizer.decode({id}).empty() && tokenizer.decode_skip_special({id}).empty();
-  return special ? std::optional(id) : std::nullopt;
+  return tokenizer.is_special(id) ? std::optional(id) : std::nullopt;
 }
 
 std::vector<int64_t> configured_end_tokens(const std::string& directory) {

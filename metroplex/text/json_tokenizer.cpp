@@ -178,13 +178,18 @@ std::string JsonTokenizer::decode(const std::vector<int32_t>& ids, bool skip_spe
   std::vector<std::string> tokens;
   tokens.reserve(ids.size());
   for (const int32_t id : ids) {
+    if (skip_special && is_special(id)) continue;
     const auto it = added_by_id_.find(id);
-    if (skip_special && it != added_by_id_.end() && it->second.skipped) continue;
     const std::string* token = it != added_by_id_.end() ? &it->second.text : parts_.model.token(id);
     if (token) tokens.push_back(*token);
   }
   ScratchPool<Scratch>::Lease scratch(*pool_, 0);
   return parts_.decoder.decode(std::move(tokens), scratch->words.regex);
+}
+
+bool JsonTokenizer::is_special(int32_t id) const {
+  const auto it = added_by_id_.find(id);
+  return it != added_by_id_.end() && it->second.skipped;
 }
 
 std::string JsonTokenizer::id_to_token(int32_t id) const {

@@ -37,6 +37,9 @@ struct JsonTokenizerParts {
 // `where` names the file in messages. Throws base::Error for anything that is damaged or not known.
 JsonTokenizerParts parse_tokenizer_json(std::string_view json_text, const std::string& where);
 
+// Appends the tokens of `names.added` that `parts` lacks. Throws base::Error for an id that another token has.
+void add_tokens(JsonTokenizerParts& parts, const SpecialNames& names);
+
 // GPT-2's two files. The end token (its name from `names`, else <|endoftext|>) gets the next id if the vocabulary
 // lacks it.
 JsonTokenizerParts parse_vocab_and_merges(std::string_view vocab_json, std::string_view merges,
@@ -53,6 +56,7 @@ class JsonTokenizer final : public Tokenizer {
   SpecialTokens special_tokens() const override { return special_; }
   std::string decode(const std::vector<int32_t>& ids) const override { return decode(ids, false); }
   std::string decode_skip_special(const std::vector<int32_t>& ids) const override { return decode(ids, true); }
+  bool is_special(int32_t id) const override;
   std::string id_to_token(int32_t id) const override;
   std::optional<int32_t> token_to_id(std::string_view token) const override;
   int64_t vocab_size() const override { return vocab_size_; }

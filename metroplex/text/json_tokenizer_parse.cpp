@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "base/error.h"
@@ -198,6 +199,24 @@ JsonTokenizerParts parse_tokenizer_json(std::string_view json_text, const std::s
   });
 }
 
+void add_tokens(JsonTokenizerParts& parts, const SpecialNames& names) {
+  std::unordered_map<int32_t, std::string> contents;
+  std::unordered_set<std::string> known;
+  for (const AddedToken& token : parts.added) {
+    contents.emplace(token.id, token.content);
+    known.insert(token.content);
+  }
+  for (AddedToken token : names.added) {
+    if (token.content.empty() || !known.insert(token.content).second) continue;
+    token.id = parts.model.id(token.content).value_or(token.id);
+    const std::string* piece = parts.model.token(token.id);
+    const std::string& other = contents.emplace(token.id, piece ? *piece : token.content).first->second;
+    MPX_CHECK(other == token.content, "text", names.added_where, ": '", files::printable(token.content),
+              "' = ", token.id, ": this id belongs to '", files::printable(other), "'; give the token another id");
+    parts.added.push_back(std::move(token));
+  }
+}
+
 JsonTokenizerParts parse_vocab_and_merges(std::string_view vocab_json, std::string_view merges,
                                           const std::string& where, const SpecialNames& names) {
   return in_file(where, [&] {
@@ -213,7 +232,9 @@ JsonTokenizerParts parse_vocab_and_merges(std::string_view vocab_json, std::stri
                              BpeModel(spec),
                              {},
                              {JsonTokenizerParts::kText}};
+    add_tokens(parts, names);
     int64_t next_id = parts.model.num_ids();
+    for (const AddedToken& token : parts.added) next_id = std::max<int64_t>(next_id, int64_t{token.id} + 1);
     for (const auto& name : {names.bos, std::optional(names.eos.value_or("<|endoftext|>")), names.unk, names.pad}) {
       const auto same = [&](const AddedToken& token) { return token.content == *name; };
       if (!name || name->empty() || std::any_of(parts.added.begin(), parts.added.end(), same)) continue;

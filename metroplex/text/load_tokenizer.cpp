@@ -16,24 +16,16 @@ std::string find_model_file(files::FileSystem& disk, const std::string& type, co
             type == "sentencepiece" ? "tokenizer.model" : "tokenizer.json (or vocab and merge files)");
   MPX_CHECK(disk.exists(model), "text", model, " does not exist");
   if (!disk.is_directory(model)) return model;
-  for (const std::string& name : {std::string("tokenizer.json"), std::string("tokenizer.model")}) {
+  for (const std::string& name :
+       {std::string("tokenizer.json"), std::string("tokenizer.model"), std::string("vocab.json")}) {
     if (type == "sentencepiece" && name.ends_with(".json")) continue;
     if (type == "bpe" && name.ends_with(".model")) continue;
     const std::string path = files::join_path(model, name);
-    if (disk.exists(path)) return path;
+    if (disk.exists(path) && (name != "vocab.json" || !merges_of(path).empty())) return path;
   }
   base::throw_error("text", model + " holds neither a tokenizer.json nor a tokenizer.model" +
+                                (type == "sentencepiece" ? "" : ", nor vocab.json with merges.txt") +
                                 (type.empty() ? "" : " for type " + type));
-}
-
-std::unique_ptr<Tokenizer> load_file(files::FileSystem& disk, const std::string& type, const std::string& path,
-                                     InvalidUtf8 invalid_utf8) {
-  const bool json = path.ends_with(".json") || (type == "bpe" && !path.ends_with(".model"));
-  MPX_CHECK(type.empty() || json == (type == "bpe"), "text", path, " is not a file for a tokenizer of type ", type);
-  const files::Bytes bytes = disk.map(path);
-  const SpecialNames names = read_special_names(files::parent_directory(path));
-  if (!json) return std::make_unique<SentencePieceTokenizer>(bytes.text(), path, names, invalid_utf8);
-  return std::make_unique<JsonTokenizer>(parse_tokenizer_json(bytes.text(), path), names, invalid_utf8);
 }
 
 std::unique_ptr<Tokenizer> load_vocab_and_merges(files::FileSystem& disk, const std::string& vocab_file,
@@ -45,6 +37,20 @@ std::unique_ptr<Tokenizer> load_vocab_and_merges(files::FileSystem& disk, const 
   return std::make_unique<JsonTokenizer>(
       parse_vocab_and_merges(vocab.text(), merges.text(), vocab_file + " + " + merge_file, names), names,
       invalid_utf8);
+}
+
+std::unique_ptr<Tokenizer> load_file(files::FileSystem& disk, const std::string& type, const std::string& path,
+                                     InvalidUtf8 invalid_utf8) {
+  const bool json = path.ends_with(".json") || (type == "bpe" && !path.ends_with(".model"));
+  MPX_CHECK(type.empty() || json == (type == "bpe"), "text", path, " is not a file for a tokenizer of type ", type);
+  if (const std::string merges = merges_of(path); !merges.empty())
+    return load_vocab_and_merges(disk, path, merges, invalid_utf8);
+  const files::Bytes bytes = disk.map(path);
+  const SpecialNames names = read_special_names(files::parent_directory(path));
+  if (!json) return std::make_unique<SentencePieceTokenizer>(bytes.text(), path, names, invalid_utf8);
+  JsonTokenizerParts parts = parse_tokenizer_json(bytes.text(), path);
+  add_tokens(parts, names);
+  return std::make_unique<JsonTokenizer>(std::move(parts), names, invalid_utf8);
 }
 
 std::unique_ptr<Tokenizer> make_null(const std::string& model) {
@@ -71,6 +77,13 @@ const std::vector<std::string>& tokenizer_types() {
 std::string tokenizer_model_file(const std::string& type, const std::string& model) {
   files::PosixFileSystem disk;
   return find_model_file(disk, type, model);
+}
+
+std::string merges_of(const std::string& model_file) {
+  files::PosixFileSystem disk;
+  const std::string merges = files::join_path(files::parent_directory(model_file), "merges.txt");
+  const bool named = model_file == "vocab.json" || model_file.ends_with("/vocab.json");
+  return named && disk.exists(merges) ? merges : "";
 }
 
 std::vector<int32_t> Tokenizer::encode_with_special(std::string_view text) const {

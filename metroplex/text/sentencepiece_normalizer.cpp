@@ -90,7 +90,8 @@ size_t SentencePieceNormalizer::append_plain(std::string_view text, size_t at, b
   }
 }
 
-std::string SentencePieceNormalizer::apply(std::string_view text, std::vector<size_t>* places) const {
+std::string SentencePieceNormalizer::apply(std::string_view text, std::vector<size_t>* places,
+                                           Position position) const {
   size_t at = 0;
   while (remove_extra_spaces_ && at < text.size()) {
     const Prefix prefix = normalize_prefix(text.substr(at));
@@ -105,7 +106,7 @@ std::string SentencePieceNormalizer::apply(std::string_view text, std::vector<si
   };
   if (at < text.size()) {
     out.reserve(text.size() + text.size() / 2 + 8);
-    if (dummy_prefix_) append(space_, at);
+    if (dummy_prefix_ && position.first) append(space_, at);
     bool after_space = remove_extra_spaces_;
     while (at < text.size()) {
       if (!places) at = append_plain(text, at, after_space, out);
@@ -124,7 +125,7 @@ std::string SentencePieceNormalizer::apply(std::string_view text, std::vector<si
       if (places) end = (*places)[out.size()];
     }
     if (places) places->resize(out.size());
-    if (dummy_suffix_) append(space_, end);
+    if (dummy_suffix_ && position.last) append(space_, end);
   }
   if (places) places->push_back(end);
   return out;

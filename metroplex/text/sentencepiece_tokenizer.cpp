@@ -3,6 +3,7 @@
 #include <sentencepiece_processor.h>
 
 #include "base/error.h"
+#include "files/json_text.h"
 #include "text/bpe_model.h"
 #include "text/utf8.h"
 
@@ -18,9 +19,9 @@ std::vector<std::string_view> user_defined(const std::vector<Piece>& pieces) {
 }
 
 // One U+FFFD for every byte that is not part of valid UTF-8.
-void append_bytes(const std::string& bytes, std::string& out) {
+void append_bytes(std::string_view bytes, std::string& out) {
   for (size_t at = 0; at < bytes.size();) {
-    const std::string_view rest = std::string_view(bytes).substr(at);
+    const std::string_view rest = bytes.substr(at);
     const size_t valid = valid_utf8_prefix(rest);
     out.append(rest.substr(0, valid));
     if (valid < rest.size()) out += "\xEF\xBF\xBD";
@@ -56,13 +57,15 @@ SentencePieceTokenizer::SentencePieceTokenizer(const SentencePieceFile& file, co
       byte_fallback_(file.byte_fallback),
       invalid_utf8_(invalid_utf8) {
   for (const Piece& piece : file.pieces) pieces_.push_back({std::string(piece.text), piece.type});
+  add_tokens(names);
   // A spelling that two pieces have names the one that text does not lead to.
   for (const bool in_text : {false, true}) {
     for (size_t id = 0; id < pieces_.size(); ++id) {
       const PieceType type = pieces_[id].type;
       const bool is_in_text =
           type == PieceType::normal || type == PieceType::user_defined || type == PieceType::unused;
-      if (is_in_text == in_text) ids_.emplace(pieces_[id].text, static_cast<int32_t>(id));
+      if (is_in_text == in_text && !pieces_[id].text.empty())
+        ids_.emplace(pieces_[id].text, static_cast<int32_t>(id));
     }
   }
   if (!file.denormalizer.character_map.units.empty()) {
@@ -72,6 +75,27 @@ SentencePieceTokenizer::SentencePieceTokenizer(const SentencePieceFile& file, co
     if (pieces_[id].type == PieceType::unknown) unknown_ = static_cast<int32_t>(id);
   }
   find_special_ids(file, names);
+}
+
+void SentencePieceTokenizer::add_tokens(const SpecialNames& names) {
+  for (size_t id = 0; id < pieces_.size(); ++id) {
+    const PieceType type = pieces_[id].type;
+    if (type == PieceType::control || type == PieceType::unknown)
+      marks_.add({static_cast<int32_t>(id), pieces_[id].text}, pieces_[id].text);
+  }
+  for (const AddedToken& token : names.added) {
+    const auto id = static_cast<size_t>(token.id);
+    if (token.content.empty()) continue;
+    if (id >= pieces_.size()) pieces_.resize(id + 1, {"", PieceType::unused});
+    OwnPiece& piece = pieces_[id];
+    if (piece.text.empty()) piece = {token.content, PieceType::user_defined, token.special};
+    MPX_CHECK(piece.text == token.content, "text", names.added_where, ": '", files::printable(token.content),
+              "' = ", token.id, ": this id belongs to '", files::printable(piece.text),
+              "'; give the token another id");
+    if (piece.type == PieceType::control || piece.type == PieceType::unknown) continue;
+    added_.add(token, token.content);
+    marks_.add(token, token.content);
+  }
 }
 
 void SentencePieceTokenizer::find_special_ids(const SentencePieceFile& file, const SpecialNames& names) {
@@ -108,16 +132,46 @@ void SentencePieceTokenizer::check_utf8(std::string_view text) const {
 
 std::vector<int32_t> SentencePieceTokenizer::encode(std::string_view text) const {
   if (invalid_utf8_ == InvalidUtf8::error) check_utf8(text);
+  if (!added_.empty()) {
+    std::string valid;
+    append_bytes(text, valid);
+    return encode_around(added_, valid).ids;
+  }
   if (model_) return model_->encode(normalizer_.apply(text), nullptr);
   return settle_unused(encode_by_library(text)).ids;
 }
 
 LocatedIds SentencePieceTokenizer::encode_with_ranges(std::string_view text) const {
   check_utf8(text);
+  return encode_around(added_, text);
+}
+
+LocatedIds SentencePieceTokenizer::encode_chat(std::string_view text) const {
+  check_utf8(text);
+  return encode_around(marks_, text);
+}
+
+LocatedIds SentencePieceTokenizer::encode_around(const AddedTokenFinder& finder, std::string_view text) const {
+  std::vector<AddedSplit> splits;
+  finder.split(text, splits);
+  LocatedIds located;
+  for (const AddedSplit& split : splits) {
+    const auto begin = static_cast<size_t>(split.text.data() - text.data());
+    const bool last = begin + split.text.size() == text.size();
+    const LocatedIds part = split.id >= 0 ? LocatedIds{{split.id}, {{0, split.text.size()}}}
+                                          : encode_range(split.text, {begin == 0, last});
+    located.ids.insert(located.ids.end(), part.ids.begin(), part.ids.end());
+    for (const TextRange& range : part.ranges) located.ranges.push_back({begin + range.begin, begin + range.end});
+  }
+  return located;
+}
+
+LocatedIds SentencePieceTokenizer::encode_range(std::string_view text,
+                                                SentencePieceNormalizer::Position position) const {
   if (!model_) return settle_unused(encode_by_library(text));
   LocatedIds located;
   std::vector<size_t> places;
-  const std::string normalized = normalizer_.apply(text, &places);
+  const std::string normalized = normalizer_.apply(text, &places, position);
   located.ids = model_->encode(normalized, &located.ranges);
   for (TextRange& range : located.ranges) range = {places[range.begin], places[range.end]};
   return located;
@@ -159,7 +213,13 @@ LocatedIds SentencePieceTokenizer::settle_unused(const LocatedIds& found) const 
   return settled;
 }
 
-std::string SentencePieceTokenizer::decode(const std::vector<int32_t>& ids) const {
+bool SentencePieceTokenizer::is_special(int32_t id) const {
+  if (id < 0 || id >= vocab_size()) return false;
+  const OwnPiece& piece = pieces_[static_cast<size_t>(id)];
+  return piece.added_special || piece.type == PieceType::control;
+}
+
+std::string SentencePieceTokenizer::decode(const std::vector<int32_t>& ids, bool skip_special) const {
   std::string out, bytes;
   bool at_start = true;
   const auto flush = [&] {
@@ -174,7 +234,7 @@ std::string SentencePieceTokenizer::decode(const std::vector<int32_t>& ids) cons
       continue;
     }
     flush();
-    if (piece.type == PieceType::control) continue;
+    if (piece.type == PieceType::control || (skip_special && piece.added_special)) continue;
     at_start = at_start && out.empty();
     std::string_view text = piece.text;
     if (at_start && drop_first_space_ && text.substr(0, kSpaceMark.size()) == kSpaceMark) {

@@ -1,6 +1,8 @@
 // A tokenizer.model of the sentencepiece library. A document ends with the model's eos. Ids and texts are those of
 // the package's release 0.2.3, whichever release of the library is installed: it trains models and cuts text into
 // words or characters (and knows no control pieces in text there), the rest is done here, several times faster.
+// Tokens that the files next to the model add (SpecialNames::added) are cut out of the text first. The text between
+// two of them gets no space in front, as in LlamaTokenizer of transformers 5.
 #pragma once
 
 #include <array>
@@ -11,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "text/added_tokens.h"
 #include "text/byte_trie.h"
 #include "text/piece_model.h"
 #include "text/sentencepiece_file.h"
@@ -36,10 +39,14 @@ class SentencePieceNormalizer {
                           const std::vector<std::string_view>& verbatim);
 
   // Any bytes; the result is valid UTF-8. One U+FFFD stands for every byte that is not part of valid UTF-8.
-  std::string apply(std::string_view text) const { return apply(text, nullptr); }
+  std::string apply(std::string_view text) const { return apply(text, nullptr, {}); }
+  // The position of the text in a longer one. Only the first text gets a space in front, only the last at the end.
+  struct Position {
+    bool first = true, last = true;
+  };
   // Also gives for each byte of the result the place in `text` where its rule begins, and as a last entry the place
   // where the rules end. A space that is put in front has the place of the byte after it.
-  std::string apply(std::string_view text, std::vector<size_t>* places) const;
+  std::string apply(std::string_view text, std::vector<size_t>* places, Position position) const;
 
  private:
   struct Prefix {
@@ -70,9 +77,12 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::string name() const override { return "sentencepiece"; }
   std::vector<int32_t> encode(std::string_view text) const override;
   LocatedIds encode_with_ranges(std::string_view text) const override;
+  LocatedIds encode_chat(std::string_view text) const override;
   SpecialTokens special_tokens() const override { return special_; }
   // Control pieces give no text.
-  std::string decode(const std::vector<int32_t>& ids) const override;
+  std::string decode(const std::vector<int32_t>& ids) const override { return decode(ids, false); }
+  std::string decode_skip_special(const std::vector<int32_t>& ids) const override { return decode(ids, true); }
+  bool is_special(int32_t id) const override;
   std::string id_to_token(int32_t id) const override;
   std::optional<int32_t> token_to_id(std::string_view token) const override;
   int64_t vocab_size() const override { return static_cast<int64_t>(pieces_.size()); }
@@ -84,15 +94,22 @@ class SentencePieceTokenizer final : public Tokenizer {
   struct OwnPiece {
     std::string text;
     PieceType type;
+    bool added_special = false;
   };
   SentencePieceTokenizer(const SentencePieceFile& file, const SpecialNames& names, InvalidUtf8 invalid_utf8);
   void find_special_ids(const SentencePieceFile& file, const SpecialNames& names);
+  void add_tokens(const SpecialNames& names);
+  std::string decode(const std::vector<int32_t>& ids, bool skip_special) const;
+  LocatedIds encode_around(const AddedTokenFinder& finder, std::string_view text) const;
+  LocatedIds encode_range(std::string_view text, SentencePieceNormalizer::Position position) const;
   LocatedIds settle_unused(const LocatedIds& found) const;
   LocatedIds encode_by_library(std::string_view text) const;
   void check_utf8(std::string_view text) const;
   void load_library(std::string_view model, const std::string& where);
 
-  std::vector<OwnPiece> pieces_;  // by id
+  std::vector<OwnPiece> pieces_;  // by id; those of the model, then added tokens
+  AddedTokenFinder added_;        // found in any text
+  AddedTokenFinder marks_;        // added tokens and control pieces; found in chats
   std::unordered_map<std::string_view, int32_t> ids_;
   std::unique_ptr<PieceModel> model_;
   std::unique_ptr<sentencepiece::SentencePieceProcessor> library_;  // where there is no model_

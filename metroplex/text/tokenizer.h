@@ -49,6 +49,10 @@ class Tokenizer {
   // The ids of encode, with ranges. Several times slower than encode; the text must be valid UTF-8.
   virtual LocatedIds encode_with_ranges(std::string_view text) const = 0;
 
+  // The ids of a text that a chat template wrote. Control pieces of sentencepiece models (<s>, </s>) are found in it;
+  // encode does not find those. For other tokenizers this is encode_with_ranges.
+  virtual LocatedIds encode_chat(std::string_view text) const { return encode_with_ranges(text); }
+
   // The ids that transformers adds by default: by the post-processor of a tokenizer.json; without such a file by
   // add_bos_token and add_eos_token of tokenizer_config.json.
   virtual SpecialTokens special_tokens() const { return {}; }
@@ -61,6 +65,9 @@ class Tokenizer {
 
   // Special tokens left out.
   virtual std::string decode_skip_special(const std::vector<int32_t>& ids) const { return decode(ids); }
+
+  // Whether decode_skip_special leaves the id out.
+  virtual bool is_special(int32_t) const { return false; }
 
   // The token as its file spells it ("" for an id that names none).
   virtual std::string id_to_token(int32_t id) const = 0;
@@ -83,6 +90,8 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& type, const std::st
 
 // The file that `model` means for this type: itself, or what a folder of this name holds.
 std::string tokenizer_model_file(const std::string& type, const std::string& model);
+// Returns the merges.txt next to GPT-2's vocab.json; empty for other files.
+std::string merges_of(const std::string& model_file);
 
 // The names that `type` may have.
 const std::vector<std::string>& tokenizer_types();

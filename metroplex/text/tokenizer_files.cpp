@@ -12,8 +12,8 @@ namespace {
 
 constexpr const char *kModel = "tokenizer.model", *kJson = "tokenizer.json", *kVocab = "vocab.json",
                      *kMerges = "merges.txt";
-constexpr const char* kBeside[] = {"tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
-                                   "generation_config.json"};
+constexpr const char* kBeside[] = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+                                   "chat_template.jinja",   kToolUseTemplate,          "generation_config.json"};
 
 }  // namespace
 
@@ -32,17 +32,29 @@ TokenizerFiles read_tokenizer_files(const std::string& type, const std::string& 
     const std::string path = tokenizer_model_file(type, model);
     const bool json = type == "bpe" || (type.empty() && path.ends_with(".json"));
     out.type = json ? "bpe" : "sentencepiece";
-    out.files = {{json ? kJson : kModel, disk.read(path)}};
     folder = files::parent_directory(path);
+    if (const std::string merges = merges_of(path); !merges.empty()) {
+      out.files = {{kVocab, disk.read(path)}, {kMerges, disk.read(merges)}};
+    } else {
+      out.files = {{json ? kJson : kModel, disk.read(path)}};
+    }
   }
   files::ChecksumStream sum;
   for (const auto& [name, bytes] : out.files) sum.add(bytes.data(), bytes.size());
   out.checksum = files::to_hex(sum.sum());
   for (const char* name : kBeside) {
-    const std::string path = files::join_path(folder, name);
-    if (disk.exists(path)) out.files.emplace_back(name, disk.read(path));
+    for (const std::string& path :
+         {files::join_path(folder, path_in_directory(name)), files::join_path(folder, name)}) {
+      if (!disk.exists(path)) continue;
+      out.files.emplace_back(name, disk.read(path));
+      break;
+    }
   }
   return out;
+}
+
+std::string path_in_directory(const std::string& name) {
+  return name == kToolUseTemplate ? files::join_path("additional_chat_templates", name) : name;
 }
 
 std::string words_of(const Tokenizer& tokenizer, const TokenizerFiles& files) {

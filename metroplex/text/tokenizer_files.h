@@ -1,14 +1,16 @@
 // The files that a tokenizer was loaded from, to be carried along: under these names a folder of them is a tokenizer.
 //   sentencepiece  tokenizer.model
 //   bpe            tokenizer.json, or vocab.json and merges.txt
-//   both           tokenizer_config.json, special_tokens_map.json, chat_template.jinja and generation_config.json, if
-//                  they are next to the tokenizer
+//   both           tokenizer_config.json, special_tokens_map.json, added_tokens.json, chat_template.jinja,
+//                  tool_use.jinja and generation_config.json, if they are next to the tokenizer
 #pragma once
 
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "text/added_tokens.h"
 
 namespace metroplex::text {
 
@@ -25,6 +27,11 @@ struct TokenizerFiles {
 // What load_tokenizer reads for these arguments. `type` may be empty: it follows from the file. Throws base::Error.
 TokenizerFiles read_tokenizer_files(const std::string& type, const std::string& model, const std::string& vocab_file,
                                     const std::string& merge_file);
+
+// The template of chats with tools. Hugging Face directories have it in additional_chat_templates.
+inline constexpr const char* kToolUseTemplate = "tool_use.jinja";
+// The path of a file of this name in a Hugging Face directory.
+std::string path_in_directory(const std::string& name);
 
 // Which tokenizer it is, in words: equal words of equal ids.
 std::string words_of(const Tokenizer& tokenizer, const TokenizerFiles& files);
@@ -44,6 +51,10 @@ struct SpecialNames {
   std::optional<int32_t> bos_id, eos_id, pad_id;
   std::optional<bool> add_prefix_space;  // GPT-2's
   std::optional<bool> add_bos, add_eos;  // add_bos_token and add_eos_token, or the default of tokenizer_class
+  // Tokens of added_tokens_decoder in tokenizer_config.json, or else of added_tokens.json. `added_where` names the
+  // file.
+  std::vector<AddedToken> added;
+  std::string added_where;
 };
 
 // All empty where neither file exists. Throws base::Error for a file that is there and cannot be read.

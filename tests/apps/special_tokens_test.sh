@@ -90,9 +90,14 @@ assert read(sys.argv[1], "generation_config") == read("source", "generation_conf
 PYTHON
   held
 }
+mkdir source/additional_chat_templates
+echo tools > source/additional_chat_templates/tool_use.jinja
+cp "$tokenizers"/qwen2/tokenizer*.json source && echo chat > source/chat_template.jinja
 run 0 convert source --to checkpoint source_ck
 run 0 convert source_ck --to hf out_ck
 same_ids out_ck
+diff -r source/additional_chat_templates out_ck/additional_chat_templates && held || fail "the template of tools is lost"
+rm source/tokenizer*.json source/chat_template.jinja
 run 0 train --model.from source $small --train.train_iters=1 --checkpoint.save=tuned --checkpoint.export_hf=out_run
 same_ids out_run
 run 0 train tuned/run.yaml --checkpoint.load=tuned --train.train_iters=2 --optim.override_opt_param_scheduler=true \
@@ -123,6 +128,15 @@ run 0 train $net --data.tokenizer_type=bpe --data.tokenizer_model=talk $small --
 json talk_hf/config.json 'd["eos_token_id"]' "[1000, $end]"
 json talk_hf/generation_config.json 'd["eos_token_id"]' "[1000, $end]"
 holds "a run from nothing exports the end of its tokenizer and the end of a turn"
+
+# A template's control tokens are found by a tokenizer.model too.
+mkdir pieces && cp "$tokenizers"/sentencepiece_bpe/tokenizer* pieces
+echo '{% for m in messages %}{{ bos_token if m.role == "user" }}{{ m.content }}{{ eos_token if m.role == "assistant" }}{% endfor %}' > pieces/chat_template.jinja
+echo '{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]}' > pieces.jsonl
+run 0 preprocess --chat --input pieces.jsonl --tokenizer-model pieces --output-prefix pieces_chats
+[[ $(ids pieces_chats) == "1 "*" 2" ]] && held || fail "the chat is $(ids pieces_chats)"
+[ ! -s err ] && held || fail "preprocess warns: $(cat err)"
+holds "a chat with a tokenizer.model begins with <s> and learns </s>"
 
 # Tokens beyond the embedding get rows of their own.
 mkdir grow && cp "$cases/qwen3"/*.json "$cases/qwen3"/*.safetensors grow && cp "$tokenizers"/qwen2/tokenizer*.json grow && chmod -R u+w grow

@@ -127,19 +127,31 @@ TEST(Documents, NameTheFormOfAFileThatIsNoJsonLines) {
     std::string content;
     const char* form;
   };
-  for (const Case& item :
-       {Case{"a.json", "[{\"text\": \"a\"}]\n", "a JSON array"},
-        Case{"a.json", "[\n{\"text\": \"a\"}\n]\n", "a JSON array"},
-        Case{"a.json", "[\n  {\n\"text\": \"a\"}\n]\n", "a JSON array"},
-        Case{"a.json", "\xef\xbb\xbf{\n  \"text\": \"a\"\n}\n", "of several lines"},
-        Case{"a.jsonl", "{\"text\": \"a\",\n \"b\": 1}\n", "of several lines"},
-        Case{"a.jsonl.gz", "\x1f\x8b\x08", "gzip"}, Case{"a.jsonl.zst", "\x28\xb5\x2f\xfd", "zstd"},
-        Case{"a.txt.bz2", "BZh91AY&SY", "bzip2"}, Case{"a.xz", std::string("\xfd\x37zXZ\0", 6), "xz"},
-        Case{"a.txt", std::string("\xff\xfe\x61\0", 4), "UTF-16"}, Case{"a.parquet", "PAR1....PAR1", "Parquet"}}) {
+  for (const Case& item : {Case{"a.json", "[{\"text\": \"a\"}]\n", "a JSON array"},
+                           Case{"a.json", "[\n{\"text\": \"a\"}\n]\n", "a JSON array"},
+                           Case{"a.json", "[\n  {\n\"text\": \"a\"}\n]\n", "a JSON array"},
+                           Case{"a.json", "\xef\xbb\xbf{\n  \"text\": \"a\"\n}\n", "of several lines"},
+                           Case{"a.jsonl", "{\"text\": \"a\",\n \"b\": 1}\n", "of several lines"},
+                           Case{"a.jsonl.gz", "\x1f\x8b\x08", "gzip"},
+                           Case{"a.jsonl.zst", "\x28\xb5\x2f\xfd", "zstd"},
+                           Case{"a.txt.bz2", "BZh91AY&SY", "bzip2"},
+                           Case{"a.xz", std::string("\xfd\x37zXZ\0", 6), "xz"},
+                           Case{"a.txt", std::string("\xff\xfe\x61\0", 4), "UTF-16"},
+                           Case{"a.parquet", "PAR1....PAR1", "Parquet"},
+                           Case{"a.tar", std::string(257, 'a') + "ustar", "tar archive"},
+                           Case{"a.db", std::string("SQLite format 3\0", 16), "SQLite"},
+                           Case{"a.arrow", "ARROW1", "Arrow file"},
+                           Case{"a.arrows", "\xff\xff\xff\xff", "Arrow stream"},
+                           Case{"a.pdf", "%PDF-1.4", "PDF"},
+                           Case{"a.txt", std::string("a\0b\0", 4), "UTF-16LE"},
+                           Case{"a.txt", std::string("\0a\0b", 4), "UTF-16BE"},
+                           Case{"a.csv", "text\none\n", "table by its name"},
+                           Case{"a.tsv", "text\none\n", "--format text"}}) {
     const std::string error = test::error_of([&] { texts(scratch, item.name, item.content, false); });
     EXPECT_NE(error.find(item.form), std::string::npos) << item.name << ": " << error;
     EXPECT_NE(error.find(item.name), std::string::npos) << error;
   }
+  EXPECT_EQ(texts(scratch, "a.txt", std::string("ab\0c", 4), false), Strings{std::string("ab\0c", 4)}) << "text";
 }
 
 }  // namespace

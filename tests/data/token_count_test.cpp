@@ -8,6 +8,7 @@
 #include "data/build.h"
 #include "data/scratch.h"
 #include "files/file_system.h"
+#include "support/error_of.h"
 
 namespace metroplex::data::token_count_test {
 namespace {
@@ -78,7 +79,14 @@ TEST_F(TokenCount, SamplesOfEpochsReadNoSourceMoreOften) {
   config.data_path = {"3", scratch / "a", "1", scratch / "b"};
   EXPECT_EQ(samples_of_epochs(config, disk, 1, counting), 133) << "99.9 / 0.75, of the first source";
   config.data_path = {scratch / "a", scratch / "b"};
-  EXPECT_EQ(samples_of_epochs(config, disk, 1, counting), 219);
+  EXPECT_EQ(samples_of_epochs(config, disk, 1, counting), 99 + 119) << "whole samples of both sources";
+  EXPECT_EQ(
+      build_datasets(config, {.sequence_length = 10, .sizes = {1000, 0, 0}, .eod = 7, .vocab_size = 0}).train->size(),
+      99 + 119);
+  const std::string error = test::error_of([&] { samples_of_epochs(config, disk, 2, counting); });
+  EXPECT_NE(error.find("train.train_epochs = 2: datasets without weights are read once"), std::string::npos) << error;
+  EXPECT_NE(error.find(base::concat(":", " 100 ", scratch / "a", " 120 ", scratch / "b")), std::string::npos)
+      << error;
   EXPECT_THROW(samples_of_epochs(config, disk, 0.001, counting), base::Error) << "less than a sample";
   config.data_path = {scratch / "nowhere"};
   EXPECT_THROW(samples_of_epochs(config, disk, 1, counting), base::Error);

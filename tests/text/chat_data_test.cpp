@@ -132,6 +132,36 @@ TEST(ChatData, ShareGptCallsOfFunctions) {
             std::string::npos);
 }
 
+TEST(ChatData, UnusedColumnsMayBeNull) {
+  EXPECT_EQ(rendered(kPlain, R"({"messages": null, "tools": null, "conversations": [{"from": "human", "value": "a",
+    "role": null}]})"),
+            "<user>a;");
+  EXPECT_EQ(
+      rendered(kPlain, R"({"conversations": null, "messages": [{"role": "user", "content": "a", "from": null}]})"),
+      "<user>a;");
+}
+
+TEST(ChatData, TurnsOfShareGptInAnyList) {
+  for (const char* chat :
+       {R"([{"from": "human", "value": "a"}])", R"({"messages": [{"from": "human", "value": "a"}]})"})
+    EXPECT_EQ(rendered(kPlain, chat), "<user>a;");
+  EXPECT_NE(refusal(R"({"system": "s", "conversations": [{"from": "system", "value": "t"}]})").find("\"system\" = "),
+            std::string::npos);
+}
+
+TEST(ChatData, ArgumentsMayBeJsonText) {
+  const char* line = R"([{"role": "assistant", "tool_calls": [{"function": {"name": "f",
+    "arguments": "{\"x\": \"\u00e9\"}"}}, {"name": "g", "arguments": "not JSON"}]}])";
+  const char* writes_json =
+      "{% for c in messages[0].tool_calls %}{{ (c.function or c).arguments | tojson }}{% endfor %}";
+  const char* writes_text = "{% for c in messages[0].tool_calls %}{{ (c.function or c).arguments }}{% endfor %}";
+  Chat chat = parse_chat(line);
+  EXPECT_FALSE(read_arguments(chat, rendered(writes_text, line))) << "the template takes a text";
+  EXPECT_TRUE(read_arguments(chat, rendered(writes_json, line)));
+  EXPECT_EQ(ChatTemplate(writes_json, "template", {}).text(chat, false), "{\"x\": \"\u00e9\"}\"not JSON\"");
+  EXPECT_EQ(chat.notes.size(), 1u);
+}
+
 // Generation prompts of reasoning models open a block that finished turns lack.
 TEST(ChatData, LearnsAfterTheCommonPrefixOfPromptAndTurn) {
   const char* thinks =
@@ -141,6 +171,12 @@ TEST(ChatData, LearnsAfterTheCommonPrefixOfPromptAndTurn) {
     {"role": "user", "content": "c"}, {"role": "assistant", "content": "<b>d"}])";
   EXPECT_EQ(learned(thinks, chat), (std::vector<std::string>{"b;", "<b>d;"}));
   EXPECT_EQ(learned(thinks, chat, Learned::last), std::vector<std::string>{"<b>d;"});
+  const char* trims =
+      "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] | trim }};{% endfor %}"
+      "{% if add_generation_prompt %}<assistant><think>{% endif %}";
+  EXPECT_EQ(learned(trims, R"([{"role": "user", "content": "a"}, {"role": "assistant", "content": " <b>c "},
+    {"role": "user", "content": "d"}, {"role": "assistant", "content": "<think>e</think>\n<i>f"}])"),
+            (std::vector<std::string>{"<b>c;", "<i>f;"}));
   // A prompt that rewrites the messages before it has no common prefix with the turn.
   const char* rewrites =
       "{% for m in messages %}<{{ m.role }}>{{ m.content if not add_generation_prompt else '' }};{% endfor %}";
@@ -183,6 +219,25 @@ TEST(ChatData, ReportNamesUnusedData) {
     EXPECT_TRUE(has_line(lines, wanted)) << wanted;
   }
   EXPECT_EQ(lines.size(), 6u);
+}
+
+TEST(ChatData, ReportNamesContentsThatAreNotText) {
+  const char* source =
+      "{% for m in messages %}{{ m.role }}{% if m.content is string %}{{ m.content }}{% elif m.content %}"
+      "{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+      "{% if add_generation_prompt %}assistant{% endif %}";
+  const auto lines =
+      report_of(source, {R"([{"role": "user", "content": [{"type": "text", "text": "hi"},
+    {"type": "image_url", "image_url": {"url": "x"}}]}, {"role": "assistant", "content": "arr"}])",
+                         R"([{"role": "user", "content": ["one", 2]}, {"role": "tool", "content": {"text": "zq"}},
+    {"role": "user", "text": "hi"}, {"role": "assistant", "content": "arr"}])"});
+  for (const char* wanted :
+       {"1 chats have parts of contents that are not text (type \"image_url\")",
+        "1 chats have parts of contents that are not text (type number)", "1 chats have messages without \"content\"",
+        "the text of 1 messages of the role user", "the text of 1 messages of the role tool"}) {
+    EXPECT_TRUE(has_line(lines, wanted)) << wanted;
+  }
+  EXPECT_EQ(lines.size(), 5u);
 }
 
 TEST(ChatData, ReportCountsTurnsWithoutEnd) {

@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "files/checksum.h"
+#include "text/chat_template.h"
 #include "text/tokenizer.h"
 #include "text/support.h"
 
@@ -59,6 +62,20 @@ TEST(TokenizerFiles, OfEveryKindLoadAgainFromTheirOwnFolder) {
     }
   }
   EXPECT_GE(seen, 3);
+}
+
+TEST(TokenizerFiles, CarryTemplatesAndAddedTokens) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder.path() + "/additional_chat_templates");
+  folder.write("tokenizer.json", testing::read_file(kVectors + "llama2/tokenizer.json"));
+  folder.write("chat_template.jinja", "default");
+  folder.write("additional_chat_templates/tool_use.jinja", "with tools");
+  folder.write("added_tokens.json", R"({"<new>": 5000})");
+  const TemporaryFolder copy;
+  for (const auto& [name, bytes] : read({"", folder.path(), "", ""}).files) copy.write(name, bytes);
+  EXPECT_EQ(find_chat_template(copy.path())->source(), "defaultwith tools");
+  EXPECT_EQ(load_tokenizer("", copy.path())->token_to_id("<new>"), 5000);
+  EXPECT_EQ(read({"", copy.path(), "", ""}).files.size(), 4u) << "a copy of a copy";
 }
 
 TEST(TokenizerFiles, AreToldApartByTheirBytes) {

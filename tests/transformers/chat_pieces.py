@@ -176,6 +176,18 @@ a  {#- x -#}  b<NL>  {# y #}<NL>c {# z +#}<NL>d
 {{ namespace(**{1: 2}) }}
 {{ namespace(a=1, **{"a": 2}) }}
 {{ strftime_now("%f|%z|%Z") }} {{ strftime_now("%%f%Y%%z%Z%%") }}
+{{ people | map(attribute="tags.x", default="-") | join(",") }} {{ people | map(attribute="zz", default=no) | join(",") }} {{ people | sum(attribute="age", start=1) }} {{ list | sum(start=10) }}
+{{ {"b": 1, "A": 2} | dictsort }} {{ {"b": 1, "A": 2} | dictsort(true) }} {{ {"b": 1, "a": 2} | dictsort(true) }} {{ {"b": 1, "a": 2} | dictsort(false, "value") }} {{ {"b": 1, "a": 2} | dictsort(reverse=true) }} {{ {"b": 1, "a": 2} | dictsort(true, "key", true) }}
+{{ words | max }} {{ words | max(true) }} {{ words | min }} {{ words | min(case_sensitive=true) }} {{ ["b", "A", "C"] | min }} {{ ["b", "A", "C"] | max(true) }} {{ people | max(attribute="name") }} {{ people | min(true, "name") }}
+{{ ["", "a"] | map("default", "z", boolean=true) | list }} {{ ["a b", "c"] | map("indent", width=2, first=true) | list }} {{ ["a", "b"] | map("replace", "a", "c") | list }} {{ [[1, 2], [3]] | map("join", d="-") | list }}
+{{ [[3, "a"], [1, "b"]] | map(attribute="0") | list }} {{ [[3, "a"], [1, "b"]] | map(attribute=1) | list }} {{ [[3, "b"], [1, "a"]] | sort(attribute="0") }} {{ [[3, ["x"]], [1, ["y"]]] | map(attribute="1.0") | join }} {{ {"0": 5} | list }} {{ [{"0": 5}] | map(attribute="0") | first is defined }}
+{{ "0b101" | int(0, 2) }} {{ "101" | int(base=2) }} {{ "0x1f" | int(0, 16) }} {{ "0o17" | int(5, 8) }} {{ "0b2" | int(9, 2) }} {{ "0b1" | int(7) }} {{ "z" | int(default=4) }} {{ "1.9" | int }} {{ "1_0" | int }}
+{{ "x" | float(2.5) }} {{ "x" | float(default=1) }} {{ "1.5" | float(9) }} {{ none | float(3) }} {{ "1e2" | float }} {{ "" | default("d", false) }} {{ 0 | default(5, boolean=false) }} {{ 0 | default(5, true) }} {{ nope | default("d", false) }} {{ no | default("d", true) }}
+{{ lines | indent(2, false) }}|{{ lines | indent(2, true) }}|{{ lines | indent(2, first=false, blank=true) }}|{{ lines | indent("> ", true, false) }}|{{ lines | indent(first=true) }}
+{{ words | sort(false, true) }} {{ words | sort(reverse=true) }} {{ words | sort(case_sensitive=true, reverse=false) }} {{ words | unique | list }} {{ words | unique(true) | list }} {{ people | unique(attribute="age") | map(attribute="name") | list }} {{ people | unique(false, "age") | list | length }}
+{{ 2.345 | round(2, "floor") }} {{ 2.341 | round(2, "ceil") }} {{ 2.5 | round(0, "ceil") }} {{ 2.5 | round(method="floor") }} {{ -2.345 | round(1, "ceil") }} {{ "aXaX" | replace("X", "-", 1) }} {{ "aXaX" | replace("X", "-", count=1) }} {{ "aXaX" | replace("X", "-", none) }}
+{{ {"b": [1, {"c": none}], "a": "é<&'"} | tojson }} {{ {"b": 1, "a": "é"} | tojson(ensure_ascii=true) }} {{ {"b": 1, "a": 2} | tojson(sort_keys=true) }} {{ {"a": [1, 2]} | tojson(separators=(",", ":")) }} {{ {"a": [1, {}], "b": []} | tojson(indent=1) }} {{ {"a": [1]} | tojson(indent=2, separators=(";", "=")) }}
+{{ people | selectattr("age", "gt", 10) | map(attribute="name") | list }} {{ people | rejectattr("tags") | list | length }} {{ list | select("in", [1, 2]) | list }} {{ list | reject("equalto", 1) | list }} {{ list | select("divisibleby", 2) | list }} {{ people | selectattr("age") | list | length }} {{ people | selectattr("name", "in", ["Bo"]) | list | length }}
 """.strip("\n").split("\n")
 
 

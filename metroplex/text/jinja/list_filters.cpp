@@ -14,8 +14,12 @@ bool given_true(const Arguments& a, size_t place, std::string_view name) {
 }
 
 // "a.b.0" of a value, as the filters with an attribute take it.
-Value path_of(Interpreter& run, const Value& value, const Value& path) {
-  if (path.is_integer()) return item(run, value, path);
+Value path_of(Interpreter& run, const Value& value, const Value& path, const Value* fallback = nullptr) {
+  const auto member = [&](const Value& of, const Value& key) {
+    const Value found = item(run, of, key);
+    return found.is_undefined() && fallback != nullptr ? *fallback : found;
+  };
+  if (path.is_integer()) return member(value, path);
   const std::string names = run.text_of(path);
   Value at = value;
   for (size_t begin = 0; begin <= names.size();) {
@@ -23,7 +27,7 @@ Value path_of(Interpreter& run, const Value& value, const Value& path) {
     const std::string name = names.substr(begin, end - begin);
     const bool number =
         !name.empty() && name.size() < 10 && name.find_first_not_of("0123456789") == std::string::npos;
-    at = item(run, at, number ? Value(int64_t{std::stol(name)}) : Value(name));
+    at = member(at, number ? Value(int64_t{std::stol(name)}) : Value(name));
     begin = end + 1;
   }
   return at;
@@ -44,9 +48,9 @@ Value map(Interpreter& run, const Value& v, Arguments& a) {
   if (const Value* path = a.find(SIZE_MAX, "attribute"); path != nullptr && a.positional.empty()) {
     a.only(0, {"attribute", "default"});
     const Value* fallback = a.find(SIZE_MAX, "default");
+    if (fallback != nullptr && fallback->is(Kind::none)) fallback = nullptr;
     for (const Value& value : elements(run, v)) {
-      const Value found = path_of(run, value, *path);
-      out.push_back(found.is_undefined() && fallback != nullptr ? *fallback : found);
+      out.push_back(path_of(run, value, *path, fallback));
       run.spend(1);
     }
     return run.list(std::move(out));
