@@ -7,6 +7,7 @@
 #include "apps/commands.h"
 #include "apps/tensor_sources.h"
 #include "base/error.h"
+#include "base/utf8.h"
 #include "checkpoint/directory.h"
 #include "checkpoint/exchange.h"
 #include "checkpoint/load.h"
@@ -146,6 +147,8 @@ int run_convert(const std::vector<std::string>& arguments) {
   }
   MPX_CHECK(!options.from.empty(), "config", "FROM is '': name a checkpoint, a folder of them, or (with --to ",
             "checkpoint) a Hugging Face directory; is a variable not set?");
+  MPX_CHECK(base::is_utf8(options.base), "config", "--base = ", options.base,
+            ": must be UTF-8, for adapter_config.json; choose another name or path");
   files::PosixFileSystem disk;
   check_target(disk, options);
   const std::string from = options.to == "hf"     ? to_hf(disk, options)

@@ -12,11 +12,13 @@
 #include "config/attention.h"
 #include "config/load.h"
 #include "cuda/device.h"
+#include "data/build.h"
 #include "files/file_system.h"
 #include "numbers.h"
 #include "program.h"
 #include "preflight/dry_run.h"
 #include "preflight/start_check.h"
+#include "train/run_data.h"
 #include "upper/launch.h"
 #include "upper/run_tokenizer.h"
 
@@ -75,13 +77,14 @@ train::TokenizerFacts tokenizer_of(config::Config& config, std::vector<std::stri
   }
 }
 
-// Why the data would not be put in order here; "": it would.
-std::string too_many_samples(const preflight::DryRun& run) {
-  const auto free = base::free_memory();
-  if (!free || run.order_bytes() <= static_cast<double>(free->bytes)) return "";
-  return base::concat("to put ", run.length.samples, " samples in order takes ", std::llround(run.order_bytes()),
-                      " bytes of memory, and ", free->bytes, " are free (", free->from,
-                      "); ask for fewer (train.train_iters, train.train_samples)");
+// Returns why the samples would not be put in order on this machine; "" if they would, or if data is not here.
+std::string order_problem(const preflight::DryRun& run, const train::TokenizerFacts& tokenizer,
+                          files::FileSystem& disk) {
+  for (const data::SourceTokens& source : run.sources) {
+    if (!source.problem.empty()) return "";
+  }
+  const config::Config& config = run.request.config;
+  return data::order_problem(config.data, train::build_options(config, run.length, tokenizer, false), disk);
 }
 
 void print(const preflight::DryRun& run, const TrainFlags& flags) {
@@ -137,11 +140,11 @@ int run_dry(const RunArguments& parsed, const config::Config& given, const Train
         "CPU; --run.device=cuda is for GPUs");
   const std::string attention = config::own_attention(config, cuda::compute_capability());
   if (placing.gpu && !attention.empty()) run.notes.push_back(attention);
-  const std::string order = too_many_samples(run);
-  if (!order.empty() && placing.gpu) run.notes.push_back("on a machine like this one, " + order);
   std::optional<base::Error> refused;
   try {
+    const std::string order = order_problem(run, tokenizer, disk);
     MPX_CHECK(order.empty() || placing.gpu, "config", order);
+    if (!order.empty()) run.notes.push_back("on a machine like this one, " + order);
     preflight::check_start(config, tokenizer, world_size, disk);
   } catch (const base::Error& error) {
     refused = error;

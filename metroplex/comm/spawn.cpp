@@ -18,7 +18,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Signals that the launcher waits for instead of being interrupted by them.
+// Signals that the launcher waits for instead of being interrupted by them, and SIGPIPE, which it ignores: Ctrl-C
+// ends the reader of its output (tee) too.
 class WatchedSignals {
  public:
   WatchedSignals() {
@@ -29,8 +30,12 @@ class WatchedSignals {
     struct sigaction standard {};
     standard.sa_handler = SIG_DFL;
     ::sigaction(SIGCHLD, &standard, &child_before_);  // inherited as ignored, no child could be waited for
+    struct sigaction ignored {};
+    ignored.sa_handler = SIG_IGN;
+    ::sigaction(SIGPIPE, &ignored, &pipe_before_);
   }
   ~WatchedSignals() {
+    ::sigaction(SIGPIPE, &pipe_before_, nullptr);
     ::sigaction(SIGCHLD, &child_before_, nullptr);
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   }
@@ -46,6 +51,7 @@ class WatchedSignals {
  private:
   sigset_t watched_{}, before_{};
   struct sigaction child_before_ {};
+  struct sigaction pipe_before_ {};
 };
 
 // What the rank has said since: its report is kept, of its notes those about signals come back.

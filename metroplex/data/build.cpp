@@ -45,6 +45,29 @@ class Builder {
     }
   }
 
+  // The first order_problem of what from_blend() would build; "" if there is none.
+  std::string order_problem(const Blend& blend, const SplitBounds& bounds,
+                            const std::array<int64_t, 3>& sizes) const {
+    const auto wanted = built_of(blend, bounds, sizes);
+    for (size_t d = 0; d < blend.prefixes.size(); ++d) {
+      std::string problem = order_problem(open(blend.prefixes[d]), bounds, wanted[d]);
+      if (!problem.empty()) return problem;
+    }
+    return "";
+  }
+
+  std::string order_problem(const std::shared_ptr<const TokenSource>& source, const SplitBounds& bounds,
+                            const std::array<int64_t, 3>& sizes) const {
+    for (size_t i = 0; i < 3; ++i) {
+      if (!bounds[i] || sizes[i] == 0) continue;
+      const std::vector<int32_t> documents = documents_of(source, *bounds[i], i, sizes[i]);
+      if (documents.empty()) continue;
+      std::string problem = data::order_problem(*source, documents, gpt_options(i, sizes[i]));
+      if (!problem.empty()) return problem;
+    }
+    return "";
+  }
+
   Datasets from_blend(const Blend& blend, const SplitBounds& bounds, const std::array<int64_t, 3>& sizes) const {
     if (blend.prefixes.size() == 1 && !blend.weights) return from_source(open(blend.prefixes[0]), bounds, sizes);
     const auto built = built_of(blend, bounds, sizes);
@@ -136,6 +159,18 @@ class Builder {
     return std::make_shared<ChatSource>(disk_, prefix);
   }
 
+  GptOptions gpt_options(size_t split, int64_t size) const {
+    GptOptions gpt;
+    gpt.index = index_options(size);
+    gpt.split = kSplitNames[split];
+    gpt.eod = options_.eod;
+    gpt.reset_position_ids = config_.reset_position_ids;
+    gpt.reset_attention_mask = config_.reset_attention_mask;
+    gpt.eod_mask_loss = config_.eod_mask_loss;
+    gpt.vocab_size = options_.vocab_size;
+    return gpt;
+  }
+
   static void check_weights(const Blend& blend, const SplitBounds& bounds, const std::array<int64_t, 3>& sizes) {
     for (size_t d = 0; d < blend.prefixes.size(); ++d)
       MPX_CHECK((*blend.weights)[d] > 0, "data", "dataset '", blend.prefixes[d], "' has weight ", (*blend.weights)[d],
@@ -180,15 +215,7 @@ class Builder {
     if (documents.empty()) return nullptr;
     if (source->holds_chats())
       return std::make_shared<ChatDataset>(source, documents, chat_options(kSplitNames[split], size), cache_);
-    GptOptions gpt;
-    gpt.index = index_options(size);
-    gpt.split = kSplitNames[split];
-    gpt.eod = options_.eod;
-    gpt.reset_position_ids = config_.reset_position_ids;
-    gpt.reset_attention_mask = config_.reset_attention_mask;
-    gpt.eod_mask_loss = config_.eod_mask_loss;
-    gpt.vocab_size = options_.vocab_size;
-    auto dataset = std::make_shared<GptDataset>(source, documents, gpt, cache_);
+    auto dataset = std::make_shared<GptDataset>(source, documents, gpt_options(split, size), cache_);
     return dataset->size() > 0 ? dataset : nullptr;
   }
 
@@ -346,6 +373,19 @@ void check_splits(const config::Data& config, const BuildOptions& options, files
     trains = trains || part.bounds[0].has_value();
   }
   MPX_CHECK(trains, "data", "the training split has no samples; give it a share in data.split");
+}
+
+std::string order_problem(const config::Data& config, const BuildOptions& options, files::FileSystem& disk) {
+  const Builder builder(config, options, disk, IndexCache(disk, ""));
+  if (config.mock_data) {
+    const auto source = std::make_shared<MockSource>(options.vocab_size, options.eod);
+    return builder.order_problem(source, split_bounds(parse_split(kMockSplit)), options.sizes);
+  }
+  for (const Part& part : parts_of(config, options)) {
+    std::string problem = builder.order_problem(part.blend, part.bounds, part.sizes);
+    if (!problem.empty()) return problem;
+  }
+  return "";
 }
 
 }  // namespace metroplex::data

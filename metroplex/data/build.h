@@ -52,6 +52,10 @@ TrainOrder train_order(const config::Data& config, const BuildOptions& options, 
 // nothing.
 void check_splits(const config::Data& config, const BuildOptions& options, files::FileSystem& disk);
 
+// Returns why the order of the samples of a split takes more memory than is free; "" if there is memory for all.
+// Does not read index files.
+std::string order_problem(const config::Data& config, const BuildOptions& options, files::FileSystem& disk);
+
 // Returns the quoted prefixes, with commas, of the datasets none of whose first 100 documents contains the token
 // `eod`. Chats are not read. "" if there is none.
 std::string datasets_without_ends(const config::Data& config, int64_t eod, files::FileSystem& disk);

@@ -27,21 +27,9 @@ std::string whole(double number) {
   return text;
 }
 
-void check_index_fits(const TokenSource& source, std::span<const int32_t> documents, const GptOptions& options) {
-  int64_t tokens = 0;
-  for (const int32_t document : documents) tokens += source.length(document);
-  const IndexNeed need = index_need(static_cast<int64_t>(documents.size()), tokens, options.index);
-  const auto free = base::free_memory();
-  MPX_CHECK(!free || need.bytes <= static_cast<double>(free->bytes), "config", "split ", options.split, " of '",
-            source.name(), "': to put ", whole(need.samples), " samples of ", options.index.sequence_length,
-            " tokens in order, ", whole(need.epochs), " epochs, takes ", whole(need.bytes), " bytes of memory, and ",
-            free->bytes, " are free (", free->from,
-            "); ask for fewer samples (train.train_iters, train.train_samples, ",
-            "train.eval_iters), or give more memory");
-}
-
 IndexArrays build_arrays(const TokenSource& source, std::span<const int32_t> documents, const GptOptions& options) {
-  check_index_fits(source, documents, options);
+  const std::string problem = order_problem(source, documents, options);
+  MPX_CHECK(problem.empty(), "config", problem);
   std::vector<int32_t> lengths(static_cast<size_t>(source.num_sequences()));
   for (size_t i = 0; i < lengths.size(); ++i) lengths[i] = source.length(static_cast<int64_t>(i));
   GptIndex index = build_gpt_index(lengths, documents, options.index);
@@ -73,6 +61,19 @@ void restart_at(std::span<const int64_t> ends, bool positions, bool documents, S
 }
 
 }  // namespace
+
+std::string order_problem(const TokenSource& source, std::span<const int32_t> documents, const GptOptions& options) {
+  int64_t tokens = 0;
+  for (const int32_t document : documents) tokens += source.length(document);
+  const IndexNeed need = index_need(static_cast<int64_t>(documents.size()), tokens, options.index);
+  const auto free = base::free_memory();
+  if (!free || need.bytes <= static_cast<double>(free->bytes)) return "";
+  return base::concat("split ", options.split, " of '", source.name(), "': to put ", whole(need.samples),
+                      " samples of ", options.index.sequence_length, " tokens in order, ", whole(need.epochs),
+                      " epochs, takes ", whole(need.bytes), " bytes of memory, and ", free->bytes, " are free (",
+                      free->from, "); ask for fewer samples (train.train_iters, train.train_samples, ",
+                      "train.eval_iters), or give more memory");
+}
 
 void fill_masks(const GptOptions& options, Sample& sample) {
   const size_t length = sample.tokens.size();

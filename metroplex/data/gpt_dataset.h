@@ -32,6 +32,9 @@ struct GptOptions {
 // Fills in loss mask, positions and documents of one sequence. Reads `sample.tokens`, writes the rest.
 void fill_masks(const GptOptions& options, Sample& sample);
 
+// Returns why the order of the samples takes more memory than is free; "" if it does not.
+std::string order_problem(const TokenSource& source, std::span<const int32_t> documents, const GptOptions& options);
+
 class GptDataset final : public Dataset {
  public:
   // `documents` [begin, end) are the split's part of the source. Throws base::Error when options need an eod and

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "config/validate.h"
-#include "data/gpt_index.h"
 #include "plan/schedules/registry.h"
 #include "plan/timeline.h"
 #include "plan/model_flops.h"
@@ -83,18 +82,6 @@ train::RankPrediction whole_model(const FitRequest& request, const train::Predic
 std::optional<double> DryRun::epochs(const data::SourceTokens& source) const {
   if (!source.problem.empty() || source.tokens == 0) return std::nullopt;
   return source.epochs(static_cast<double>(length.samples));
-}
-
-double DryRun::order_bytes() const {
-  double most = 0;
-  for (const data::SourceTokens& source : sources) {
-    if (!source.problem.empty()) continue;
-    data::GptIndexOptions options;
-    options.sequence_length = request.config.train.seq_length;
-    options.num_samples = std::llround(static_cast<double>(length.samples) * source.share);
-    most = std::max(most, data::index_need(source.documents, source.tokens, options).bytes);
-  }
-  return most;
 }
 
 static void count_active(DryRun& run) {

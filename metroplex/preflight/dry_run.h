@@ -47,8 +47,6 @@ struct DryRun {
   int64_t all_tokens() const { return length.samples * request.config.train.seq_length; }
   // Of a source; nothing where its tokens are not known.
   std::optional<double> epochs(const data::SourceTokens& source) const;
-  // What putting the training samples in order takes of the memory of a machine, by data::index_need.
-  double order_bytes() const;
   bool fits() const { return fit.fits(); }
 };
 

@@ -137,7 +137,7 @@ std::string json(const DryRun& run) {
   out["memory_options"] = options_json(run);
   out["notes"] = run.notes;
   out["config"] = config_of(c);
-  return out.dump(2);
+  return out.dump(2, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 }  // namespace metroplex::preflight

@@ -13,6 +13,8 @@
 #include "config/validate.h"
 #include "data/build.h"
 #include "hf/directory.h"
+#include "files/expert_trace.h"
+#include "train/metrics.h"
 #include "train/run_data.h"
 #include "train/run_folders.h"
 #include "train/same_data.h"
@@ -52,7 +54,7 @@ void check_directory(const config::Config& config, files::FileSystem& disk) {
   hf::Source(disk, from, config.model, [&](const std::string& name) { return config::loads(config, name); });
 }
 
-void check_checkpoint(const config::Config& config, const train::TokenizerFacts& tokenizer,
+void check_checkpoint(const config::Config& config, const train::TokenizerFacts& tokenizer, int64_t world_size,
                       const data::TrainOrder& order, files::FileSystem& disk) {
   const config::Checkpoint& c = config.checkpoint;
   if (c.load.empty()) return check_directory(config, disk);
@@ -65,6 +67,7 @@ void check_checkpoint(const config::Config& config, const train::TokenizerFacts&
   const files::Manifest& manifest = found.reader->manifest();
   train::check_loadable(config, tokenizer.files.get(), manifest, found.reader->directory(), true);
   check_same_data({config, order}, manifest, found.reader->directory());
+  train::check_schedule(config, config::data_parallel_size(config.parallel, world_size), manifest);
 }
 
 }  // namespace
@@ -76,7 +79,9 @@ void check_start(const config::Config& config, const train::TokenizerFacts& toke
     train::check_writable(config.checkpoint.save, disk);
     checkpoint::check_unlocked(disk, config.checkpoint.save);
   }
-  check_checkpoint(config, tokenizer, checked_data(config, tokenizer, world_size, disk), disk);
+  train::check_place_of_metrics(disk, config.train.metrics_file);
+  if (!config.train.expert_trace_file.empty()) files::check_place_of_trace(disk, config.train.expert_trace_file);
+  check_checkpoint(config, tokenizer, world_size, checked_data(config, tokenizer, world_size, disk), disk);
 }
 
 StartVerdict check_together(const Fit& mine, const comm::World& world, const std::function<std::string()>& refusal,

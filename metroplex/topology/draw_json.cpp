@@ -51,7 +51,7 @@ std::string to_json(const RankGrid& grid, int gpus_per_node, const MegatronOptio
   for (NamedGroups& named : megatron_groups(grid, options)) {
     result["megatron_groups"][named.name] = groups_with(std::move(named.groups), filter.rank);
   }
-  return result.dump() + "\n";
+  return result.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace metroplex::topology

@@ -20,6 +20,7 @@
 #include "train/freezing.h"
 #include "train/state_tensors.h"
 #include "train/run_folders.h"
+#include "train/run_length.h"
 #include "train/same_data.h"
 
 namespace metroplex::train {
@@ -329,6 +330,14 @@ std::vector<Difference> check_loadable(const config::Config& config, const text:
   check_seed(Json::parse(manifest.extra), config, path);
   if (!config.checkpoint.finetune && !config.checkpoint.no_load_optim) check_optimizer(config, manifest, path);
   return allowed;
+}
+
+void check_schedule(const config::Config& config, int64_t data_parallel_size, const files::Manifest& manifest) {
+  const Json extra = Json::parse(manifest.extra);
+  if (config.checkpoint.finetune || config.checkpoint.no_load_optim || !extra.contains("schedule")) return;
+  const config::Config lengths = in_samples(config, microbatch_schedule(config, data_parallel_size));
+  optim::merge_schedules(optim::schedule_args(lengths), schedule_from(extra.at("schedule")),
+                         schedule_source(config.optim));
 }
 
 LoadOutcome load_state(Assembly& a, const std::string& directory, files::FileSystem& disk,

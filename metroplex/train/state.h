@@ -55,6 +55,8 @@ std::string load_weights_of_directory(Assembly& assembly, files::FileSystem& dis
 // trains cannot go on from it; returns the differences that checkpoint.allow names.
 std::vector<Difference> check_loadable(const config::Config& config, const text::TokenizerFiles* tokenizer,
                                        const files::Manifest& manifest, const std::string& path, bool trains);
+// Throws base::Error("config") if load_state() would refuse the schedules of the checkpoint.
+void check_schedule(const config::Config& config, int64_t data_parallel_size, const files::Manifest& manifest);
 
 // Collective. Loads checkpoint.load (the newest good checkpoint of a directory, or checkpoint.ckpt_step) into the
 // assembly, whatever layout wrote it. False when there is none and a run may begin there (run_folders.h); else that

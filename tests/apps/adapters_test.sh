@@ -91,6 +91,8 @@ run 0 convert lora --to hf merged --dtype fp32
 run 0 convert lora --to peft adapters --base "$base"
 run 2 convert whole --to peft none
 warns 'has no adapters'
+run 2 convert lora --to peft none --base $'b\xff'
+warns '--base = b.xff: must be UTF-8'
 python3 - "$base" << 'PYTHON'
 import json, math, struct, sys
 from read_safetensors import tensors

@@ -79,6 +79,16 @@ refused_alike 3 "${save[@]}" --checkpoint.load=saved --run.seed=99
 refused_alike 3 "${save[@]}" --checkpoint.load=saved --train.seq_length=8
 refused_alike 3 "${save[@]}" --checkpoint.load=saved --data.data_path=other
 refused_alike 3 --checkpoint.load=nothing_here
+for schedule in --optim.lr=0.5 --train.train_iters=16 --train.global_batch_size=8 --optim.lr_decay_style=linear; do
+  refused_alike 2 "${save[@]}" --checkpoint.load=saved $schedule
+  warns 'the schedules of this run and of its checkpoint differ'
+done
+run 0 train "${tiny[@]}" "${save[@]}" --checkpoint.load=saved --optim.lr=0.5 --optim.override_opt_param_scheduler=true --dry-run
+refused_alike 3 --train.metrics_file=text/001.txt
+for way in --dry-run --quiet; do # the error has the free bytes, which change
+  run 2 train "${tiny[@]}" --train.eval_iters=10000000000 --train.eval_interval=1 --data.split=90,10,0 $way
+  warns "split valid of '.*corpus': to put [0-9]+ samples of 16 tokens in order"
+done
 refused_alike 3 --data.split=0,50,50
 refused_alike 3 --data.split=99.99,0.01,0 --train.eval_interval=4 --train.eval_iters=1
 run 3 train "${tiny[@]}" --checkpoint.save=out/below --checkpoint.save_interval=8 --dry-run

@@ -83,6 +83,26 @@ for form in threads gloo; do
   holds "$form: all 1000 iterations are trained and saved, exit $(cat code)"
 done
 
+echo "A reader of stdout and stderr that ends with the signal, as tee does at Ctrl-C, does not cost the save"
+for form in threads gloo; do
+  name=tee_$form
+  mkfifo $name.pipe
+  cat $name.pipe > $name.out &
+  reader=$!
+  "$metroplex" train "${long[@]}" --nproc 2 --backend $form --checkpoint.save=$name --checkpoint.save_interval=1000000 > $name.pipe 2>&1 < /dev/null &
+  job=$!
+  for _ in $(seq 600); do
+    grep -qs 'iteration  *3/' $name.out && break
+    sleep 0.1
+  done
+  kill -KILL $reader
+  kill -TERM $job
+  cp $name.out $name.err
+  ended_with 16 $name 10
+  [ -e $name/latest ] || fail "nothing was saved"
+  holds "$form: saved, exit 16 after $took ms"
+done
+
 echo "A launcher that inherits SIGCHLD as ignored still sees its ranks end"
 code=0
 timeout -k 5 60 env --ignore-signal=CHLD "$metroplex" train "${tiny[@]}" --nproc 2 --backend gloo --train.train_iters=4 > out 2> err < /dev/null || code=$?

@@ -307,6 +307,21 @@ TEST(Meeting, RanksThatTakeOtherBackendsDoNotWaitForEachOther) {
   for (const std::string& text : said) expect_contains(text, "this rank takes the backend ");
 }
 
+// Rank 0 is stopped after it has opened its port, or the port is another program's.
+TEST(Meeting, AStoreThatDoesNotAnswerIsNamed) {
+  const Notes notes("meeting_silent");
+  if (launch_from_environment()) return say_why_it_ended(notes, {});
+  const auto [fd, port] = listen_at("127.0.0.1");
+  const auto began = Clock::now();
+  const std::vector<Ended> ended = test::run_by_hand(1, [port = port](int) { return test::as_torchrun(1, 2, port); });
+  EXPECT_EQ(ended[0].code, 3);
+  expect_contains(notes.read(1).second,
+                  base::concat("MASTER_PORT = ", port, ": 127.0.0.1:", port,
+                               " accepts connections but has not answered as a rendezvous store for 15 s"));
+  EXPECT_LT(Clock::now() - began, 25s);  // of a limit of ten minutes
+  ::close(fd);
+}
+
 TEST(Meeting, WhoDoesNotComeIsNamed) {
   const Notes notes("meeting_missing");
   if (const auto launch = launch_from_environment()) {

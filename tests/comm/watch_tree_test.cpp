@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "comm/network.h"
+#include "support/error_of.h"
 
 namespace metroplex::comm {
 namespace {
@@ -25,8 +26,9 @@ constexpr const char* kSecret = "of this test";
 
 class WatchWorld {
  public:
-  explicit WatchWorld(int size, std::chrono::milliseconds silence = 15s)
-      : size_(size), silence_(silence), heard_(static_cast<size_t>(size)) {}
+  explicit WatchWorld(int size, std::chrono::milliseconds silence = 15s,
+                      std::optional<std::chrono::milliseconds> connect_limit = {})
+      : size_(size), silence_(silence), connect_limit_(connect_limit), heard_(static_cast<size_t>(size)) {}
   std::unique_ptr<WatchTree> join(int rank) {
     WatchOptions options;
     options.rank = rank;
@@ -37,6 +39,7 @@ class WatchWorld {
     options.timeout = 20s;
     options.silence = silence_;
     options.beat = silence_ / 10;
+    options.connect_limit = connect_limit_;
     options.publish = [this](const std::string& key, const std::string& value) { set(key, value); };
     options.look_up = [this](const std::string& key) -> std::optional<std::string> {
       const std::lock_guard lock(mutex_);
@@ -80,6 +83,7 @@ class WatchWorld {
  private:
   const int size_;
   const std::chrono::milliseconds silence_;
+  const std::optional<std::chrono::milliseconds> connect_limit_;
   std::mutex mutex_;
   std::map<std::string, std::string> store_;
   std::vector<std::vector<std::string>> heard_;
@@ -347,8 +351,32 @@ TEST(WatchTree, ASilentNeighborIsReportedAsStopped) {
   ::close(two);
 }
 
+TEST(WatchTree, AChildThatDoesNotConnectIsReported) {
+  WatchWorld world(3, 15s, 1s);
+  const auto first = world.join(0), one = world.join(1);
+  const std::string cause =
+      "rank 2 has not connected for 1 s: its process does not run (not started, or stopped by a signal or a "
+      "debugger), "
+      "or the network to it is down";
+  EXPECT_EQ(world.heard(0), Causes{cause});
+  EXPECT_EQ(world.heard(1), Causes{cause});
+}
+
+TEST(WatchTree, AParentThatDoesNotAnswerIsReported) {
+  WatchWorld world(3, 15s, 1s);
+  const auto [fd, port] = listen_at("127.0.0.1");
+  for (const bool listens : {false, true}) {
+    if (listens) world.set("watch/0", base::concat("127.0.0.1 ", port, " here"));
+    const auto began = std::chrono::steady_clock::now();
+    const std::string error = test::error_of([&] { world.join(1); });
+    EXPECT_NE(error.find("rank 0 has not connected for 1 s"), std::string::npos) << error;
+    EXPECT_LT(std::chrono::steady_clock::now() - began, 5s);
+  }
+  ::close(fd);
+}
+
 TEST(WatchTree, NeighborsWithBeatsAreNotReported) {
-  WatchWorld world(3, 1500ms);
+  WatchWorld world(3, 1500ms, 1500ms);
   const auto first = world.join(0), one = world.join(1), two = world.join(2);
   std::this_thread::sleep_for(4s);
   for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(world.heard_so_far(rank), Causes{}) << rank;

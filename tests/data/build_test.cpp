@@ -70,6 +70,27 @@ TEST_F(Build, ASplitWithoutADocumentNamesTheWayOut) {
     EXPECT_NE(documents.find(word), std::string::npos) << documents;
 }
 
+TEST_F(Build, AnOrderThatTakesTooMuchMemoryIsReportedForEachSplit) {
+  files::PosixFileSystem disk;
+  config.data_cache_path = scratch / "of its own";
+  constexpr int64_t kTooMany = int64_t{1} << 45;
+  for (const bool mock : {false, true}) {
+    config.mock_data = mock;
+    config.data_path = mock ? std::vector<std::string>{} : std::vector<std::string>{scratch / "a"};
+    config.split = "8,1,1";
+    options.vocab_size = mock ? 100 : 0;
+    for (size_t split = 0; split < 3; ++split) {
+      options.sizes = {100, 5, 5};
+      EXPECT_EQ(order_problem(config, options, disk), "");
+      options.sizes[split] = kTooMany;
+      const std::string problem = order_problem(config, options, disk);
+      EXPECT_EQ(problem.find(base::concat("split ", kSplitNames[split], " of '")), 0u) << problem;
+      EXPECT_NE(problem.find("bytes of memory, and "), std::string::npos) << problem;
+    }
+  }
+  EXPECT_FALSE(std::filesystem::exists(config.data_cache_path));
+}
+
 // 122 samples an epoch (49 documents of 20 tokens); a last epoch of which less than 0.8 is wanted is shuffled apart.
 TEST_F(Build, TheOrderOfTheSamplesIsThatOfTheirEpochs) {
   config.data_path = {scratch / "a"};

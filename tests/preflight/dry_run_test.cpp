@@ -143,6 +143,14 @@ TEST(DryRun, JsonHoldsTheTableInWholeBytes) {
     EXPECT_TRUE(out["config"][field.section].contains(field.name)) << field.key();
 }
 
+TEST(DryRun, JsonReplacesBytesThatAreNotUtf8) {
+  DryRun run = dry(fit_request(1));
+  run.notes = {"a script of folder \xff"};
+  run.refused = "no \xff";
+  EXPECT_EQ(json_of(run)["notes"].back(), "a script of folder \uFFFD");
+  EXPECT_EQ(json_of(run)["refused"], "no \uFFFD");
+}
+
 TEST(DryRun, WhatIsNotKnownIsNull) {
   FitRequest request = fit_request(8, kEight);
   const json out = json_of(dry(request));

@@ -97,6 +97,12 @@ TEST(Draw, JsonHoldsCoordinatesGroupsAndReach) {
   EXPECT_EQ(json.at("megatron_groups").at("EMBEDDING_GROUP").get<RankGroups>(), grid.groups(Axis::pp));
 }
 
+TEST(Draw, JsonReplacesBytesThatAreNotUtf8) {
+  const JsonFilter filter{.rank = std::nullopt, .group = NamedGroups{"tp\xff", {{0, 1}}}};
+  const auto json = nlohmann::json::parse(to_json(RankGrid(16, two_nodes()), 8, {}, filter));
+  EXPECT_EQ(json.at("group").at("name"), "tp\uFFFD");
+}
+
 TEST(Draw, FitsIntoTheTerminal) {
   DrawOptions options;
   options.colour = false;

@@ -99,6 +99,7 @@ void GlooState::join_watch() {
   watch.secret = agree_on_secret(*store_, options_);
   watch.host = host_name();
   watch.timeout = options_.timeout;
+  if (options_.meet_first) watch.connect_limit = watch.silence;
   watch.publish = [this](const std::string& key, const std::string& value) { store_->set(key, as_bytes(value)); };
   watch.look_up = [this](const std::string& key) { return look_up(*store_, key); };
   watch.describe = options_.describe;

@@ -30,6 +30,9 @@ constexpr char kAllHaveCome = 'c', kRefused = 'r', kMiscounted = 'm';
 // How long the store is kept for ranks that have not read a refusal; after a wrong number of processes, how long
 // without a further rank.
 constexpr Milliseconds kPatience{20000}, kMiscountPatience{1500};
+// How long a store that accepts connections may take to answer the first call. c10d repeats this call until its
+// timeout, which is shorter.
+constexpr std::chrono::seconds kFirstAnswer{15}, kFirstTimeout{14};
 // How long the name of the master may be unknown.
 constexpr Milliseconds kNamePatience{10000};
 
@@ -144,24 +147,27 @@ void check_backend(c10d::Store& store, const GlooOptions& options) {
 }
 
 c10::intrusive_ptr<c10d::Store> connect_store(const GlooOptions& options, c10d::TCPStoreOptions& store) {
-  const auto end = Clock::now() + options.timeout;
   const std::string where = options.master_addr + ":" + std::to_string(options.master_port);
   // c10d's own attempts would be logged, and may take twice its timeout.
-  std::string error =
+  const std::string unreachable =
       store.isServer ? "" : why_unreachable(options.master_addr, options.master_port, options.timeout);
+  MPX_CHECK(unreachable.empty(), "comm", "no connection to the rendezvous store of rank 0 at ", where, " within ",
+            in_seconds(options.timeout), " s: ", unreachable);
   try {
-    if (error.empty()) {
-      const CallLimit limit(options.master_port, WatchTree::kSilence);
-      const auto left = std::chrono::duration_cast<Milliseconds>(end - Clock::now());
-      store.timeout = std::max(left, Milliseconds(1000));
-      auto connected = c10::make_intrusive<c10d::TCPStore>(options.master_addr, store);
-      limit_calls(options.master_port, WatchTree::kSilence);
-      connected->setTimeout(options.timeout);
-      return connected;
-    }
-  } catch (const std::exception&) { error = cause_of(std::current_exception()).substr(0, 300); }
-  throw base::Error("comm", base::concat("no connection to the rendezvous store of rank 0 at ", where, " within ",
-                                         in_seconds(options.timeout), " s: ", error));
+    const CallLimit limit(options.master_port, kFirstAnswer);
+    store.timeout = kFirstTimeout;
+    auto connected = c10::make_intrusive<c10d::TCPStore>(options.master_addr, store);
+    limit_calls(options.master_port, WatchTree::kSilence);
+    connected->setTimeout(options.timeout);
+    return connected;
+  } catch (const std::exception&) {
+    throw base::Error(
+        "comm", base::concat("MASTER_PORT = ", options.master_port, ": ", where,
+                             " accepts connections but has not answered as a rendezvous store for ",
+                             kFirstAnswer.count(), " s; ", options.agent_store ? "the launcher's agent" : "rank 0",
+                             " is stopped, or another program has the port (",
+                             cause_of(std::current_exception()).substr(0, 300), ")"));
+  }
 }
 
 }  // namespace

@@ -85,13 +85,12 @@ void WatchTree::listen() {
 
 void WatchTree::join_parent() {
   const int parent = tree_parent(options_.rank);
-  const auto deadline = std::chrono::steady_clock::now() + options_.timeout;
+  const auto deadline = Clock::now() + limit_of_parent();
   std::optional<std::string> place;
   for (auto pause = std::chrono::milliseconds(2); !(place = options_.look_up(place_key(parent)));
        pause = std::min(2 * pause, std::chrono::milliseconds(1000))) {
     if (const auto cause = options_.look_up(kCauseKey)) throw PeerFailure(*cause);
-    MPX_CHECK(std::chrono::steady_clock::now() < deadline, "comm", options_.describe(parent),
-              " did not start within ", seconds(options_.timeout), " s");
+    if (Clock::now() >= deadline) throw PeerFailure(not_connected(parent));
     std::this_thread::sleep_for(pause);
   }
   std::istringstream words(*place);
@@ -120,13 +119,24 @@ void WatchTree::join_parent() {
 void WatchTree::wait_until_proven(int fd, int parent) {
   std::unique_lock lock(mutex_);
   const auto open = [&] { return links_.find(fd) != links_.end(); };
-  changed_.wait_for(lock, options_.timeout, [&] { return !open() || links_.at(fd).proven || cause_; });
+  changed_.wait_for(lock, limit_of_parent(), [&] { return !open() || links_.at(fd).proven || cause_; });
   if (cause_ || (open() && links_.at(fd).proven)) return;
   const bool closed = !open();
   lock.unlock();
   if (const auto cause = options_.look_up(kCauseKey)) throw PeerFailure(*cause);
-  throw PeerFailure(base::concat(options_.describe(parent), closed ? " closed the connection" : " did not answer",
-                                 " at the start; it ended, or METROPLEX_SECRET differs between ranks"));
+  if (!closed) throw PeerFailure(not_connected(parent));
+  throw PeerFailure(options_.describe(parent) +
+                    " closed the connection at the start; it ended, or METROPLEX_SECRET differs between ranks");
+}
+
+std::chrono::milliseconds WatchTree::limit_of_parent() const {
+  return std::min(options_.timeout, options_.connect_limit.value_or(options_.timeout));
+}
+
+std::string WatchTree::not_connected(int rank) const {
+  return base::concat(options_.describe(rank), " has not connected for ", seconds(limit_of_parent()),
+                      " s: its process does not run (not started, or stopped by a signal or a debugger), or the "
+                      "network to it is down");
 }
 
 void WatchTree::wake() {
@@ -216,6 +226,7 @@ void WatchTree::work() {
     const auto now = Clock::now();
     beat(now);
     check_silence(now);
+    check_children(now);
   }
 }
 
@@ -232,6 +243,7 @@ void WatchTree::beat(Clock::time_point now) {
 void WatchTree::check_silence(Clock::time_point now) {
   const bool stalled = now - last_round_ > options_.beat + options_.silence / 5;
   last_round_ = now;
+  if (stalled) started_ = now;
   for (auto& [fd, link] : links_) {
     if (stalled) link.since = now;
     if (!link.proven || over_ || cause_ || now - link.since < options_.silence) continue;
@@ -239,6 +251,13 @@ void WatchTree::check_silence(Clock::time_point now) {
                              acknowledges(fd) ? "its machine answers, but its process does not run (stopped by a "
                                                 "signal or a debugger, or without memory or processor time)"
                                               : "its machine or the network to it is down"));
+  }
+}
+
+void WatchTree::check_children(Clock::time_point now) {
+  if (!options_.connect_limit || cause_ || now - started_ < *options_.connect_limit) return;
+  for (const int child : children_) {
+    if (!joined_.contains(child)) return report_lost(not_connected(child));
   }
 }
 

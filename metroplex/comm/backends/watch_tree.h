@@ -63,6 +63,8 @@ struct WatchOptions {
   std::string host;     // name of this machine, for messages
   std::chrono::milliseconds timeout{std::chrono::minutes(10)};
   std::chrono::milliseconds beat{2000}, silence{15000};
+  // How long a neighbor may take to connect, where all ranks have started; none: `timeout`, and only for the parent.
+  std::optional<std::chrono::milliseconds> connect_limit;
   // The rendezvous: where a parent listens. look_up gives nothing until the key is there.
   std::function<void(const std::string& key, const std::string& value)> publish;
   std::function<std::optional<std::string>(const std::string& key)> look_up;
@@ -102,6 +104,9 @@ class WatchTree {
   void turn_strangers_away();
   void beat(Clock::time_point now);
   void check_silence(Clock::time_point now);
+  void check_children(Clock::time_point now);
+  std::chrono::milliseconds limit_of_parent() const;
+  std::string not_connected(int rank) const;
   void accept_child();
   void read_from(int fd);
   bool handle(int fd, WatchLink& link, const WatchMessage& message);
@@ -129,6 +134,7 @@ class WatchTree {
   std::set<int> joined_;                           // children that came
   std::optional<Clock::time_point> out_of_files_;  // until then no connection is accepted
   Clock::time_point last_beat_ = Clock::now(), last_round_ = Clock::now();
+  Clock::time_point started_ = Clock::now();  // later by each pause of this process
   std::thread thread_;
 };
 
