@@ -80,16 +80,24 @@ std::string reroute_lines(const ExpertPlanReport& report) {
 
 std::vector<std::vector<int64_t>> read_expert_counts(const std::string& text_or_path, int line) {
   std::string text = text_or_path, where = "--plan";
+  bool dumped = false;
   if (text.find('[') == std::string::npos) {
     where = concat("--plan ", text_or_path);
     std::istringstream lines(files::PosixFileSystem().read(text_or_path));
     text = lines.str();
-    if (text.find("\"counts\"") != std::string::npos) {
+    dumped = text.find("\"counts\"") != std::string::npos;
+    if (dumped) {
       for (int skip = -1; skip < line; ++skip)
         MPX_CHECK(std::getline(lines, text), "data", where, ": has no line ", line, "; choose a smaller --line");
     }
   }
+  MPX_CHECK(dumped || line == 0, "config", "--line ", line,
+            ": is for a file of model.moe_echo_dump_dir; leave it out");
   const Json json = parse_counts(text, where);
+  for (const Json& of_rank : json) {
+    for (const Json& count : of_rank)
+      MPX_CHECK(!count.is_number_float(), "data", where, ": ", count.dump(), " is no integer; give numbers of rows");
+  }
   std::vector<std::vector<int64_t>> counts;
   try {
     counts = json.get<std::vector<std::vector<int64_t>>>();

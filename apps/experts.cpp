@@ -70,6 +70,10 @@ plan::EchoOptions planner_options(const ExpertsOptions& options) {
             ": there is no such split; give auto, local_first or breadth_then_depth");
   MPX_CHECK(*planner != config::EchoPlanner::binpack || options.slots == 1, "config",
             "--echo-planner binpack supports one slot a rank, not ", options.slots, "; use another planner");
+  const bool splits = *planner == config::EchoPlanner::greedy || *planner == config::EchoPlanner::binpack;
+  MPX_CHECK(*split != config::EchoSplit::breadth_then_depth || splits, "config",
+            "--echo-split breadth_then_depth is for --echo-planner greedy or binpack, not ", options.planner,
+            "; use local_first, or another planner");
   config::Model model;
   model.moe_echo_planner = *planner;
   model.moe_echo_split = *split;
@@ -191,8 +195,9 @@ int run_experts(const std::vector<std::string>& arguments) {
   app.add_option("--line", options.line, "with --plan: this line of a file of model.moe_echo_dump_dir, from 0")
       ->check(CLI::Range(0, 1000000000))
       ->needs("--plan");
-  app.add_option("--layer", options.picture.layer, "this layer's iterations instead of all layers");
-  app.add_option("--iteration", options.picture.iteration, "this iteration alone");
+  app.add_option("--layer", options.picture.layer, "this layer's iterations instead of all layers")
+      ->excludes("--plan");
+  app.add_option("--iteration", options.picture.iteration, "this iteration alone")->excludes("--plan");
   app.add_option("--svg", options.svg, "also write the picture to this file")->check(no_file);
   app.add_flag("--json", options.json, "print the numbers instead of the picture");
   app.add_flag("--no-color", options.no_color, "no colours even on a terminal");
@@ -206,7 +211,8 @@ int run_experts(const std::vector<std::string>& arguments) {
   app.add_option("--echo-split", options.split, "with --plan: auto (left out), local_first or breadth_then_depth")
       ->needs("--plan");
   app.add_option("--ep", options.ep, "with --echo-slots: ranks that hold the experts; left out, those of the trace")
-      ->check(CLI::Range(2, 65536));
+      ->check(CLI::Range(2, 65536))
+      ->excludes("--plan");
   app.footer(
       "Examples:\n  metroplex experts runs/moe/experts.jsonl --layer 3 --svg layer3.svg\n"
       "  metroplex experts --plan '[[8,1,1],[9,2,0],[7,1,1]]' --echo-slots 1 --echo-planner greedy");

@@ -15,9 +15,25 @@ ForcedRouting::ForcedRouting(int64_t layer, const config::Model& model, const nn
       period_(model.moe_router_force_skew_period),
       num_experts_(model.num_moe_experts),
       noise_(layer, nn::RandomSite::router_logits, context),
-      target_(context.target) {
+      target_(context.target),
+      parts_(experts.tp_cp.size()),
+      part_(experts.tp_cp.index()) {
   if (experts.forced_loads) loads_ = experts.forced_loads->at(layer);
-  if (model.moe_router_force_even) loads_ = {std::vector<int64_t>(static_cast<size_t>(num_experts_), 1)};
+  if (!model.moe_router_force_even) return;
+  const at::Tensor number = at::arange(num_experts_, at::TensorOptions().dtype(at::kLong).device(target_.memory()));
+  const int64_t local = num_experts_ / experts.ep;
+  turns_ = number.remainder(local).mul(experts.ep).add(at::div(number, local, "floor"));
+}
+
+// Consecutive parts of consecutive microbatches continue the round where the part before has stopped. So over any
+// number of them the loads of two experts differ by at most 1. The ranks of ep have equal loads if every source rank
+// of a layer's experts has as many tokens.
+at::Tensor ForcedRouting::even_counts(int64_t tokens, int64_t k, const nn::Microbatch& batch) const {
+  const int64_t all = tokens * k, left = all % num_experts_;
+  const at::Tensor first = batch.sample_counters.narrow(0, 0, 1);
+  const at::Tensor microbatch = at::div(first, batch.sample_counters.numel(), "floor").remainder(num_experts_);
+  const at::Tensor begin = microbatch.mul(parts_).add(part_).mul(left);
+  return (turns_ - begin).remainder(num_experts_).lt(left).to(at::kLong).add(all / num_experts_);
 }
 
 at::Tensor ForcedRouting::log_weights(const nn::Microbatch& batch, const at::TensorOptions& options) const {
@@ -40,6 +56,7 @@ at::Tensor ForcedRouting::draw(const at::Tensor& logits, int64_t samples, const 
 
 at::Tensor ForcedRouting::deal(int64_t tokens, int64_t k, const nn::Microbatch& batch) {
   const at::NoGradGuard no_grad;
+  if (turns_.defined()) return deal_out(even_counts(tokens, k, batch), tokens, k);
   const auto steps = static_cast<int64_t>(loads_.size());
   if (dealt_tokens_ != tokens) {
     std::vector<int64_t> counts;

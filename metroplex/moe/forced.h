@@ -26,12 +26,12 @@ class ForcedRouting {
   // by one every `period` steps. Gradients pass through to `logits`.
   at::Tensor draw(const at::Tensor& logits, int64_t samples, const nn::Microbatch& batch) const;
 
-  bool deals(const nn::Microbatch& batch) const { return !loads_.empty() && batch.training; }
-  // Returns [tokens, k] by deal_out() of dealt_counts() of this step's load: an even load, or the recorded loads in a
-  // cycle.
+  bool deals(const nn::Microbatch& batch) const { return (turns_.defined() || !loads_.empty()) && batch.training; }
+  // Returns [tokens, k] by deal_out() of an even load, or of dealt_counts() of this step's recorded load, in a cycle.
   at::Tensor deal(int64_t tokens, int64_t k, const nn::Microbatch& batch);
 
  private:
+  at::Tensor even_counts(int64_t tokens, int64_t k, const nn::Microbatch& batch) const;
   at::Tensor log_weights(const nn::Microbatch& batch, const at::TensorOptions& options) const;
 
   bool draws_;
@@ -39,6 +39,10 @@ class ForcedRouting {
   int64_t period_, num_experts_;
   RowNoise noise_;
   cuda::Target target_;
+  // [E] int64: the place of each expert in the order that remainders of an even load go round. It takes an expert of
+  // each rank of ep in turn. Undefined: the load is not even.
+  at::Tensor turns_;
+  int64_t parts_ = 1, part_ = 0;             // ranks with tokens of a microbatch, and the index of this one
   std::vector<std::vector<int64_t>> loads_;  // by step
   at::Tensor counts_;                        // [steps, E] of dealt_tokens_ tokens
   int64_t dealt_tokens_ = 0;

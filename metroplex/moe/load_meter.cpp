@@ -28,7 +28,7 @@ void LoadMeter::count(int64_t number, const at::Tensor& experts) {
 void LoadMeter::count_lost(int64_t number, const at::Tensor& experts, const at::Tensor& lost) {
   const at::NoGradGuard no_grad;
   Layer& of = layer(number);
-  of.tokens.sub_(tokens_per_expert(experts.masked_fill(lost.logical_not(), -1), num_experts_));
+  of.tokens.sub_(tokens_per_expert(experts.masked_fill(lost.bitwise_not(), -1), num_experts_));
   of.dropped.add_(lost.sum());
 }
 

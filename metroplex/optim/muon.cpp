@@ -69,7 +69,7 @@ static std::array<double, 3> coefficients_of_step(config::MuonCoefficients coeff
 at::Tensor newton_schulz(const at::Tensor& x, int64_t steps, config::MuonCoefficients coefficients) {
   const bool tall = x.size(0) > x.size(1);
   at::Tensor y = tall ? x.t().contiguous() : x.clone();
-  y.div_(y.norm().clamp_min(1e-7));
+  y.div_(y.norm().clamp_min(1e-15));
   for (int64_t i = 0; i < steps; ++i) {
     const auto [of_x, of_a, of_square] = coefficients_of_step(coefficients, i);
     const at::Tensor a = at::mm(y, y.t());

@@ -17,10 +17,10 @@
 
 namespace metroplex::optim {
 
-// x [m, n] -> approximately U V^T of its SVD: singular values end up between 0.7 and 1.2. Divides by the norm, then
-// runs `steps` iterations of X <- a X + (b A + c A^2) X with A = X X^T. simple: (a, b, c) = (3.4445,
-// -4.7750, 2.0315). quintic: five sets in a cycle, those of Emerging-Optimizers, Megatron's default. The steps run in
-// the type of x; Megatron runs them in bf16 unless muon_fp32_matmul_prec is highest.
+// x [m, n] -> approximately U V^T of its SVD: singular values end up between 0.7 and 1.2. Divides by the norm (at
+// least 1e-15), then runs `steps` iterations of X <- a X + (b A + c A^2) X with A = X X^T. simple: (a, b, c) =
+// (3.4445, -4.7750, 2.0315). quintic: five sets in a cycle, those of Emerging-Optimizers, Megatron's default. The
+// steps run in the type of x; Megatron runs them in bf16 unless muon_fp32_matmul_prec is highest.
 at::Tensor newton_schulz(const at::Tensor& x, int64_t steps,
                          config::MuonCoefficients coefficients = config::MuonCoefficients::quintic);
 // spectral: sqrt(max(m, n)); unit_rms_norm: sqrt(m / n); shape_scaling: sqrt(max(1, m / n)).

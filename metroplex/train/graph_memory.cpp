@@ -40,6 +40,18 @@ plan::GraphMemory instance_bytes(const plan::GraphPlan& plan, const plan::GraphT
   return all;
 }
 
+// Microbatches of the evaluations that are captured; 0: none is.
+int evaluated_microbatches(const RankRequest& request, int trained) {
+  const config::Train& train = request.config.train;
+  const bool evaluates =
+      (train.eval_interval > 0 || train.skip_train) && (train.eval_iters > 0 || train.full_validation);
+  if (train.cuda_graph_impl != config::CudaGraphImpl::local || !evaluates) return 0;
+  if (train.eval_global_batch_size == 0) return trained;
+  const int64_t samples =
+      train.micro_batch_size * config::data_parallel_size(request.config.parallel, request.world_size);
+  return static_cast<int>(std::max<int64_t>(1, train.eval_global_batch_size / samples));
+}
+
 }  // namespace
 
 plan::GraphMemory predict_graphs(const RankRequest& request, const plan::RankTrace& trace,
@@ -55,9 +67,9 @@ plan::GraphMemory predict_graphs(const RankRequest& request, const plan::RankTra
   };
   add(table, &plan::ChunkGraphs::pool);
   all.static_buffers += trace.graphs->gradients;
-  if (config.train.cuda_graph_impl == config::CudaGraphImpl::local && config.train.eval_iters > 0) {
+  if (const int evaluated = evaluated_microbatches(request, table.num_microbatches); evaluated > 0) {
     plan::ScheduleRequest evaluation =
-        plan::schedule_request(config.parallel, static_cast<int>(trace.chunks.size()), table.num_microbatches);
+        plan::schedule_request(config.parallel, static_cast<int>(trace.chunks.size()), evaluated);
     evaluation.forward_only = true;
     add(plan::build_schedule(config.parallel.pipeline_schedule, evaluation), &plan::ChunkGraphs::evaluation_pool);
   }

@@ -212,16 +212,19 @@ std::map<std::string, int64_t> rounded_sizes(const pipeline::StaticBuffers& buff
   return sizes;
 }
 
-// Runs the stages with graphs, as the run does, but with each chunk in an instance of its own.
+// Runs the stages with graphs, as the run does, but with each chunk in an instance of its own. Evaluations have an
+// instance for each microbatch too: in a run no instance is used again before its output has been sent.
 plan::GraphTrace trace_graphs(Assembly& a, TraceRecorder& recorder, MetaGraphs& device,
                               std::vector<nn::Microbatch> batches) {
   plan::GraphTrace out;
   const auto instances = std::make_shared<pipeline::GraphInstances>(device, a.world->device());
-  plan::GraphPlan plan;
+  plan::GraphPlan plan, evaluation;
   OwnActions form{kMicrobatches};
   for (const auto& stage : a.stages) {
     stage->capture_in(instances, pipeline::graph_scope(a.config.train));
     plan.instance_of.emplace_back(kMicrobatches, plan.num_instances++);
+    auto& of_microbatches = evaluation.instance_of.emplace_back();
+    for (int m = 0; m < kMicrobatches; ++m) of_microbatches.push_back(evaluation.num_instances++);
     form.output_in_pool.push_back(stage->islands().ends_captured());
   }
   out.chunks = trace_chunks(a, recorder, batches, form, &plan);
@@ -229,7 +232,7 @@ plan::GraphTrace trace_graphs(Assembly& a, TraceRecorder& recorder, MetaGraphs& 
     out.gradients += bytes;
   const bool evaluates = a.config.train.cuda_graph_impl == config::CudaGraphImpl::local;
   for (nn::Microbatch& batch : batches) batch.training = false;
-  if (evaluates) trace_chunks(a, recorder, batches, {kMicrobatches, true}, &plan);
+  if (evaluates) trace_chunks(a, recorder, batches, {kMicrobatches, true}, &evaluation);
   for (size_t chunk = 0; chunk < a.stages.size(); ++chunk) {
     const pipeline::Stage& stage = *a.stages[chunk];
     out.chunks[chunk].output_in_pool = form.output_in_pool[chunk];
@@ -240,7 +243,7 @@ plan::GraphTrace trace_graphs(Assembly& a, TraceRecorder& recorder, MetaGraphs& 
         stage.islands().begins_captured() && previous && previous->rank == rank;
     const pipeline::GraphInstance& training = instances->at(number, false);
     out.graphs.push_back({static_cast<int>(stage.captured_islands().size()), training.pool_bytes().peak,
-                          evaluates ? instances->at(number, true).pool_bytes().peak : 0,
+                          evaluates ? instances->at(evaluation.instance_of[chunk].back(), true).pool_bytes().peak : 0,
                           rounded_sizes(training.inputs(), recorder)});
   }
   return out;

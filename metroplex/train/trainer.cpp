@@ -453,11 +453,13 @@ std::string words_of_experts(const Assembly& a) {
 void Job::warn_of_data() const {
   const config::Data& d = a_->config.data;
   if (a_->world->rank() != 0) return;
-  if (d.reset_position_ids && !d.reset_attention_mask &&
-      a_->config.model.position_embedding_type == config::PositionEmbedding::rope) {
-    warn(
-        "data.reset_position_ids = true: has no effect with rotary positions, whose scores depend on distances only; "
-        "set data.reset_attention_mask = true to separate documents");
+  const config::PositionEmbedding positions = a_->config.model.position_embedding_type;
+  if (d.reset_position_ids && !d.reset_attention_mask && positions != config::PositionEmbedding::learned_absolute) {
+    const bool rotary = positions == config::PositionEmbedding::rope;
+    warn(base::concat("data.reset_position_ids = true: has no effect ",
+                      rotary ? "with rotary positions, whose scores depend on distances only"
+                             : "with model.position_embedding_type = none",
+                      "; set data.reset_attention_mask = true to separate documents"));
   }
   if (!d.reset_position_ids && !d.reset_attention_mask && !d.eod_mask_loss) return;
   const std::string endless = data::datasets_without_ends(d, eod_, *environment_.disk);

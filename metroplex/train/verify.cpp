@@ -83,11 +83,22 @@ void experts_dependent(const config::Config& config, int64_t world_size, std::ve
                     ": counts the tokens of all data-parallel ranks; leave global_aux_loss out, or set "
                     "model.moe_aux_loss_coeff to 0");
   }
-  if (m.has_capacity() && config.parallel.tp() > 1) {
+  const int64_t tp = config.parallel.tp(), cp = config.parallel.cp();
+  const bool splits = tp * cp > 1 || config.parallel.hybrid_context_parallel;
+  const std::string part =
+      base::concat("which has a part of a microbatch with parallel.tensor_model_parallel_size = ", tp,
+                   ", parallel.context_parallel_size = ", cp);
+  if (m.has_capacity() && splits) {
     found.push_back(base::concat("model.moe_expert_capacity_factor = ", m.moe_expert_capacity_factor,
-                                 ": limits the tokens of one rank, which has a part of a microbatch with "
-                                 "parallel.tensor_model_parallel_size = ",
-                                 config.parallel.tp(), "; set it to 0"));
+                                 ": limits the tokens of one rank, ", part, "; set it to 0"));
+  }
+  if (m.moe_router_force_even && splits) {
+    found.push_back("model.moe_router_force_even = true: deals out the tokens of one rank, " + part +
+                    "; set it to false");
+  }
+  if (!m.moe_router_force_trace.empty() && (splits || config::data_parallel_size(config.parallel, world_size) > 1)) {
+    found.push_back("model.moe_router_force_trace = " + m.moe_router_force_trace +
+                    ": gives each rank the loads of a recorded rank; leave it out");
   }
   if (m.moe_token_dispatcher_type == config::TokenDispatcher::static_buffer &&
       m.moe_overflow_policy == config::OverflowPolicy::drop) {

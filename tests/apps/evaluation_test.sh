@@ -48,4 +48,6 @@ run 0 train "${tiny[@]}" --data.data_path=train_set --train.train_iters=1 --opti
 ! grep -q 'no end-of-document' err || fail "ends are not found: $(cat err)"
 run 0 train "${tiny[@]}" --data.data_path=train_set --train.train_iters=1 --optim.lr_warmup_iters=0 --data.reset_position_ids=true --model.family=llama
 warns 'data.reset_position_ids = true: has no effect with rotary positions'
-holds "resets without document ends, and of rotary positions, are warned of"
+run 0 train "${tiny[@]}" --data.data_path=train_set --train.train_iters=1 --optim.lr_warmup_iters=0 --data.reset_position_ids=true --model.family=gpt --model.position_embedding_type=none
+warns 'data.reset_position_ids = true: has no effect with model.position_embedding_type = none'
+holds "resets without document ends, of rotary positions and of none are warned of"

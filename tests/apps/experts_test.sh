@@ -56,6 +56,12 @@ run 0 eval --load ck_pages --train.eval_iters=2 --nproc 2 $(layout 2 1 1 1) --mo
   --model.moe_expert_rank_capacity_factor=0
 holds "what was trained with pages for rows needs none"
 
+# shellcheck disable=SC2046
+run 0 train "${tiny[@]}" "${experts[@]}" --nproc 2 $(layout 2 1 1 1) --model.moe_token_dispatcher_type=static_buffer \
+  --model.moe_expert_rank_capacity_factor=1 --model.moe_overflow_policy=drop --model.moe_router_force_skew=2 --train.log_experts_interval=8
+prints '\| +[1-9][0-9]?\.[0-9]+% \|'
+holds "a run that drops rows starts, and its table shows their share"
+
 run 0 train "${tiny[@]}" "${experts[@]}" --optim.lr=0.01001 --train.metrics_file=many.jsonl
 ! python3 "$apps/metrics.py" compare many.jsonl one.jsonl 2e-6 > compared || fail "a rate a thousandth off was not seen"
 holds "a rate a thousandth off is seen"
@@ -125,10 +131,21 @@ done << 'WRONG'
 3,[[1,2],[3]] ranks have counts of 2 and 1 experts
 3,[[1,2,3]] has 1 ranks and 3 experts
 3,[[1,-2],[3,4]] -2 is no number of rows
+3,[[1.5,2],[3,4]] 1.5 is no integer
 3,nowhere.json nowhere.json
 WRONG
 run 2 experts --plan "$counts"
 warns '.-plan needs --echo-slots'
+while read -r option value message; do
+  run 2 experts --plan "$counts" --echo-slots 1 --echo-planner exact "$option" "$value"
+  warns "$message"
+done << 'WRONG'
+--line 3 .-line 3: is for a file of model.moe_echo_dump_dir
+--layer 0 excludes
+--iteration 1 excludes
+--ep 3 excludes
+--echo-split breadth_then_depth .-echo-split breadth_then_depth is for --echo-planner greedy or binpack
+WRONG
 run 2 experts
 warns 'takes the file of a run, or --plan'
 holds "experts --plan prints spare, spill, replicas and routing for given counts"

@@ -6,8 +6,10 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "comm/collectives.h"
 #include "moe/router_tools.h"
 #include "moe/dense_routing.h"
+#include "support/run_ranks.h"
 
 namespace metroplex::test::forced_test {
 namespace {
@@ -74,6 +76,43 @@ TEST(Forced, EvenLoadIsExact) {
     EXPECT_EQ(counts.sum().item<int64_t>(), kTokens * k);
     EXPECT_LE((counts.max() - counts.min()).item<int64_t>(), kTokens * k % kExperts == 0 ? 0 : 1);
   }
+}
+
+// The load of one source of 5 tokens, for 6 experts on 3 ranks.
+at::Tensor even_load(int64_t k, int64_t sample, const comm::Group& tp_cp) {
+  config::Model model = router_model(6, k, kHidden);
+  model.moe_router_force_even = true;
+  moe::ExpertContext experts;
+  experts.ep = 3;
+  experts.tp_cp = tp_cp;
+  moe::ForcedRouting forced(3, model, layer_context(), experts);
+  return moe::tokens_per_expert(forced.deal(5, k, microbatch(5, 1, sample, 7)), 6);
+}
+
+// The loads of three sources that follow one another.
+void expect_even(const at::Tensor& loads, int64_t k) {
+  EXPECT_TRUE(loads.view({3, 2}).sum(1).equal(at::full({3}, 5 * k, at::kLong))) << k << loads;
+  EXPECT_LE((loads.max() - loads.min()).item<int64_t>(), 1) << k << loads;
+}
+
+TEST(Forced, RemaindersOfAnEvenLoadGoRound) {
+  for (const int64_t k : {1, 2, 3}) {
+    for (int64_t sample = 0; sample < 6; ++sample) {
+      at::Tensor loads = at::zeros({6}, at::kLong);
+      for (int64_t source = 0; source < 3; ++source) loads += even_load(k, sample + source, {});
+      expect_even(loads, k);
+    }
+  }
+}
+
+TEST(Forced, RemaindersGoRoundThePartsOfAMicrobatch) {
+  run_ranks(3, [](const comm::World& world) {
+    for (const int64_t k : {1, 2, 3}) {
+      const at::Tensor loads = even_load(k, 4, world.groups().tp);
+      comm::all_reduce(loads, world.groups().tp);
+      expect_even(loads, k);
+    }
+  });
 }
 
 TEST(Forced, TheOrderMovesOnByOneExpertAPeriod) {

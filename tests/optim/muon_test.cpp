@@ -33,6 +33,13 @@ TEST(NewtonSchulz, OfATransposedMatrixIsTheTransposed) {
             1e-12);
 }
 
+// Emerging-Optimizers divides by norms down to 1e-15.
+TEST(NewtonSchulz, DoesNotDependOnTheSizeOfTheMatrix) {
+  const at::Tensor x = values({5, 8}, 3);
+  EXPECT_LT((optim::newton_schulz(x * 1e-12, 5) - optim::newton_schulz(x, 5)).abs().max().item<double>(), 1e-12);
+  EXPECT_TRUE(optim::newton_schulz(at::zeros_like(x), 5).equal(at::zeros_like(x)));
+}
+
 // One step of simple on a diagonal matrix d / |d|: a d + b d^3 + c d^5; quintic takes its sets in turn.
 TEST(NewtonSchulz, TakesTheNamedCoefficients) {
   const at::Tensor d = at::tensor({3.0, 4.0}, at::kDouble);

@@ -82,5 +82,24 @@ TEST(ExpertsMemoryRanks, ZeroOnOneRankHoldsWhatNoZeroHolds) {
     EXPECT_EQ(predicted(strategy), predicted("no_shard")) << strategy;
 }
 
+// The trace runs every operator of a layer on the meta device, with the counts of its rows.
+TEST(ExpertsMemoryRanks, EveryOverflowPolicyIsPredicted) {
+  for (const std::string policy : {"redo", "drop", "stop"}) {
+    for (const config::CudaGraphImpl graphs :
+         {config::CudaGraphImpl::none, config::CudaGraphImpl::transformer_engine}) {
+      config::Config config = experts_of(
+          2,
+          "moe_token_dispatcher_type: static_buffer, moe_expert_rank_capacity_factor: 1, moe_overflow_policy: " +
+              policy,
+          "parallel: {expert_model_parallel_size: 2}\n");
+      config.train.global_batch_size = 4;
+      config.train.log_experts_interval = 1;
+      config.train.cuda_graph_impl = graphs;
+      config = cut(config, TestLayout{.dp = 2});
+      EXPECT_GT(train::predict_memory({config, 2, 0, kVocab}).use.activations, 0) << policy;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace metroplex::test

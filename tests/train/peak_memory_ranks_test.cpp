@@ -71,6 +71,7 @@ config::Config with_graphs(config::Config config, config::CudaGraphImpl impl, co
   config.train.cuda_graph_impl = impl;
   config.train.cuda_graph_modules = modules;
   config.train.cuda_graph_warmup_steps = kWarmup;
+  config.train.eval_interval = 1;
   return config;
 }
 
@@ -89,10 +90,17 @@ std::vector<nn::Microbatch> batches_of_run(train::Assembly& a, int64_t step, int
   return batches;
 }
 
+// Microbatches of a step and of an evaluation; 0: as the configuration says.
+struct StepCounts {
+  int64_t trained = 0, evaluated = 0;
+};
+
 // Trains and evaluates until everything is captured. Then the rank's graphs hold what was predicted: static buffers
-// to the byte, the peak of tensors in the pools to the byte but for evaluations of several stages, and little more
-// than that reserved.
-void expect_predicted_graphs(const config::Config& config, const TestLayout& layout, int64_t microbatches = 0) {
+// and the peak of tensors in the pools to the byte, and little more than that reserved. Replayed steps hold what was
+// predicted, but for scalars. This is compared where no other rank shares parameters, because ranks that are threads
+// reduce gradients in each other's memory, and where evaluations have as many microbatches, whose inputs they
+// replace.
+void expect_predicted_graphs(const config::Config& config, const TestLayout& layout, StepCounts counts = {}) {
   const WithoutOneDnn without;
   const auto ranks = static_cast<int>(layout.ranks());
   // Sends complete when they are received and are not copied: the meter of a rank counts what the rank holds.
@@ -103,14 +111,21 @@ void expect_predicted_graphs(const config::Config& config, const TestLayout& lay
                                         << " tp " << layout.tp << " " << config.train.cuda_graph_impl.text() << " "
                                         << joined(config.train.cuda_graph_modules) << config.model.family << " "
                                         << config.precision.params_dtype);
+        cuda::MemoryMeter meter;
         const auto a = train::assemble(config, world, kVocab);
+        MemoryWatch watch(*a, meter);
+        int64_t most = 0;  // of a step, without the evaluation after it
         for (int64_t step = 0; step <= kWarmup + 1; ++step) {
-          auto batches = batches_of_run(*a, step, microbatches);
+          auto batches = batches_of_run(*a, step, counts.trained);
+          watch.begin();
           train::train_step(*a, {batches, step + 1, step * config.train.global_batch_size, false, {}});
+          watch.end();
+          most = watch.most();
           for (nn::Microbatch& batch : batches) batch.training = false;
+          if (counts.evaluated > 0) batches.resize(static_cast<size_t>(counts.evaluated), batches[0]);
           train::evaluate_step(*a, batches);
         }
-        train::RankRequest request{config, world.size(), world.rank(), kVocab, microbatches};
+        train::RankRequest request{config, world.size(), world.rank(), kVocab, counts.trained};
         const plan::MemoryPrediction want = train::predict_memory(request);
         request.eager = true;
         const plan::MemoryPrediction eager = train::predict_memory(request);
@@ -119,15 +134,11 @@ void expect_predicted_graphs(const config::Config& config, const TestLayout& lay
                   want.use.graphs - want.graph_pools);
         const int64_t peak = sizes.training.pools.peak + sizes.evaluation.pools.peak,
                       reserved = sizes.training.pools.reserved + sizes.evaluation.pools.reserved;
-        // The trace of an evaluation holds the hidden state that a stage sends for as long as its instance; a run
-        // frees it when it is sent. local captures evaluations, with up to 3 instances in these layouts.
-        const config::Train& t = config.train;
-        const int64_t hidden_state = t.seq_length * t.micro_batch_size * config.model.hidden_size * 8 / layout.tp;
-        const bool sends_in_evaluation = layout.pp > 1 && t.cuda_graph_impl == config::CudaGraphImpl::local;
-        EXPECT_LE(peak, want.graph_pools);
-        EXPECT_LE(want.graph_pools - peak, sends_in_evaluation ? 3 * hidden_state : 0);
+        EXPECT_EQ(peak, want.graph_pools);
         EXPECT_LE(static_cast<double>(reserved), 1.25 * static_cast<double>(peak) + 4096) << "fragmentation";
         EXPECT_GE(want.peak, eager.peak);
+        if (layout.dp > 1 || layout.tp > 1 || counts.evaluated > 0 || want.peak == eager.peak) return;
+        EXPECT_NEAR(most, train::step_bytes(want), 128) << "a tensor of activations has 256 bytes at least";
       });
 }
 
@@ -204,10 +215,32 @@ TEST(GraphMemoryRanks, PoolsOfVirtualStagesArePredicted) {
         const auto impl = turn % 4 == 1 ? config::CudaGraphImpl::transformer_engine : config::CudaGraphImpl::local;
         config::Config config = cut(with_graphs(model, impl, modules), layout);
         config.parallel.overlap_p2p_comm = c.overlaps;
-        expect_predicted_graphs(config, layout, c.microbatches);
+        expect_predicted_graphs(config, layout, {c.microbatches});
       }
     }
   }
+}
+
+// An evaluation has as many instances as its own microbatches need, and none if no evaluation follows.
+TEST(GraphMemoryRanks, EvaluationsCountWithTheirOwnMicrobatches) {
+  const TestLayout layout{1, 2, 2, 1, false};
+  config::Config model = with_graphs(small_gpt(), config::CudaGraphImpl::local, {"attn", "mlp"});
+  const int64_t sample = model.train.micro_batch_size;
+  for (const int64_t evaluated : {1, 8}) {
+    model.train.eval_global_batch_size = evaluated * sample;
+    expect_predicted_graphs(cut(model, layout), layout, {2, evaluated});
+  }
+  const auto pools = [&] { return train::predict_memory({cut(model, layout), 2, 0, kVocab, 2}).graph_pools; };
+  const int64_t both = pools();
+  model.train.eval_iters = 0;
+  model.train.full_validation = true;
+  EXPECT_EQ(pools(), both);
+  model.train.eval_interval = 0;
+  const int64_t trained = pools();
+  EXPECT_LT(trained, both);
+  model.train.eval_global_batch_size = 0;
+  model.train.cuda_graph_impl = config::CudaGraphImpl::transformer_engine;
+  EXPECT_EQ(pools(), trained);
 }
 
 // With alike chunks a rank holds as many instances as passes, and each pool is that of one pass.

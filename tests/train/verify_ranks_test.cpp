@@ -133,6 +133,33 @@ TEST(Verify, NamesWhatDependsOnTheLayoutByWhatItMeans) {
   EXPECT_EQ(found(1, 1, 2), "");
   c.model.moe_overflow_policy = config::OverflowPolicy::drop;
   EXPECT_EQ(found(1, 1, 2), "model.moe_overflow_policy ");
+  c.model.moe_overflow_policy = config::OverflowPolicy::redo;
+  c.parallel.context_parallel_size = 2;
+  EXPECT_EQ(found(1, 1, 2), "model.moe_expert_capacity_factor ");
+  c.model.moe_expert_capacity_factor = 0;
+  EXPECT_EQ(found(1, 1, 2), "");
+}
+
+TEST(Verify, NamesForcedChoicesThatRanksMakeForThemselves) {
+  config::Config c = small_gpt();
+  c.model.num_moe_experts = 4;
+  const auto found = [&](int64_t tp, int64_t cp, int64_t pp, int64_t world) {
+    c.parallel.tensor_model_parallel_size = tp;
+    c.parallel.context_parallel_size = cp;
+    c.parallel.pipeline_model_parallel_size = pp;
+    std::string keys;
+    for (const std::string& line : train::layout_dependent(c, world)) keys += line.substr(0, line.find(' ')) + " ";
+    return keys;
+  };
+  c.model.moe_router_force_even = true;
+  EXPECT_EQ(found(1, 1, 2, 4), "");
+  EXPECT_EQ(found(2, 1, 1, 2), "model.moe_router_force_even ");
+  EXPECT_EQ(found(1, 2, 1, 2), "model.moe_router_force_even ");
+  c.model.moe_router_force_even = false;
+  c.model.moe_router_force_trace = "trace.jsonl";
+  EXPECT_EQ(found(1, 1, 4, 4), "");
+  EXPECT_EQ(found(1, 1, 1, 2), "model.moe_router_force_trace ");
+  EXPECT_EQ(found(1, 2, 1, 2), "model.moe_router_force_trace ");
 }
 
 // The verdict of layout_dependent against what two layouts do: where it names nothing they agree to the last digit.

@@ -8,7 +8,6 @@
 #include <ATen/ops/clamp_min.h>
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/gather.h>
-#include <ATen/ops/logical_and.h>
 #include <ATen/ops/lt.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
@@ -61,7 +60,7 @@ class StaticBufferDispatcher final : public Dispatcher {
         permutation(spec_.target, experts, {.num_experts = spec_.columns(), .num_rows = experts.numel()});
     const at::Tensor kept = fitting(comm::all_gather(all.counts.view({1, -1}), 0, spec_.experts.experts), tokens);
     const at::Tensor fit = first_of_each(experts, all, kept.select(0, rank()));
-    const at::Tensor lost = drops() ? fit.lt(0).logical_and(experts.ge(0)) : at::Tensor();
+    const at::Tensor lost = drops() ? fit.lt(0).bitwise_and_(experts.ge(0)) : at::Tensor();
     return {permutation(spec_.target, fit, permute_how(fit)), kept, {}, lost};
   }
 
