@@ -44,6 +44,24 @@ TEST(Checkpoint, LoadsInAnyLayoutWhatWasSavedInAnyOther) {
   }
 }
 
+TEST(Checkpoint, SideFilesAreCountedAndSurviveAPowerCut) {
+  MemoryFileSystem disk;
+  Alone alone;
+  const std::vector<float> data{1, 2, 3};
+  const std::vector<SideFile> beside{{"tokenizer.json", "{\"a\": 1}"}, {"chat.jinja", "{{ messages }}"}};
+  const SaveResult result = save(disk, "/ckpt", {.iteration = 1, .side_files = beside},
+                                 {{"w", "weight", {3}, {0}, {3}, files::Dtype::kF32, data.data()}}, alone);
+  ASSERT_TRUE(result.ok) << result.error;
+  const auto after = disk.after_power_cut(0);
+  size_t bytes = after->file_size(result.directory + "/rank_00000.safetensors").value_or(0);
+  EXPECT_GT(bytes, 12u);
+  for (const SideFile& file : beside) {
+    EXPECT_EQ(after->read(result.directory + "/" + file.name), file.text);
+    bytes += file.text.size();
+  }
+  EXPECT_EQ(static_cast<size_t>(result.bytes), bytes);
+}
+
 TEST(Checkpoint, AllRanksOpenTheSameOneAndShareTheVerifying) {
   MemoryFileSystem disk;
   ASSERT_TRUE(save_model(disk, {.ranks = 4, .layout = 2, .iteration = 10}).ok);

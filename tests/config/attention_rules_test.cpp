@@ -78,7 +78,7 @@ TEST(AttentionRules, RefuseWhatDoesNotGoTogether) {
       {ahead({"model.window_size=4"}), "model.mtp_num_layers", "excludes model.window_size"},
       {ahead({"parallel.context_parallel_size=2"}), "model.mtp_num_layers", "excludes context parallelism"},
       {ahead({"parallel.hybrid_context_parallel=true"}), "model.mtp_num_layers", "excludes context parallelism"},
-      {apart("Ettm|t|t|L"), "parallel.pipeline_model_parallel_layout", "after every t and before the L"},
+      {apart("Ettmm|t|t|L"), "parallel.pipeline_model_parallel_layout", "after every t and before the L"},
       {apart("Ett|tm|m|L"), "parallel.pipeline_model_parallel_layout", "must have all m in one stage"},
       {apart("Ett|mmt||tL"), "parallel.pipeline_model_parallel_layout", "must have all m in one stage"},
       {apart("Ettttmm|||||||L"), "parallel.pipeline_model_parallel_layout", "last stage of a rank"},

@@ -67,6 +67,20 @@ TEST(HybridContextRules, TokensOfARankAreAMultipleAndByDefaultThoseOfItsPart) {
   EXPECT_EQ(
       most_hybrid_tokens(good(hybrid({"parallel.max_seqlen_per_dp_cp_rank=9", "parallel.sequence_parallel=true"}))),
       8);
+  Config config;
+  config.parallel.context_parallel_size = 3, config.train.seq_length = 8;
+  EXPECT_EQ(most_hybrid_tokens(config), 3);
+  config.parallel.sequence_parallel = true, config.parallel.tensor_model_parallel_size = 2;
+  EXPECT_EQ(most_hybrid_tokens(config), 4);
+}
+
+TEST(ContextTokens, WithASlackAreRoundedDownToAMultiple) {
+  Config config;
+  config.parallel.context_parallel_size = 2, config.parallel.context_parallel_token_slack = 0.1;
+  config.train.seq_length = 20;
+  EXPECT_EQ(most_context_tokens(config), 11);
+  config.parallel.sequence_parallel = true, config.parallel.tensor_model_parallel_size = 2;
+  EXPECT_EQ(most_context_tokens(config), 10);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "data/scratch.h"
 
 namespace metroplex::data::blend_test {
 namespace {
@@ -72,6 +73,24 @@ TEST(Blend, SumsLongListsOfWeightsInHalves) {
   const auto weights = normalize(std::vector<double>(1000, 0.1));
   EXPECT_EQ(weights.size(), 1000u);
   EXPECT_NEAR(weights[999], 0.001, 1e-17);
+  std::vector<double> harmonic;  // numpy cuts 131 numbers after 64, not 65
+  for (int i = 1; i <= 131; ++i) harmonic.push_back(1.0 / i);
+  EXPECT_EQ(normalize(harmonic)[0], 0.1832769018053539);
+}
+
+TEST(Blend, IsCachedForItsSizeAndThoseOfItsDatasets) {
+  const Scratch scratch;
+  files::PosixFileSystem disk;
+  const IndexCache cache(disk, scratch / "cache");
+  const auto size_of = [&](int64_t samples, std::optional<int64_t> size) {
+    const std::vector<std::shared_ptr<const Dataset>> datasets{std::make_shared<Numbered>(0, samples),
+                                                               std::make_shared<Numbered>(1, 50)};
+    return BlendedDataset(datasets, {1, 1}, size, "train", cache).size();
+  };
+  EXPECT_EQ(size_of(50, 20), 20);
+  EXPECT_EQ(size_of(50, 30), 30);
+  EXPECT_EQ(size_of(50, std::nullopt), 100);
+  EXPECT_EQ(size_of(40, std::nullopt), 90);
 }
 
 TEST(Split, RoundsHalfToEven) {

@@ -161,7 +161,7 @@ TEST(GptIndex, ShufflesAThinLastEpochApart) {
 
 TEST(GptIndex, WhatItTakesIsKnownBeforehand) {
   const std::vector<int32_t> lengths{10, 7, 30, 1}, documents{0, 1, 2, 3};
-  for (const int64_t samples : {-1, 3, 5, 40, 1000}) {
+  for (const int64_t samples : {-1, 3, 5, 6, 12, 40, 1000}) {  // 6: an epoch, but for the last label
     GptIndexOptions options;
     options.sequence_length = 8;
     options.num_samples = samples;

@@ -75,6 +75,20 @@ void exercise(FileSystem& disk, const std::string& root) {
   EXPECT_FALSE(disk.exists(root + "/a"));
 }
 
+// Without that a folder may be missing after a power failure though files in it were synced.
+TEST(FileSystem, SyncsTheParentOfEveryNewDirectory) {
+  class Recording final : public MemoryFileSystem {
+   public:
+    void sync_directory(const std::string& path) override {
+      synced.push_back(path);
+      MemoryFileSystem::sync_directory(path);
+    }
+    std::vector<std::string> synced;
+  } disk;
+  disk.make_directories("/a/b/c");
+  EXPECT_EQ(disk.synced, (std::vector<std::string>{"/", "/a", "/a/b"}));
+}
+
 TEST(FileSystem, ThroughLinksAPathIsTheSameAndWhatIsNoDirectoryCannotBeWrittenIn) {
   TemporaryDirectory directory;
   PosixFileSystem disk;

@@ -36,6 +36,17 @@ TEST(Npy, ReadsBackOneAndTwoDimensions) {
 
 TEST(Npy, ReadsAnEmptyArray) { EXPECT_EQ(parse_npy(bytes_of(npy_text<uint32_t>({}, {0})), "a.npy").size(), 0); }
 
+// Writers may pad the header with more spaces than needed; its length then takes both bytes.
+TEST(Npy, ReadsALongHeader) {
+  std::string text = npy_text<int32_t>(std::vector<int32_t>{7}, {1});
+  ASSERT_EQ(text.size(), 128u + 4);
+  text.insert(127, 192, ' ');
+  text[8] = static_cast<char>((118 + 192) % 256), text[9] = static_cast<char>((118 + 192) / 256);
+  const NpyArray array = parse_npy(bytes_of(text), "a.npy");
+  EXPECT_EQ(array.shape, (std::vector<int64_t>{1}));
+  EXPECT_EQ(array.as<int32_t>()[0], 7);
+}
+
 TEST(Npy, RefusesWhatIsCutOrOfAnotherForm) {
   const std::vector<int32_t> values{1, 2, 3};
   const std::string good = npy_text<int32_t>(values, {3});

@@ -244,7 +244,25 @@ TEST(HfConfig, KeysOfOneSortMeanKeysOfOurs) {
       {"gemma2", R"({"attn_logit_softcapping": null})", {"attn_logit_softcapping=0"}},
       {"gemma3",
        R"({"layer_types": null, "_sliding_window_pattern": 2})",
-       {"window_size=7", "window_attn_skip_freq=[1,0,1]", "rotary_base_local=10000"}}};
+       {"window_size=7", "window_attn_skip_freq=[1,0,1]", "rotary_base_local=10000"}},
+      {"gemma3",
+       R"({"layer_types": null, "_sliding_window_pattern": null, "num_hidden_layers": 7})",
+       {"window_attn_skip_freq=[1,1,1,1,1,0,1]"}},
+      {"gemma3",
+       R"({"rope_parameters": {"full_attention": {"rope_theta": 5000}, "sliding_attention": {"rope_theta": 777}}})",
+       {"rotary_base=5000", "rotary_base_local=777"}},
+      {"mixtral", R"({"router_jitter_noise": 0.125})", {"moe_input_jitter_eps=0.125"}},
+      {"llama_biases", R"({"attention_dropout": 0.25})", {"attention_dropout=0.25"}},
+      {"qwen3",
+       R"({"rope_parameters": {"rope_type": "yarn", "factor": 4, "attention_factor": 1.5}})",
+       {"yarn_attention_factor=1.5", "beta_fast=32", "beta_slow=1", "yarn_correction_range_round_to_int=true"}},
+      {"qwen3",
+       R"({"rope_parameters": {"rope_type": "yarn", "factor": 4, "mscale_all_dim": 1}})",
+       {"yarn_attention_factor=1.138629436111989", "mscale=1", "mscale_all_dim=1"}},
+      {"qwen2",
+       R"({"use_sliding_window": true, "sliding_window": 16, "layer_types": null, "max_window_layers": null,
+           "num_hidden_layers": 29})",
+       {"window_size=15", "window_attn_skip_freq=[0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,1]"}}};
   for (const auto& given : kCasesOfKeys) {
     const std::vector<std::string> settings = settings_with(given.name, Json::parse(given.changes));
     for (const std::string& wanted : given.means) {
@@ -265,6 +283,15 @@ TEST(HfConfig, KeysOfOneSortMeanKeysOfOurs) {
     one.model.special_token_ids.clear();
     one.model.generation_config.clear();
     EXPECT_EQ(config::differences(one, two), std::vector<std::string>{}) << given.name << " " << given.changes;
+  }
+}
+
+// In either place; no family is written with it.
+TEST(HfConfig, PartialRotaryFactorIsReadInTheConfigAndInItsRope) {
+  for (const char* changes : {R"({"partial_rotary_factor": 0.5})",
+                              R"({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}})"}) {
+    const std::vector<std::string> settings = settings_with("qwen3", Json::parse(changes));
+    EXPECT_EQ(std::count(settings.begin(), settings.end(), "model.rotary_percent=0.5"), 1) << changes;
   }
 }
 

@@ -93,6 +93,28 @@ TEST(Rope, YarnSlowsWhatTurnsSeldomAndKeepsWhatTurnsOften) {
   EXPECT_EQ(nn::yarn_mscale(1, 0.707), 1);
 }
 
+// The range of pairs between keeping and slowing ends at the first and the last dimension, and has a least width.
+TEST(Rope, YarnLimitsTheRangeOfPairs) {
+  const auto slowed_by = [](const nn::RopeYarn& yarn, double base, int64_t pair) {
+    constexpr int64_t kDims = 8;
+    at::Tensor x = at::zeros({2, 1, 1, kDims}, at::kDouble);
+    x.narrow(3, 0, kDims / 2).fill_(1);
+    nn::RopeTable(nn::RopeSpec{.dims = kDims, .base = base, .yarn = yarn}, {}).rotate(x, {}, 1);
+    const double plain = std::pow(base, -2.0 * static_cast<double>(pair) / static_cast<double>(kDims));
+    const double ratio = std::acos(x[1][0][0][pair].item<double>()) / plain;  // 1 - slowed + slowed / factor
+    return (1 - ratio) / (1 - 1 / yarn.factor);
+  };
+  // Pairs 4 ln(positions / (2 pi turns)) / ln(100): of 200 turns -2.6, limited to 0; of 1 turn 2.02.
+  const double last = 4 * std::log(64 / (2 * M_PI)) / std::log(100.0);
+  EXPECT_NEAR(slowed_by({4, 200, 1, 64, false}, 100, 1), 1 / last, 1e-12);
+  // Of 8 turns 1.41; of 1e-6 turns 15.2, limited to dimension 7.
+  const double first = 4 * std::log(256 / (2 * M_PI * 8)) / std::log(100.0);
+  EXPECT_NEAR(slowed_by({4, 8, 1e-6, 256, false}, 100, 3), (3 - first) / (7 - first), 1e-12);
+  // Both ends at pair 0: of 12 turns -0.14, rounded up.
+  EXPECT_NEAR(slowed_by({4, 200, 12, 64, true}, 100, 0), 0, 1e-12);
+  EXPECT_NEAR(slowed_by({4, 200, 12, 64, true}, 100, 1), 1, 1e-12);
+}
+
 // Llama 3.1's rule frequency by frequency, of a pair (1, 0) at every position: cos and sin of the angle. An angle of
 // up to `positions` times a frequency of at most 1 in float64 has an error of some units of 1e-16 of itself.
 TEST(Rope, ScaledFrequenciesFollowTheRuleForShortMiddleAndLongWavelengths) {

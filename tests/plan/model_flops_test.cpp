@@ -51,6 +51,25 @@ TEST(Flops, RefuseAPatternOfTheWrongLengthAndAnUnknownLayer) {
   EXPECT_THROW(megatron_flops(shape, {}), base::Error) << "experts without their sizes";
 }
 
+// A layer for multi-token prediction has experts where the last layer of the model has.
+TEST(Flops, LayersForMultiTokenPredictionFollowTheLastLayer) {
+  const double attention = 16 * (8 * 24 + 8 * 8) + 2 * (16.0 * 16 / 2) * 8, head = 16 * 8 * 100;
+  const double joined = 16 * (3 * 8 + 2 * 8 * 8);
+  for (const bool last : {false, true}) {
+    auto shape = small();
+    shape.experts =
+        plan::ExpertShape{.num_experts = 4, .router_topk = 1, .ffn_hidden_size = 8, .layer_is_moe = {!last, last}};
+    const double without = step_flops(shape, {.batch_size = 3});
+    const int64_t idle = plan::idle_parameters(shape);
+    shape.mtp_num_layers = 1;
+    const double feed_forward = 16 * 2 * 8 * (last ? 8.0 : 32.0);
+    expect_same(step_flops(shape, {.batch_size = 3}) - without,
+                3 * 2 * 3 * (attention + feed_forward + joined + head));
+    EXPECT_EQ(plan::idle_parameters(shape), last ? 2 * idle : idle);
+    EXPECT_GT(idle, 0);
+  }
+}
+
 TEST(Flops, OfAHybridOfAttentionAndMlpAreThoseOfTheTransformer) {
   auto hybrid = small();
   hybrid.hybrid = HybridLayers{.pattern = "*-|*-"};

@@ -31,6 +31,13 @@ TEST(Cluster, OnlySomeGroupsCrossWhenTheSizesDoNotFit) {
   EXPECT_EQ(Cluster(13, 6).num_nodes(), 3);
 }
 
+TEST(Cluster, ReachIsThatOfTheWidestGroupNotOfTheLast) {
+  const Reach wide = reach(Cluster(6, 2), RankGroups{{0, 2, 4}, {1}, {3, 5}});
+  EXPECT_EQ(wide.group_size, 3);
+  EXPECT_EQ(wide.max_nodes, 3);
+  EXPECT_EQ(wide.num_crossing, 2);
+}
+
 TEST(Cluster, FamiliesOfOneMemberAndRepeatedFamiliesAreNotTold) {
   config::Parallel parallel;
   parallel.tensor_model_parallel_size = 2;
