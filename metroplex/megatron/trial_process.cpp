@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -19,6 +20,7 @@
 
 #include "base/error.h"
 #include "megatron/trial_files.h"
+#include "megatron/trial_memory.h"
 
 extern char** environ;
 
@@ -231,6 +233,7 @@ void TrialProcess::limit() const {
 }
 
 size_t TrialProcess::memory_bytes() const {
+  const std::string own = read_process_link(getpid(), "exe");
   size_t pages = 0;
   std::error_code code;
   for (const auto& entry : std::filesystem::directory_iterator("/proc", code)) {
@@ -244,6 +247,8 @@ size_t TrialProcess::memory_bytes() const {
     if (name_end == std::string::npos ||
         std::sscanf(status.c_str() + name_end, ") %c %d %d", &state, &parent, &group) != 3 || group != guard_)
       continue;
+    // The guard, and a child that is about to become bash, hold the memory of this program, not of the script.
+    if (read_process_link(std::atoi(entry.path().filename().c_str()), "exe") == own) continue;
     size_t size = 0, resident = 0, shared = 0;
     std::ifstream memory(folder + "/statm");
     if (memory >> size >> resident >> shared) pages += resident - std::min(resident, shared);

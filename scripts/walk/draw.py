@@ -472,7 +472,9 @@ class Drawing(Experts):
         whole = self.keys.get("memory.recompute_granularity") == "full"
         if stays and not whole and self.sharding in ("no_shard", "optim"):
             parts = [None, "attn", "mlp", "attn,mlp"]
-            if self.experts:
+            if self.experts and "moe" in str(self.keys.get("memory.recompute_modules", "")).split(","):
+                parts = ["attn"]
+            elif self.experts:
                 parts = ["attn", "attn,moe_router,moe_preprocess", "moe_router"] + ([None, "moe", "attn,moe"] if whole_experts else [])
             ways += [(impl, part) for impl in ("local", "transformer_engine") for part in parts]
         return ways
