@@ -1,15 +1,12 @@
 #!/usr/bin/env bash
 # The numeric suites, every replay and the layout walks again, with libtorch, oneDNN and MKL held to older instruction
 # sets: their results differ in the last bits, and no test may depend on which machine it meets.
-#   scripts/capabilities.sh [BUILD_DIR [avx2]]       default build, which ./test.sh has built; avx2: that set alone,
-#                                                    and half of train_test
+#   scripts/capabilities.sh [BUILD_DIR [avx2]]       default build, which ./test.sh has built; avx2: that set alone
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=${1:-$root/build}
 has() { grep -qw "$1" /proc/cpuinfo; }
-shards='[0-9]+'
-[ "${2:-}" != avx2 ] || shards='[0-3]'
-suites='^(cuda_test|nn_test|moe_test|models_test|distributed_test|optim_test|train_test\.'$shards'|metroplex_vectors|parity_.*_threads|app_commands_test)$'
+suites='^(cuda_test|nn_test|moe_test|models_test|distributed_test|optim_test|train_test\.[0-9]+|metroplex_vectors|parity_.*_threads|app_commands_test)$'
 failed=0
 ran=()
 skipped=()
