@@ -58,6 +58,7 @@ class Builder {
 
   std::string order_problem(const std::shared_ptr<const TokenSource>& source, const SplitBounds& bounds,
                             const std::array<int64_t, 3>& sizes) const {
+    if (source->holds_chats()) return "";  // whole chats are packed: they have another index
     for (size_t i = 0; i < 3; ++i) {
       if (!bounds[i] || sizes[i] == 0) continue;
       const std::vector<int32_t> documents = documents_of(source, *bounds[i], i, sizes[i]);

@@ -412,6 +412,12 @@ LaunchScript read_launch_script(const std::string& path, const std::vector<std::
             programs_of_marks(first.commands, path), said.empty() ? "" : "; the script said:\n" + said);
   check_against_assumptions(first, source, std::max<std::chrono::milliseconds>(std::chrono::seconds(2), 3 * took));
   first.script.note = note_of_others(first);
+  if (source.assumes_folders) {
+    first.script.note +=
+        base::concat(first.script.note.empty() ? "" : "; ",
+                     "a folder that cd or pushd names is not on this machine: the script was read as "
+                     "if it existed, and relative paths from the folder before it");
+  }
   return first.script;
 }
 

@@ -179,7 +179,8 @@ metroplex_find() {  # type or hash, its words
   builtin "$@" 2> /dev/null && return 0
   [[ ${!#} == -* || ${!#} == *-smi ]] || metroplex_assumed_status "${!#}" 1 0 1
 }
-# The folders of another source tree need not be on this machine: a second reading assumes that they exist.
+# The folders of another source tree need not be on this machine: a second reading assumes that they exist. The error
+# of cd is still printed, and the result carries a note.
 if [[ $metroplex_folders == 1 ]]; then
   cd() { builtin cd "$@" || true; }
   pushd() { builtin pushd "$@" || true; }

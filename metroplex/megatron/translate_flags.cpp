@@ -243,7 +243,8 @@ class Translator {
       if (!whole_ || !used || !given(key.c_str()) || !is_zero(assigned_[key])) continue;
       const std::string flag = out_.given_by[key], decay = "optim.lr_decay_" + unit;
       MPX_CHECK(!given(decay.c_str()) || number(decay) >= number(length), "config", "Megatron arguments: ", flag,
-                ": not implemented where --lr-decay-", unit, " ends before the run; lengthen it");
+                " = 0: needs --lr-decay-", unit, " of at least the length of the run, ", number(length), ", not ",
+                number(decay), "; raise it, or leave ", flag, " out");
       derive("optim.lr_decay_style=constant", "", flag);
     }
   }

@@ -46,13 +46,11 @@ double factor_of(const config::Model& model) {
 }
 
 // As Megatron: the mean over the tokens that are still predicted at this depth counts like one over the microbatch's.
-at::Tensor share_of(const at::Tensor& loss_sum, const nn::Microbatch& batch, const nn::Microbatch& ahead,
-                    double factor) {
+at::Tensor share_of(const nn::Microbatch& batch, const nn::Microbatch& ahead) {
   const at::NoGradGuard no_grad;
   const at::Tensor left = ahead.loss_mask.sum(at::kDouble);
   const at::Tensor none = left.eq(0);  // then the sum is 0 too, and what it is divided by must not be
-  const at::Tensor ratio = mask_of(batch).sum(at::kDouble) / (left + none);
-  return (ratio * factor).to(loss_sum.scalar_type());
+  return mask_of(batch).sum(at::kDouble) / (left + none);
 }
 
 }  // namespace
@@ -63,24 +61,24 @@ std::string predicted_name(int64_t depth) { return "multi_token_hidden_states_" 
 MultiTokenLoss::MultiTokenLoss(const ModelContext& context, int64_t depth, std::shared_ptr<nn::Param> output)
     : depth_(depth), factor_(factor_of(context.model)), head_(context, std::move(output), false) {}
 
-void MultiTokenLoss::add(const at::Tensor& predicted, nn::SegmentContext& context) {
-  const nn::Microbatch ahead = ahead_by(context.batch, depth_);
+void MultiTokenLoss::add(const at::Tensor& predicted, const nn::Microbatch& ahead, nn::SegmentContext& context) {
   nn::SegmentContext inner{ahead, context.is_recompute, {}};
   const at::Tensor loss = head_.forward({nn::kHiddenStates, predicted}, inner).tensor(nn::kLoss);
-  context.terms.push_back(
-      {"mtp_" + std::to_string(depth_) + " loss", loss * share_of(loss, context.batch, ahead, factor_)});
+  const at::Tensor weight = (share_of(context.batch, ahead) * factor_).to(loss.scalar_type());
+  context.terms.push_back({"mtp_" + std::to_string(depth_) + " loss", loss * weight});
 }
 
 MultiTokenLossSegment::MultiTokenLossSegment(const ModelContext& context, int64_t depth,
                                              std::shared_ptr<nn::Param> output)
     : name_("mtp_" + std::to_string(depth) + "_loss"),
       takes_(predicted_name(depth)),
+      depth_(depth),
       loss_(context, depth, std::move(output)) {}
 
 nn::Values MultiTokenLossSegment::forward(const nn::Values& in, nn::SegmentContext& context) {
   nn::Values out;
   for (const auto& [name, value] : in) {
-    if (name == takes_) loss_.add(value.tensor(), context);
+    if (name == takes_) loss_.add(value.tensor(), ahead_by(context.batch, depth_), context);
     else out.add(name, value.tensor());
   }
   return out;
@@ -141,7 +139,7 @@ nn::Values MultiTokenSegment::forward(const nn::Values& in, nn::SegmentContext& 
   nn::Value last = x.at(nn::kHiddenStates);
   last.make(batch);
   const at::Tensor predicted = nn::normalize(final_norm_, last.tensor(), saving_).x;
-  if (loss_) loss_->add(predicted, context);
+  if (loss_) loss_->add(predicted, ahead, context);
   if (!loss_ || depth_ < layers_) out.add(predicted_name(depth_), predicted);
   return out;
 }

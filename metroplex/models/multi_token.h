@@ -28,7 +28,8 @@ std::string predicted_name(int64_t depth);
 class MultiTokenLoss {
  public:
   MultiTokenLoss(const ModelContext& context, int64_t depth, std::shared_ptr<nn::Param> output);
-  void add(const at::Tensor& predicted, nn::SegmentContext& context);
+  // `ahead` is the microbatch of `context`, `depth` positions ahead.
+  void add(const at::Tensor& predicted, const nn::Microbatch& ahead, nn::SegmentContext& context);
   void collect_params(std::vector<nn::Param*>& params) { head_.collect_params(params); }
 
  private:
@@ -77,6 +78,7 @@ class MultiTokenLossSegment final : public nn::Segment {
 
  private:
   std::string name_, takes_;
+  int64_t depth_;
   MultiTokenLoss loss_;
 };
 

@@ -12,9 +12,9 @@ NOT_DRAWN = {
         "data.vocab_file", "data.merge_file", "data.tokenizer_type", "train.metrics_file", "memory.offload_directory",
         "data.allow_other_tokenizer", "data.multiple_validation_sets", "model.moe_router_force_trace",
         "model.moe_echo_dump_dir", "model.from", "checkpoint.export_hf"],
-    "what an exported directory says, which no run here writes": ["model.special_token_ids", "model.generation_config"],
+    "only exported directories use them, and no run here exports": ["model.special_token_ids", "model.generation_config"],
     "the checks set the length of a run in iterations and samples": ["train.train_epochs"],
-    "the checks compare what training gives": ["train.skip_train"],
+    "such a run trains nothing that the checks could compare": ["train.skip_train"],
     "how a run is resumed, which the checks say": [
         "checkpoint.finetune", "checkpoint.load_only", "checkpoint.load_except", "checkpoint.no_load_optim", "checkpoint.no_load_rng", "checkpoint.exit_on_missing_checkpoint",
         "checkpoint.allow", "checkpoint.resume_with_other_data", "optim.override_opt_param_scheduler",

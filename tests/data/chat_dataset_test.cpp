@@ -69,6 +69,13 @@ class ChatSamples : public ::testing::Test {
   BuildOptions options{kLength, 1234, {-1, 0, 0}, -1, 0};
 };
 
+// Whole chats have no index of text samples, whose memory a dry run would report.
+TEST_F(ChatSamples, HaveNoOrderProblemOfTexts) {
+  files::PosixFileSystem posix;
+  options.sizes = {int64_t{1} << 45, 0, 0};
+  EXPECT_EQ(order_problem(config, options, posix), "");
+}
+
 TEST_F(ChatSamples, HoldEveryChatOnceAndWhole) {
   const auto dataset = train();
   std::map<int64_t, int> seen;

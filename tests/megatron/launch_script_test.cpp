@@ -249,8 +249,11 @@ TEST_F(LaunchScripts, GoOnWithoutAFolder) {
   for (const char* start :
        {"cd /missing && ", "cd /missing || exit 1\n", "pushd /missing && ", "cd /missing || { echo none; exit 1; }\n",
         "docker run image bash -c 'cd /missing && torchrun p.py --a 1'\nexit\n"}) {
-    EXPECT_EQ(read(std::string(start) + "torchrun p.py --a 1\n").flags, (Words{"--a", "1"})) << start;
+    const LaunchScript script = read(std::string(start) + "torchrun p.py --a 1\n");
+    EXPECT_EQ(script.flags, (Words{"--a", "1"})) << start;
+    EXPECT_NE(script.note.find("is not on this machine"), std::string::npos) << start << script.note;
   }
+  EXPECT_EQ(read("cd /\ntorchrun p.py --a 1\n").note, "");
   // Existing folders decide as in bash.
   EXPECT_EQ(read("cd /missing 2> /dev/null && A=1 || A=2\ntorchrun p.py --a $A\n").flags, (Words{"--a", "2"}));
   EXPECT_NE(refused("cd /missing && true\n").find("starts no training"), std::string::npos);

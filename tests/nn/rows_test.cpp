@@ -93,7 +93,9 @@ TEST(Rope, YarnSlowsWhatTurnsSeldomAndKeepsWhatTurnsOften) {
   EXPECT_EQ(nn::yarn_mscale(1, 0.707), 1);
 }
 
-// The range of pairs between keeping and slowing ends at the first and the last dimension, and has a least width.
+// YaRN limits the range of pairs to the first and the last dimension and gives it a least width. The smallest angle
+// is 0.011 (pair 3, frequency 0.032): its cosine, rounded to 1.1e-16, gives the angle back to 1e-14 and the ratio to
+// 3e-13, which the last division makes 4e-13.
 TEST(Rope, YarnLimitsTheRangeOfPairs) {
   const auto slowed_by = [](const nn::RopeYarn& yarn, double base, int64_t pair) {
     constexpr int64_t kDims = 8;
@@ -104,13 +106,13 @@ TEST(Rope, YarnLimitsTheRangeOfPairs) {
     const double ratio = std::acos(x[1][0][0][pair].item<double>()) / plain;  // 1 - slowed + slowed / factor
     return (1 - ratio) / (1 - 1 / yarn.factor);
   };
-  // Pairs 4 ln(positions / (2 pi turns)) / ln(100): of 200 turns -2.6, limited to 0; of 1 turn 2.02.
+  // The pair 4 ln(positions / (2 pi turns)) / ln(100) is -2.6 for 200 turns, limited to 0, and 2.02 for 1 turn.
   const double last = 4 * std::log(64 / (2 * M_PI)) / std::log(100.0);
   EXPECT_NEAR(slowed_by({4, 200, 1, 64, false}, 100, 1), 1 / last, 1e-12);
-  // Of 8 turns 1.41; of 1e-6 turns 15.2, limited to dimension 7.
+  // It is 1.41 for 8 turns and 15.2 for 1e-6 turns, limited to dimension 7.
   const double first = 4 * std::log(256 / (2 * M_PI * 8)) / std::log(100.0);
   EXPECT_NEAR(slowed_by({4, 8, 1e-6, 256, false}, 100, 3), (3 - first) / (7 - first), 1e-12);
-  // Both ends at pair 0: of 12 turns -0.14, rounded up.
+  // It is -0.14 for 12 turns, which is rounded up: both ends of the range are pair 0.
   EXPECT_NEAR(slowed_by({4, 200, 12, 64, true}, 100, 0), 0, 1e-12);
   EXPECT_NEAR(slowed_by({4, 200, 12, 64, true}, 100, 1), 1, 1e-12);
 }
