@@ -32,7 +32,7 @@ bool matches_any(const std::vector<std::string>& patterns, const std::string& na
 
 bool trains(const Config& config, const std::string& name) {
   const Train& train = config.train;
-  if (config.peft.lora() && !is_adapter(name)) return false;
+  if (config.peft.lora() && !config.peft.trains(name)) return false;
   if (!train.trainable.empty() && !matches_any(train.trainable, name)) return false;
   return !matches_any(train.freeze, name);
 }

@@ -1,6 +1,7 @@
 #include "config/peft.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "config/derived.h"
@@ -8,6 +9,16 @@
 #include "config/family.h"
 
 namespace metroplex::config {
+namespace {
+
+constexpr std::array<SavedModule, 2> kSavedModules{
+    {{"embed_tokens", "embedding.word_embeddings.weight"}, {"lm_head", "output_layer.weight"}}};
+
+bool contains(const std::vector<std::string>& words, const std::string& word) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+
+}  // namespace
 
 double Peft::lora_scale() const {
   const auto rank = static_cast<double>(lora_rank);
@@ -15,8 +26,18 @@ double Peft::lora_scale() const {
 }
 
 bool Peft::adapts(const std::string& word) const {
-  const auto& words = lora_target_modules;
-  return lora() && (words.empty() || std::find(words.begin(), words.end(), word) != words.end());
+  return lora() && (lora_target_modules.empty() || contains(lora_target_modules, word));
+}
+
+bool Peft::trains(const std::string& param) const {
+  if (is_adapter(param)) return true;
+  return std::any_of(kSavedModules.begin(), kSavedModules.end(), [&](const SavedModule& module) {
+    return param == module.param && contains(modules_to_save, module.word);
+  });
+}
+
+std::vector<SavedModule> saved_modules(const Model& model) {
+  return {kSavedModules.begin(), kSavedModules.begin() + (model.tied() ? 1 : 2)};
 }
 
 AdapterBox whole_layer(const std::string& word, int64_t rows) { return {word, 1, rows, 0, rows}; }

@@ -23,6 +23,8 @@ struct Peft {
   double lora_scale() const;
   // Whether the linear layers of this word have adapters.
   bool adapts(const std::string& word) const;
+  // Whether LoRA trains this parameter: an adapter, or the weight of a module in modules_to_save.
+  bool trains(const std::string& param) const;
 };
 
 // The rows of a layer's output that an adapter adds to: of each of `repeats` neighbouring groups of `width` rows
@@ -41,6 +43,14 @@ std::vector<AdapterBox> fc1_boxes(const Model& model, int64_t width);
 
 // Where the model has a dense MLP or shared experts, their words; and those of attention.
 std::vector<std::string> adapter_words(const Model& model);
+
+// The parameter of a module that peft.modules_to_save can name: embed_tokens or lm_head; with tied embeddings
+// embed_tokens only.
+struct SavedModule {
+  const char* word;
+  const char* param;
+};
+std::vector<SavedModule> saved_modules(const Model& model);
 
 inline constexpr const char* kLoraA = ".lora_A.weight";
 inline constexpr const char* kLoraB = ".lora_B.weight";

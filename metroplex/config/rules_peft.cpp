@@ -37,6 +37,18 @@ static void check_targets(Rules& rules) {
   }
 }
 
+static void check_saved_modules(Rules& rules) {
+  std::vector<std::string> known;
+  for (const SavedModule& module : saved_modules(rules.config.model)) known.emplace_back(module.word);
+  for (const std::string& word : rules.config.peft.modules_to_save) {
+    const bool has = std::find(known.begin(), known.end(), word) != known.end();
+    rules.require(has, "peft.modules_to_save", word,
+                  word == "lm_head" ? "is the embedding in this model, whose embeddings are tied"
+                                    : "must be one of " + joined(known),
+                  word == "lm_head" ? "name embed_tokens" : "correct it, or leave it out");
+  }
+}
+
 static void check_load_patterns(Rules& rules) {
   const Checkpoint& c = rules.config.checkpoint;
   const bool begins = c.finetune || !rules.config.model.from.empty();
@@ -55,11 +67,13 @@ void check_peft(Rules& rules) {
   check_load_patterns(rules);
   if (!p.lora()) {
     refuse_without(rules, "peft.lora_rank", [](std::string_view name) {
-      return name == "lora_alpha" || name == "use_rslora" || name == "lora_dropout" || name == "lora_target_modules";
+      return name == "lora_alpha" || name == "use_rslora" || name == "lora_dropout" ||
+             name == "lora_target_modules" || name == "modules_to_save";
     });
     return;
   }
   check_targets(rules);
+  check_saved_modules(rules);
   if (family(rules.config.model.family).top_query) {
     rules.require(false, "peft.lora_rank", p.lora_rank, "is not built for model.family = codegeex",
                   "leave it at 0, or choose another family");

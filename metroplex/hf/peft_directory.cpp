@@ -13,10 +13,17 @@ namespace {
 
 constexpr const char* kAhead = "mtp.";  // layers for multi-token prediction, which transformers does not have
 
-struct ExportedAdapter {
+struct ExportedTensor {
   files::TensorInfo info;
   std::string ours, kind;
 };
+
+// The tensor as PEFT names it, from the main parameter if the run has one.
+ExportedTensor exported(const checkpoint::Reader& run, const std::string& name, const std::string& theirs) {
+  const std::string kind = run.find(name, "main") != nullptr ? "main" : "weight";
+  const files::TensorForm& form = *run.find(name, kind);
+  return {{"base_model.model." + theirs, form.dtype, {form.shape.begin(), form.shape.end()}}, name, kind};
+}
 
 // "model.layers.0.self_attn.q_proj.weight": the last module.
 std::string word_of(const std::string& theirs) {
@@ -25,9 +32,9 @@ std::string word_of(const std::string& theirs) {
 }
 
 // Of all adapters of the run, by the parts of the weights that they belong to.
-std::vector<ExportedAdapter> exported_adapters(const checkpoint::Reader& run,
-                                               const std::vector<MappedTensor>& mapped) {
-  std::vector<ExportedAdapter> all;
+std::vector<ExportedTensor> exported_adapters(const checkpoint::Reader& run,
+                                              const std::vector<MappedTensor>& mapped) {
+  std::vector<ExportedTensor> all;
   std::set<std::string> seen, ours;
   for (const MappedTensor& tensor : mapped) {
     if (tensor.name.starts_with(kAhead)) continue;
@@ -39,10 +46,7 @@ std::vector<ExportedAdapter> exported_adapters(const checkpoint::Reader& run,
       for (const char* which : {config::kLoraA, config::kLoraB}) {
         const std::string name = module + which;
         if (run.find(name, "weight") == nullptr) continue;
-        const std::string kind = run.find(name, "main") != nullptr ? "main" : "weight";
-        const files::TensorForm& form = *run.find(name, kind);
-        const std::string theirs = "base_model.model." + part.name.substr(0, part.name.rfind('.')) + which;
-        all.push_back({{theirs, form.dtype, {form.shape.begin(), form.shape.end()}}, name, kind});
+        all.push_back(exported(run, name, part.name.substr(0, part.name.rfind('.')) + which));
         ours.insert(name);
       }
     }
@@ -58,10 +62,20 @@ std::vector<ExportedAdapter> exported_adapters(const checkpoint::Reader& run,
   return all;
 }
 
+std::vector<ExportedTensor> exported_modules(const checkpoint::Reader& run, const config::Config& config,
+                                             const std::vector<MappedTensor>& mapped) {
+  std::vector<ExportedTensor> all;
+  for (const MappedTensor& tensor : mapped) {
+    if (config::is_adapter(tensor.name) || !config.peft.trains(tensor.name)) continue;
+    all.push_back(exported(run, tensor.name, tensor.parts.front().name));
+  }
+  return all;
+}
+
 // PEFT takes the words of an MLP, however they are given, for the routed experts of a model that has such.
-void check_words(const checkpoint::Reader& run, const config::Model& model, const std::vector<ExportedAdapter>& all) {
+void check_words(const checkpoint::Reader& run, const config::Model& model, const std::vector<ExportedTensor>& all) {
   if (!model.has_experts()) return;
-  for (const ExportedAdapter& tensor : all) {
+  for (const ExportedTensor& tensor : all) {
     MPX_CHECK(tensor.ours.find(".mlp.") == std::string::npos, "hf", "'", run.directory(), "': PEFT would take ",
               tensor.ours,
               " for an adapter of routed experts; --to hf writes a model with the adapters merged into "
@@ -69,10 +83,14 @@ void check_words(const checkpoint::Reader& run, const config::Model& model, cons
   }
 }
 
-Json adapter_config(const config::Peft& peft, const std::vector<ExportedAdapter>& all, const std::string& base) {
+Json adapter_config(const config::Config& config, const std::vector<ExportedTensor>& adapters,
+                    const std::vector<ExportedTensor>& modules, const std::string& base) {
   std::set<std::string> words;
-  for (const ExportedAdapter& tensor : all)
+  for (const ExportedTensor& tensor : adapters)
     words.insert(word_of(config::adapted_module(tensor.info.name) + ".weight"));
+  Json saved;
+  for (const ExportedTensor& tensor : modules) saved.push_back(word_of(tensor.info.name));
+  const config::Peft& peft = config.peft;
   return {{"peft_type", "LORA"},
           {"task_type", "CAUSAL_LM"},
           {"base_model_name_or_path", base.empty() ? Json() : Json(base)},
@@ -85,19 +103,20 @@ Json adapter_config(const config::Peft& peft, const std::vector<ExportedAdapter>
           {"fan_in_fan_out", false},
           {"init_lora_weights", true},
           {"inference_mode", true},
-          {"modules_to_save", nullptr}};
+          {"modules_to_save", saved},
+          {"ensure_weight_tying", !modules.empty() && config.model.tied()}};
 }
 
 void write_tensors(files::FileSystem& disk, checkpoint::Reader& run, const std::string& part,
-                   const std::vector<ExportedAdapter>& all) {
+                   const std::vector<ExportedTensor>& all) {
   std::vector<files::TensorInfo> infos;
-  std::map<std::string, const ExportedAdapter*> by_name;
-  for (const ExportedAdapter& tensor : all) infos.push_back(tensor.info), by_name[tensor.info.name] = &tensor;
+  std::map<std::string, const ExportedTensor*> by_name;
+  for (const ExportedTensor& tensor : all) infos.push_back(tensor.info), by_name[tensor.info.name] = &tensor;
   files::order_tensors(infos);
   files::SafetensorsWriter writer(disk, files::join_path(part, "adapter_model.safetensors"), infos,
                                   {{"format", "pt"}});
   for (const files::TensorInfo& info : infos) {
-    const ExportedAdapter& tensor = *by_name.at(info.name);
+    const ExportedTensor& tensor = *by_name.at(info.name);
     const std::vector<int64_t> shape(info.shape.begin(), info.shape.end()), start(shape.size(), 0);
     std::vector<std::byte> bytes(files::tensor_bytes(info.dtype, info.shape, info.name));
     run.fill({tensor.ours, tensor.kind, shape, start, shape, info.dtype, bytes.data()});
@@ -114,12 +133,16 @@ void write_adapters(files::FileSystem& disk, checkpoint::Reader& run, const std:
   check_writable(disk, config.model, directory);
   if (const files::TensorForm* words = run.find("embedding.word_embeddings.weight", "weight"); words != nullptr)
     config.model.vocab_size = words->shape.at(0);
-  const std::vector<ExportedAdapter> all = exported_adapters(run, family_for(config.model).tensors(config.model));
-  check_words(run, config.model, all);
+  const std::vector<MappedTensor> mapped = family_for(config.model).tensors(config.model);
+  const std::vector<ExportedTensor> adapters = exported_adapters(run, mapped),
+                                    modules = exported_modules(run, config, mapped);
+  check_words(run, config.model, adapters);
+  std::vector<ExportedTensor> all = adapters;
+  all.insert(all.end(), modules.begin(), modules.end());
   disk.make_whole(directory, [&](const std::string& part) {
     write_tensors(disk, run, part, all);
     disk.replace_file(files::join_path(part, "adapter_config.json"),
-                      adapter_config(config.peft, all, base).dump(2) + "\n");
+                      adapter_config(config, adapters, modules, base).dump(2) + "\n");
   });
 }
 

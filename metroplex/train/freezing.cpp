@@ -65,8 +65,8 @@ void freeze(Assembly& a) {
   const std::vector<std::string> stages = comm::all_gather_strings(any ? "x" : "", a.groups().stages);
   MPX_CHECK(std::any_of(stages.begin(), stages.end(), [](const std::string& stage) { return !stage.empty(); }),
             "config", "train.freeze and train.trainable leave no parameter to train",
-            a.config.peft.lora() ? " (with peft.lora_rank only adapters can be, whose names end in lora_A.weight and "
-                                   "lora_B.weight)"
+            a.config.peft.lora() ? " (with peft.lora_rank only peft.modules_to_save and adapters can be, whose names "
+                                   "end in lora_A.weight and lora_B.weight)"
                                  : "",
             "; leave something out of them");
 }

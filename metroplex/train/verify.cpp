@@ -146,6 +146,7 @@ config::Config verification_config(config::Config config, int64_t steps) {
   }
   config.train.train_iters = steps;
   config.train.train_samples = 0;
+  config.train.train_epochs = 0;
   config.train.step_batch_size_schedule.clear();
   config.train.rampup_batch_size.clear();
   config.train.eval_interval = 0;
@@ -184,6 +185,7 @@ std::vector<std::string> left_out(const config::Config& asked, const config::Con
       "model.vocab_size",
       "train.train_iters",
       "train.train_samples",
+      "train.train_epochs",
       "train.eval_interval",
       "train.tensorboard_dir",
       "train.metrics_file",

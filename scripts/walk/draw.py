@@ -421,6 +421,7 @@ class Drawing(Experts):
             self.maybe("peft.lora_dropout", 0.1, 0.5, odds=0.4)
             self.maybe("peft.use_rslora", "true", odds=0.3)
             self.maybe("peft.lora_target_modules", "o_proj", odds=0.2)
+            self.maybe("peft.modules_to_save", "embed_tokens", odds=0.3)
             if "model.multi_latent_attention" not in self.keys:
                 self.maybe("peft.lora_target_modules", "q_proj,v_proj", "k_proj,o_proj", odds=0.3)
 

@@ -131,6 +131,30 @@ for refused in 'gpt2:no module of its own' 'deepseek_v3:for an adapter of routed
   warns "${refused#*:}"
 done
 
+# New tokens: their rows change next to the adapters, on any layout; without the modules they stay the mean row.
+grown=(--model.vocab_size=259 --peft.lora_rank=2 --train.train_iters=2)
+run 0 train "${from[@]}" "${grown[@]}" --peft.modules_to_save=embed_tokens,lm_head --checkpoint.save=more --tp 2 --nproc 2
+run 0 convert more --to peft more_adapters
+run 0 train "${from[@]}" "${grown[@]}" --checkpoint.save=mean
+run 0 convert mean --to hf mean_hf --dtype fp32
+run 0 convert more --to hf more_hf --dtype fp32
+python3 - << 'PYTHON'
+import json
+from read_safetensors import tensors
+adapters, more, mean = (tensors(folder) for folder in ("more_adapters", "more_hf", "mean_hf"))
+config = json.load(open("more_adapters/adapter_config.json"))
+assert config["modules_to_save"] == ["embed_tokens", "lm_head"] and not config["ensure_weight_tying"], config
+for name in ("model.embed_tokens.weight", "lm_head.weight"):
+    assert adapters["base_model.model." + name] == more[name], name
+    assert more[name][1] == mean[name][1] == [259, 48], (more[name][1], mean[name][1])
+    rows = [mean[name][2][row * 192:(row + 1) * 192] for row in range(259)]
+    assert rows[-1] == rows[-2] == rows[-3] != rows[0] and more[name][2] != mean[name][2], name
+PYTHON
+held
+run 2 train "${from[@]}" "${grown[@]}" --peft.modules_to_save=embed_tokens,norm
+warns 'peft.modules_to_save = norm: must be one of embed_tokens, lm_head'
+holds "embedding and head of new tokens are trained next to adapters"
+
 # test_loss ARGUMENTS...: of `metroplex eval`.
 test_loss() {
   run 0 eval "$@" "${small[@]}" --train.eval_iters=2 --data.split=80,20

@@ -43,8 +43,9 @@ class MemoryFileSystem : public FileSystem {
   std::unique_ptr<FileLock> try_lock(const std::string& path) override;
 
   // What the disk would hold after a power cut now. seed 0: only what is durable. Any other seed: besides, of each
-  // directory a random prefix of the changes of names that were not synced, of each file a random prefix of the bytes
-  // (random bytes or zeros may stand where the rest was to be). Locks are free.
+  // directory a random prefix (odd seeds) or subset (even seeds) of the changes of names that were not synced, of
+  // each file a random prefix of the bytes (random bytes or zeros may stand where the rest was to be). Locks are
+  // free.
   std::unique_ptr<MemoryFileSystem> after_power_cut(uint64_t seed) const;
   // The same disk after the program alone died: everything written is there.
   std::unique_ptr<MemoryFileSystem> after_kill() const;
@@ -72,19 +73,22 @@ struct MemoryFileSystem::Node {
   struct Change {
     std::string name;
     NodePointer node;
+    uint64_t operation = 0;  // above 0; the two changes of a rename have one
   };
   bool directory = false;
   std::string bytes, durable_bytes;
   Names names, durable_names;
   std::vector<Change> unsynced;  // names: durable_names -> names
+  uint64_t operations = 0;
 
-  void set(const std::string& name, NodePointer node) {
+  void set(const std::string& name, NodePointer node, bool same_operation = false) {
     if (node == nullptr) {
       names.erase(name);
     } else {
       names[name] = node;
     }
-    unsynced.push_back({name, std::move(node)});
+    operations += same_operation ? 0 : 1;
+    unsynced.push_back({name, std::move(node), operations});
   }
 };
 
@@ -130,7 +134,8 @@ inline std::string surviving_bytes(const MemoryFileSystem::Node& node, std::mt19
   return bytes;
 }
 
-inline NodePointer surviving(const MemoryFileSystem::Node& node, std::mt19937_64* random) {
+// With `any_subset` each operation survives or not, whatever its neighbors; a rename survives as a whole.
+inline NodePointer surviving(const MemoryFileSystem::Node& node, std::mt19937_64* random, bool any_subset) {
   auto copy = std::make_shared<MemoryFileSystem::Node>();
   copy->directory = node.directory;
   if (!node.directory) {
@@ -138,15 +143,22 @@ inline NodePointer surviving(const MemoryFileSystem::Node& node, std::mt19937_64
     return copy;
   }
   Names names = node.durable_names;
-  const size_t kept = random == nullptr ? 0 : (*random)() % (node.unsynced.size() + 1);
-  for (size_t i = 0; i < kept; ++i) {
+  const size_t count = node.unsynced.size(), prefix = random == nullptr ? 0 : (*random)() % (count + 1);
+  uint64_t operation = 0, kept_operation = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (any_subset && node.unsynced[i].operation != operation) {
+      operation = node.unsynced[i].operation;
+      kept_operation = (*random)() % 2 == 0 ? operation : 0;
+    }
+    const bool kept = any_subset ? operation == kept_operation : i < prefix;
+    if (!kept) continue;
     if (node.unsynced[i].node == nullptr) {
       names.erase(node.unsynced[i].name);
     } else {
       names[node.unsynced[i].name] = node.unsynced[i].node;
     }
   }
-  for (const auto& [name, child] : names) copy->names[name] = surviving(*child, random);
+  for (const auto& [name, child] : names) copy->names[name] = surviving(*child, random, any_subset);
   copy->durable_names = copy->names;
   return copy;
 }
@@ -275,7 +287,7 @@ inline void MemoryFileSystem::rename(const std::string& from, const std::string&
   MPX_ASSERT(source == target, "a rename across directories: '", from, "' to '", to, "'");
   // Two changes: a power cut between them leaves the node under both names, which POSIX allows.
   source->set(base_name(to), node);
-  source->set(base_name(from), nullptr);
+  source->set(base_name(from), nullptr, /*same_operation=*/true);
 }
 
 inline void MemoryFileSystem::remove(const std::string& path) {
@@ -316,7 +328,7 @@ inline std::unique_ptr<MemoryFileSystem> MemoryFileSystem::after_power_cut(uint6
   const std::lock_guard guard(mutex_);
   std::mt19937_64 random(seed);
   auto copy = std::make_unique<MemoryFileSystem>();
-  copy->root_ = surviving(*root_, seed == 0 ? nullptr : &random);
+  copy->root_ = surviving(*root_, seed == 0 ? nullptr : &random, seed != 0 && seed % 2 == 0);
   return copy;
 }
 

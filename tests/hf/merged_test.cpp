@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
 #include <functional>
 #include <random>
 
@@ -10,6 +12,7 @@
 #include "config/load.h"
 #include "hf/directory.h"
 #include "files/memory_file_system.h"
+#include "files/safetensors.h"
 
 namespace metroplex::hf::merged_test {
 namespace {
@@ -116,6 +119,46 @@ TEST(Adapters, AreWrittenWithAllTheirSettings) {
                       {"target_modules", Json::array({"o_proj"})},
                       {"base_model_name_or_path", "/base"}};
   for (const auto& [key, value] : expected.items()) EXPECT_EQ(written.value(key, Json()), value) << key;
+  EXPECT_EQ(written.at("modules_to_save"), Json());
+}
+
+TEST(Adapters, AreWrittenWithTheModulesTrainedNextToThem) {
+  std::mt19937 random(3);
+  const std::string attention = "decoder.layers.0.self_attention.";
+  const Tensor a = tensor(attention + "o_proj.lora_A.weight", kRank, kHidden, random),
+               b = tensor(attention + "o_proj.lora_B.weight", kHidden, kRank, random),
+               words = tensor("embedding.word_embeddings.weight", 11, kHidden, random),
+               head = tensor("output_layer.weight", 11, kHidden, random);
+  for (const bool tied : {false, true}) {
+    SCOPED_TRACE(tied);
+    config::Config config = config_with_adapters();
+    config.peft.modules_to_save = {"embed_tokens"};
+    if (!tied) config.peft.modules_to_save.push_back("lm_head");
+    config.model.untie_embeddings_and_output_weights = !tied;
+    std::vector<const Tensor*> all{&a, &b, &words};
+    if (!tied) all.push_back(&head);
+    files::MemoryFileSystem disk;
+    checkpoint::Reader run(disk, saved(disk, all, config::dump(config)));
+    write_adapters(disk, run, "/out", "");
+    const Json written = Json::parse(disk.read("/out/adapter_config.json"));
+    EXPECT_EQ(written.at("modules_to_save"), Json(config.peft.modules_to_save));
+    EXPECT_EQ(written.at("ensure_weight_tying"), Json(tied));
+    EXPECT_EQ(written.at("target_modules"), Json::array({"o_proj"}));
+    const std::string bytes = disk.read("/out/adapter_model.safetensors");
+    const files::SafetensorsHeader file = files::parse_safetensors(bytes, "adapter_model.safetensors");
+    EXPECT_EQ(file.tensors.size(), tied ? 3u : 4u);
+    const auto expect_tensor = [&](const std::string& name, const Tensor& expected) {
+      const auto found = std::find_if(file.tensors.begin(), file.tensors.end(), [&](const files::TensorInfo& info) {
+        return info.name == "base_model.model." + name;
+      });
+      ASSERT_NE(found, file.tensors.end()) << name;
+      const std::string_view stored = std::string_view(bytes).substr(file.data_begin + found->begin);
+      const size_t size = expected.values.size() * sizeof(float);
+      EXPECT_EQ(std::memcmp(stored.data(), expected.values.data(), size), 0) << name;
+    };
+    expect_tensor("model.embed_tokens.weight", words);
+    if (!tied) expect_tensor("lm_head.weight", head);
+  }
 }
 
 }  // namespace

@@ -6,6 +6,7 @@ namespace {
 
 // b 2 samples, s 7 tokens, h 12, 3 heads of 4, vocabulary 19.
 constexpr int64_t kSamples = 2, kTokens = 7, kHeads = 3, kHead = 4, kHidden = kHeads * kHead, kVocab = 19;
+constexpr uint64_t kSeed = 77;
 
 config::Model small_model() {
   config::Model model;
@@ -27,7 +28,8 @@ config::Model small_model() {
 // The model, of leaves with the values of `params`. Activations are [b, s, h].
 class Plain {
  public:
-  Plain(const std::vector<nn::Param*>& params, at::Tensor document_ids) : documents(std::move(document_ids)) {
+  Plain(const std::vector<nn::Param*>& params, at::Tensor document_ids, double dropout, const nn::Microbatch& batch)
+      : documents(std::move(document_ids)), dropout(dropout), batch(batch) {
     for (const nn::Param* param : params) leaves[param->name] = param->data.detach().clone().requires_grad_();
   }
 
@@ -37,7 +39,14 @@ class Plain {
   at::Tensor linear(const at::Tensor& x, const std::string& name) {
     return x.matmul(leaves.at(name + ".weight").t());
   }
-  at::Tensor layer(const at::Tensor& x, const std::string& name) {
+  // residual + dropout(x) with the mask of the layer of this number.
+  at::Tensor sum(const at::Tensor& x, const at::Tensor& residual, int64_t number, nn::RandomSite site) {
+    const nn::BiasDropoutAdd how{{kSeed, number, site, dropout, {}}, nullptr, {}};
+    const auto first_rows = [](const at::Tensor& y) { return y.transpose(0, 1).contiguous(); };
+    return nn::bias_dropout_add(first_rows(x), residual.defined() ? first_rows(residual) : residual, how, batch)
+        .transpose(0, 1);
+  }
+  at::Tensor layer(const at::Tensor& x, const std::string& name, int64_t number) {
     const at::Tensor qkv = linear(norm(x, name + ".input_layernorm"), name + ".self_attention.linear_qkv")
                                .view({kSamples, kTokens, kHeads, 3, kHead})
                                .permute({3, 0, 2, 1, 4});
@@ -45,14 +54,14 @@ class Plain {
     const at::Tensor hidden = later | documents.unsqueeze(1).ne(documents.unsqueeze(2)).unsqueeze(1);
     const at::Tensor scores = (qkv[0].matmul(qkv[1].transpose(-1, -2)) / 2.0).masked_fill(hidden, -INFINITY);
     const at::Tensor mixed = scores.softmax(-1).matmul(qkv[2]).permute({0, 2, 1, 3}).reshape(x.sizes());
-    const at::Tensor h = x + linear(mixed, name + ".self_attention.linear_proj");
+    const at::Tensor h =
+        sum(linear(mixed, name + ".self_attention.linear_proj"), x, number, nn::RandomSite::attention_output);
     const at::Tensor inner = at::silu(linear(norm(h, name + ".pre_mlp_layernorm"), name + ".mlp.linear_fc1"));
-    return h + linear(inner, name + ".mlp.linear_fc2");
+    return sum(linear(inner, name + ".mlp.linear_fc2"), h, number, nn::RandomSite::mlp_output);
   }
-  at::Tensor words(const at::Tensor& tokens) {
-    return leaves.at("embedding.word_embeddings.weight")
-        .index_select(0, tokens.flatten())
-        .view({kSamples, -1, kHidden});
+  at::Tensor words(const at::Tensor& tokens, int64_t number) {
+    const at::Tensor rows = leaves.at("embedding.word_embeddings.weight").index_select(0, tokens.flatten());
+    return sum(rows.view({kSamples, -1, kHidden}), {}, number, nn::RandomSite::embedding);
   }
   // [b, s - ahead]: the positions that have a target `ahead` positions behind their label, in their document.
   at::Tensor counted(const nn::Microbatch& batch, int64_t ahead) const {
@@ -67,6 +76,8 @@ class Plain {
   }
 
   at::Tensor documents;  // [b, s]
+  double dropout;
+  nn::Microbatch batch;
   std::map<std::string, at::Tensor> leaves;
 };
 
@@ -75,7 +86,8 @@ struct Losses {
 };
 
 Losses losses_of(Plain& plain, const nn::Microbatch& batch) {
-  at::Tensor x = plain.norm(plain.layer(plain.words(batch.tokens), "decoder.layers.0"), "decoder.final_layernorm");
+  at::Tensor x =
+      plain.norm(plain.layer(plain.words(batch.tokens, 0), "decoder.layers.0", 0), "decoder.final_layernorm");
   Losses out{plain.loss(x, batch, 0), {}};
   for (int64_t k = 1; k <= 2; ++k) {
     const std::string name = "mtp.layers." + std::to_string(k - 1);
@@ -83,16 +95,18 @@ Losses losses_of(Plain& plain, const nn::Microbatch& batch) {
     const at::Tensor tokens =
         at::cat({batch.tokens.narrow(1, k, kTokens - k), at::full({kSamples, k}, 11, at::kLong)}, 1);
     const at::Tensor both =
-        at::cat({plain.norm(plain.words(tokens), name + ".enorm"), plain.norm(x, name + ".hnorm")}, -1);
-    x = plain.norm(plain.layer(plain.linear(both, name + ".eh_proj"), name + ".transformer_layer"),
+        at::cat({plain.norm(plain.words(tokens, k), name + ".enorm"), plain.norm(x, name + ".hnorm")}, -1);
+    x = plain.norm(plain.layer(plain.linear(both, name + ".eh_proj"), name + ".transformer_layer", k),
                    name + ".final_layernorm");
     out.ahead[k - 1] = plain.loss(x, batch, k);
   }
   return out;
 }
 
-void check(bool documents) {
+void check(bool documents, double dropout) {
   models::ModelContext context(small_model());
+  context.model.hidden_dropout = dropout;
+  context.seed = kSeed;
   context.model.untie_embeddings_and_output_weights = true;
   context.vocab_size = kVocab;
   context.dtype = at::kDouble;
@@ -114,7 +128,7 @@ void check(bool documents) {
   constexpr double kFactor = 0.25;
   const double main = train_step(blocks, batch, kFactor, &terms);
 
-  Plain plain(params, ids);
+  Plain plain(params, ids, dropout, batch);
   const Losses wanted = losses_of(plain, batch);
   // Sums of at most 2 x 7 x 19 terms in float64, some ten products in a row: 10 x 266 x 2^-53 = 3e-13.
   EXPECT_NEAR(main, wanted.main.item<double>(), 1e-12 * main);
@@ -137,8 +151,11 @@ void check(bool documents) {
 }
 
 TEST(MultiToken, LossesAndGradientsAreThoseOfTheFormula) {
-  for (const bool documents : {false, true}) check(documents);
+  for (const bool documents : {false, true}) check(documents, 0);
 }
+
+// Each depth has masks of its own, those of the layer number that it would have in the decoder.
+TEST(MultiToken, DropoutIsThatOfLayersAfterTheLast) { check(false, 0.4); }
 
 TEST(MultiToken, NothingOfItRunsInEvaluation) {
   models::ModelContext context(small_model());

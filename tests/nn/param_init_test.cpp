@@ -42,6 +42,15 @@ TEST(ParamInit, FillGivesEveryElementTheIndexItHasInTheWhole) {
   EXPECT_EQ(largest(part.data.select(1, 2)), 0);
 }
 
+// Of n normal numbers the standard deviation is within 5 / sqrt(2 n) of theirs.
+TEST(ParamInit, ScaledNormalDividesByTheRootOfTwiceTheLayers) {
+  nn::LayerContext context = layer_context();
+  context.num_layers = 8;
+  const double expected = context.init_std / 4, n = 64 * 64;
+  const nn::Param param = nn::make_param({"proj", {64, 64}, {}, nn::Init::scaled_normal}, context);
+  EXPECT_NEAR(param.data.std().item<double>() / expected, 1, 5 / std::sqrt(2 * n));
+}
+
 TEST(ParamInit, WithoutADeviationNothingIsDrawnAndWeightsOfNormsStayOne) {
   nn::LayerContext context = layer_context();
   context.streams = nn::make_init_streams(nn::rng_seeds(7, nn::RngPlace{}));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <mutex>
+#include <thread>
 
 #include "pipeline/toy.h"
 #include "plan/table_writer.h"
@@ -60,7 +61,7 @@ void run_all(const Mode& mode) {
 
 TEST(Executor, EveryScheduleGivesWhatTheFormulaGives) { run_all({}); }
 TEST(Executor, ForwardOnlyGivesTheLossesAndNoGradient) { run_all({.forward_only = true}); }
-TEST(Executor, MicrobatchesMayDifferInLength) { run_all({.variable = true}); }
+TEST(Executor, MicrobatchesMayDifferInLengthAndSamples) { run_all({.variable = true}); }
 TEST(Executor, ForwardOnlyTakesDifferentLengthsToo) { run_all({.forward_only = true, .variable = true}); }
 TEST(Executor, RendezvousSendsDoNotDeadlock) { run_all({.rendezvous = true}); }
 TEST(Executor, RendezvousSendsOfDifferentLengthDoNotDeadlock) { run_all({.variable = true, .rendezvous = true}); }
@@ -143,6 +144,30 @@ TEST(Executor, TheSameExecutorRunsStepAfterStep) {
     for (size_t i = 0; i < toy.params.size(); ++i) {
       EXPECT_TRUE(at::allclose(toy.params[i]->main_grad, 3.0 * expected.gradients[toy.layers[i]], 1e-13, 0.0));
     }
+  });
+}
+
+// The second stage computes slowly, so the first one waits in exchanges of two transfers.
+TEST(Executor, SecondsOfActionsAddUpToAtMostTheStep) {
+  const plan::PipelineTable table = table_of({"1f1b", 2, 1, 4}, false);
+  const auto batches = toy_batches(4);
+  run_ranks(2, {.pp = 2}, [&](const comm::World& world) {
+    const comm::Group& pp = world.groups().pp;
+    const ToyStages toy(2, 1, pp.index(), [&](const nn::Microbatch&) {
+      if (pp.index() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    });
+    pipeline::Executor executor(toy.pointers(), pp);
+    double sum = 0;
+    int transfers = 0;
+    executor.observers().add("test", [&](const plan::Action& action, double seconds) {
+      sum += seconds;
+      transfers += plan::is_send(action.kind) ? 1 : 0;
+    });
+    const auto start = std::chrono::steady_clock::now();
+    executor.run({table, batches, toy_factors(4), toy_border(batches, false)});
+    const std::chrono::duration<double> whole = std::chrono::steady_clock::now() - start;
+    EXPECT_EQ(transfers, 4);
+    EXPECT_LE(sum, whole.count());
   });
 }
 

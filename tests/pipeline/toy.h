@@ -72,11 +72,11 @@ inline nn::Block one_segment(std::unique_ptr<nn::Segment> segment, bool is_layer
 // Which of toy_batches() it is.
 inline int64_t number_of(const nn::Microbatch& batch) { return batch.sample_counters[0].item<int64_t>(); }
 
-// `length` is the sequence length of microbatch 0; with `growing` each one is longer than the one before.
+// With `growing` each microbatch is longer than the one before and may have another number of samples.
 inline std::vector<nn::Microbatch> toy_batches(int count, bool growing = false) {
   std::vector<nn::Microbatch> batches;
   for (int m = 0; m < count; ++m) {
-    const int64_t s = growing ? 2 + m : 4, b = 2;
+    const int64_t s = growing ? 2 + m : 4, b = growing ? 2 + m % 3 : 2;
     nn::Microbatch batch;
     batch.tokens = (at::arange(b * s, at::kLong).view({b, s}) * 5 + 3 * m) % 11 - 4;
     batch.loss_mask = (at::arange(b * s, at::kDouble).view({b, s}) + m).remainder(3).sign();

@@ -120,6 +120,14 @@ TEST(RankGrid, WeightShardsVaryRightAfterTensorParallel) {
   EXPECT_EQ(grid.size(Axis::dp), 2);
 }
 
+TEST(RankGrid, AnOrderMayPlaceTheWeightShards) {
+  config::Parallel parallel = layout(2, 1, 1);
+  parallel.order = "tp-dp-gtp_remat-cp-ep-pp";
+  const RankGrid grid(8, parallel, 2);
+  EXPECT_EQ(grid.groups(Axis::gtp), (RankGroups{{0, 4}, {1, 5}, {2, 6}, {3, 7}}));
+  EXPECT_EQ(grid.group_of(0, Axis::dp), (Ranks{0, 2}));
+}
+
 TEST(RankGrid, AWorldThatIsNotAMultipleOfTheDegreesIsRefusedWithBothNumbers) {
   const std::string dense = refusal(48, layout(8, 1, 4));
   EXPECT_NE(dense.find("48 ranks"), std::string::npos) << dense;

@@ -107,6 +107,30 @@ void expect_all_as_on_one_rank(const std::string& yaml, const Settings& trained,
   }
 }
 
+// Values and optimizer state after three steps on the layout, whole.
+std::map<std::string, at::Tensor> after(const config::Config& config, int64_t ranks, int64_t steps) {
+  std::map<std::string, at::Tensor> state;
+  comm::run_threads(static_cast<int>(ranks), topology::RankGrid(static_cast<int>(ranks), config.parallel), {},
+                    [&](const comm::World& world) {
+                      const auto a = assemble(config, world, kVocab);
+                      EXPECT_EQ(a->graphs != nullptr,
+                                config.train.cuda_graph_impl == config::CudaGraphImpl::full_iteration);
+                      EXPECT_EQ(a->partial_graphs != nullptr, config.train.captures_parts());
+                      for (int64_t step = 0; step < steps; ++step) test::step_at(*a, step);
+                      for (const nn::Param* param : a->params) {
+                        EXPECT_EQ(param->frozen, !config::trains(config, param->name)) << param->name;
+                        if (param->frozen) { EXPECT_FALSE(param->main_grad.defined()) << param->name; }
+                      }
+                      auto mine = test::whole_state(*a);
+                      if (world.rank() == 0) state = std::move(mine);
+                    });
+  return state;
+}
+
+config::Config trained(const std::string& yaml, const Settings& settings, int64_t ranks) {
+  return for_ranks(with(yaml, settings), ranks);
+}
+
 TEST(Adapters, EveryLayoutGivesWhatOneRankGives) { expect_all_as_on_one_rank(kLlama, kAdapters, dense_cases()); }
 
 TEST(Adapters, OfLatentAttentionToo) {
@@ -117,6 +141,26 @@ TEST(Adapters, OfLatentAttentionToo) {
 }
 
 TEST(Adapters, BesideExpertsToo) { expect_all_as_on_one_rank(kExperts, kAdapters, expert_cases()); }
+
+TEST(Adapters, EmbeddingAndHeadAreTrainedWithThem) {
+  Settings both = kAdapters, tied = kAdapters;
+  both.push_back("peft.modules_to_save=embed_tokens,lm_head");
+  tied.push_back("peft.modules_to_save=embed_tokens");
+  expect_all_as_on_one_rank(kLlama, both, dense_cases());
+  expect_all_as_on_one_rank(kGpt, tied,
+                            {{"pp 2", 2, layout(1, 2)},
+                             {"tp 2 pp 2 sp", 4, layout(2, 2, {kSequence})},
+                             {"pp 2 dp 2 ZeRO 3", 4, layout(1, 2, {zero("optim_grads_params")})}});
+  const std::string embedding = "embedding.word_embeddings.weight", head = "output_layer.weight";
+  for (const auto& [word, moves] : {std::pair{"embed_tokens", &embedding}, std::pair{"lm_head", &head}}) {
+    Settings one = kAdapters;
+    one.push_back(std::string("peft.modules_to_save=") + word);
+    const config::Config config = trained(kLlama, one, 1);
+    const auto before = after(config, 1, 0), behind = after(config, 1, 2);
+    for (const std::string& name : {embedding, head})
+      EXPECT_NE(at::equal(before.at(name), behind.at(name)), name == *moves) << word << " " << name;
+  }
+}
 
 TEST(Adapters, OfSomeLayersWithoutDropout) {
   expect_all_as_on_one_rank(kGpt,
@@ -148,30 +192,6 @@ TEST(Freezing, WhateverTheOptimizer) {
       expect_all_as_on_one_rank(kLlama, trained, {{optimizer, 4, layout(2, 1, {kSequence, zero("optim_grads")})}});
     }
   }
-}
-
-// Values and optimizer state after three steps on the layout, whole.
-std::map<std::string, at::Tensor> after(const config::Config& config, int64_t ranks, int64_t steps) {
-  std::map<std::string, at::Tensor> state;
-  comm::run_threads(static_cast<int>(ranks), topology::RankGrid(static_cast<int>(ranks), config.parallel), {},
-                    [&](const comm::World& world) {
-                      const auto a = assemble(config, world, kVocab);
-                      EXPECT_EQ(a->graphs != nullptr,
-                                config.train.cuda_graph_impl == config::CudaGraphImpl::full_iteration);
-                      EXPECT_EQ(a->partial_graphs != nullptr, config.train.captures_parts());
-                      for (int64_t step = 0; step < steps; ++step) test::step_at(*a, step);
-                      for (const nn::Param* param : a->params) {
-                        EXPECT_EQ(param->frozen, !config::trains(config, param->name)) << param->name;
-                        if (param->frozen) { EXPECT_FALSE(param->main_grad.defined()) << param->name; }
-                      }
-                      auto mine = test::whole_state(*a);
-                      if (world.rank() == 0) state = std::move(mine);
-                    });
-  return state;
-}
-
-config::Config trained(const std::string& yaml, const Settings& settings, int64_t ranks) {
-  return for_ranks(with(yaml, settings), ranks);
 }
 
 TEST(Freezing, FrozenParametersKeepTheirBitsAndHaveNoState) {

@@ -91,6 +91,8 @@ TEST(Verify, TellsWhatItLeavesOutAndNothingElse) {
   asked.optim.adam_eps = 1e-3;
   asked.data.reset_attention_mask = true;
   asked.checkpoint.save = "somewhere";
+  asked.train.train_epochs = 2;
+  EXPECT_EQ(train::verification_config(asked, 3).train.train_epochs, 0);
   EXPECT_EQ(train::left_out(asked, train::verification_config(asked, 3)), Lines{});
   asked.optim.adam_eps = 1e-8;
   asked.optim.lr_decay_style = "cosine";

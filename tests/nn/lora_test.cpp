@@ -1,0 +1,78 @@
+// Adapters of one layer, without ranks: their gradients, and that each drops elements of its own.
+#include "nn/lora.h"
+
+#include <cmath>
+
+#include "nn/tools.h"
+
+namespace metroplex::test::lora_test {
+namespace {
+
+constexpr int64_t kTokens = 5, kIn = 12, kRank = 2, kBoxRows = 4;
+
+struct Fixture {
+  nn::Adapters adapters;
+  std::vector<nn::Param*> params;  // A and B of the first adapter, A and B of the second
+  nn::Microbatch batch;
+  at::Tensor x = sample({kTokens, 1, kIn}, 1);
+
+  Fixture() {
+    nn::LayerContext context = layer_context();
+    context.peft.lora_rank = kRank, context.peft.lora_alpha = 3, context.peft.lora_dropout = 0.5;
+    adapters = nn::Adapters(
+        {.linear = "decoder.layers.0.mlp.linear_fc1",
+         .in_features = kIn,
+         .boxes = {{"gate_proj", 1, 2 * kBoxRows, 0, kBoxRows}, {"up_proj", 1, 2 * kBoxRows, kBoxRows, kBoxRows}},
+         .split = nn::LinearSplit::none},
+        context);
+    adapters.collect_params(params);
+    give_main_grad(params);
+    uint64_t seed = 3;
+    for (nn::Param* param : params) param->data.copy_(sample(param->data.sizes().vec(), ++seed));
+    batch.sample_counters = nn::counters_of_samples(3, at::tensor({7}, at::kLong));
+  }
+
+  nn::AdapterRows rows() const { return adapters.rows(x.sizes(), 0, batch); }
+  at::Tensor outputs() const {
+    const at::Tensor out = at::zeros({kTokens, 1, 2 * kBoxRows}, at::kDouble);
+    adapters.add_outputs(out, x, rows());
+    return out;
+  }
+};
+
+// The outputs are linear in A, in B and in x: a change of one element by 1 gives its exact derivative.
+at::Tensor derivative(const Fixture& f, const at::Tensor& dy, const at::Tensor& of) {
+  const at::Tensor result = at::zeros_like(of), before = f.outputs();
+  for (int64_t i = 0; i < of.numel(); ++i) {
+    const at::Tensor element = of.view(-1)[i];
+    const at::Tensor value = element.clone();
+    element.add_(1);
+    result.view(-1)[i] = (dy * (f.outputs() - before)).sum();
+    element.copy_(value);
+  }
+  return result;
+}
+
+TEST(Lora, GradientsAreDerivativesOfTheOutputs) {
+  const Fixture f;
+  const at::Tensor dy = sample({kTokens, 1, 2 * kBoxRows}, 9), dx = at::zeros_like(f.x);
+  const at::Tensor out = at::zeros_like(dy);
+  const auto kept = f.adapters.keep(f.adapters.add_outputs(out, f.x, f.rows()));
+  const auto dhidden = f.adapters.add_input_gradients(dx, dy, f.rows());
+  f.adapters.accumulate({dy, f.x, kept, dhidden}, f.rows());
+  // Sums of at most 5 x 12 products of size 1: 60 x 2^-53 < 1e-14, ten times that for the difference.
+  EXPECT_LT(relative_difference(dx, derivative(f, dy, f.x)), 1e-13);
+  for (const nn::Param* param : f.params)
+    EXPECT_LT(relative_difference(param->main_grad, derivative(f, dy, param->data)), 1e-13) << param->name;
+}
+
+TEST(Lora, EachAdapterDropsElementsOfItsOwn) {
+  const Fixture f;
+  f.params[2]->data.copy_(f.params[0]->data);
+  f.params[3]->data.copy_(f.params[1]->data);
+  const at::Tensor out = f.outputs();
+  EXPECT_FALSE(at::allclose(out.narrow(2, 0, kBoxRows), out.narrow(2, kBoxRows, kBoxRows)));
+}
+
+}  // namespace
+}  // namespace metroplex::test::lora_test
