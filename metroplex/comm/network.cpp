@@ -179,21 +179,19 @@ int listen_at_name(const std::string& host, uint16_t port, bool others) {
   return fd;
 }
 
-std::string why_unreachable(const std::string& host, uint16_t port, std::chrono::milliseconds timeout) {
+int connect_by_name(const std::string& host, uint16_t port, std::chrono::milliseconds timeout, std::string& error) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::milliseconds kLongestPause{1000}, kLongestTry{5000};
   const auto end = Clock::now() + timeout;
-  std::string error = "no answer";
+  error = "no answer";
   for (std::chrono::milliseconds pause{20};; pause = std::min(2 * pause, kLongestPause)) {
     const Addresses list = resolve(host, port, SOCK_STREAM, 0);
     for (const addrinfo* at = list.get(); at != nullptr; at = at->ai_next) {
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
       const int fd = connect_to(numeric(at->ai_addr), port, std::clamp(left, pause, kLongestTry), error);
-      if (fd < 0) continue;
-      ::close(fd);
-      return "";
+      if (fd >= 0) return fd;
     }
-    if (Clock::now() + pause > end) return error;
+    if (Clock::now() + pause > end) return -1;
     std::this_thread::sleep_for(pause);
   }
 }

@@ -47,8 +47,9 @@ std::string peer_address(int fd);
 // of them (an address that is translated), or if `others` (ranks on other machines) cannot reach a loopback name.
 // Throws base::Error("comm").
 int listen_at_name(const std::string& host, uint16_t port, bool others);
-// Waits until `host` accepts a connection on `port`; empty, or the last error after `timeout`.
-std::string why_unreachable(const std::string& host, uint16_t port, std::chrono::milliseconds timeout);
+// A connection to the first address of `host` that accepts one on `port`; repeated for `timeout`, then -1 with the
+// last error.
+int connect_by_name(const std::string& host, uint16_t port, std::chrono::milliseconds timeout, std::string& error);
 // Small messages leave at once, calls do not block, and the kernel gives a silent machine up after `silence`.
 void prepare_socket(int fd, std::chrono::seconds silence);
 

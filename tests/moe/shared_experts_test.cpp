@@ -27,8 +27,8 @@ double from_a_tie(double x) {
   return std::abs(scaled - std::floor(scaled) - 0.5);
 }
 
-// The gradient of the gate's logit is rounded to bf16 once, after a sum in fp32. One token: the gradient of the
-// gate's weight is that number times x, which is exact in fp32. Numbers close to a tie could round either way.
+// The gradient of the gate's logit is rounded to bf16 once, after a sum in fp32. With one token whose first element
+// is 1 it is the first element of the gate's gradient. Numbers close to a tie could round either way.
 TEST(SharedExperts, GateGradientIsSummedInFp32) {
   nn::LayerContext context = layer_context({}, false, at::kBFloat16);
   moe::SharedExperts gated("shared", model_with_gate(true), context),
@@ -42,7 +42,9 @@ TEST(SharedExperts, GateGradientIsSummedInFp32) {
   gate->data.copy_(sample({1, kHidden}, 2));
   int compared = 0;
   for (uint64_t token = 0; token < 40; ++token) {
-    const at::Tensor x = sample({1, 1, kHidden}, 10 + token, at::kBFloat16).requires_grad_();
+    const at::Tensor x = sample({1, 1, kHidden}, 10 + token, at::kBFloat16);
+    x.view(-1)[0] = 1;
+    x.requires_grad_();
     const at::Tensor dy = sample({1, 1, kHidden}, 90 + token, at::kBFloat16);
     gate->main_grad.zero_();
     gated.forward(x, {}).backward(dy);
@@ -54,8 +56,8 @@ TEST(SharedExperts, GateGradientIsSummedInFp32) {
     const double score = at::sigmoid((x.detach().matmul(gate->data.t())).to(at::kFloat)).item<double>();
     const double logit = at::mul(dy, out).to(at::kDouble).sum().item<double>() * score * (1 - score);
     if (from_a_tie(logit) < 1.0 / 64) continue;  // fp32 is off by at most 24 x 2^-24 of the sum of sizes
-    const at::Tensor rounded = at::scalar_tensor(logit, at::kDouble).to(at::kBFloat16).to(at::kFloat);
-    EXPECT_TRUE(at::equal(gate->main_grad, rounded * x.detach().view({1, kHidden}).to(at::kFloat))) << token;
+    const double rounded = at::scalar_tensor(logit, at::kDouble).to(at::kBFloat16).item<double>();
+    EXPECT_EQ(gate->main_grad[0][0].item<double>(), rounded) << token;
     ++compared;
   }
   EXPECT_GE(compared, 20);

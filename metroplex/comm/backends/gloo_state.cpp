@@ -30,10 +30,29 @@ int GroupNumbers::of(const GroupSpec& spec) const {
   return number;
 }
 
+void check_members(const GlooMesh& mesh, const std::string& secret, const std::string& key, int index, int size) {
+  const auto proof = [&](int from, int to) { return prove(secret, base::concat("mesh ", key, " ", from, " ", to)); };
+  const auto width = static_cast<int64_t>(proof(0, 0).size());
+  at::Tensor sent = at::empty({size, width}, at::kByte), received = at::zeros({size, width}, at::kByte);
+  const auto row = [width](at::Tensor& rows, int peer) {
+    return reinterpret_cast<char*>(rows.data_ptr<uint8_t>()) + peer * width;
+  };
+  for (int peer = 0; peer < size; ++peer) proof(index, peer).copy(row(sent, peer), static_cast<size_t>(width));
+  std::vector<int64_t> no_splits;
+  mesh->alltoall_base(received, sent, no_splits, no_splits)->wait();
+  for (int peer = 0; peer < size; ++peer) {
+    const std::string theirs(row(received, peer), static_cast<size_t>(width));
+    MPX_CHECK(
+        equal_secrets(theirs, proof(peer, index)), "comm", "member ", peer, " of the ranks of ", key,
+        " does not hold the run's secret: another program connected in its place; start the run again, and keep "
+        "other programs away from its ports");
+  }
+}
+
 GlooState::GlooState(GlooOptions options) : options_(std::move(options)) {
   RunStore opened = open_store(options_);
   store_ = std::move(opened.store);
-  store_socket_ = std::move(opened.listening);
+  server_ = std::move(opened.server);
   try {
     choose_addresses();
   } catch (const base::Error& error) {
@@ -68,8 +87,7 @@ void GlooState::connect_all() {
     throw_store_failure(options_);
   }
   all_joined_ = true;
-  if (store_socket_.get() >= 0) refuse_connections(store_socket_.get());
-  store_socket_ = OwnedFd();
+  if (server_) server_->close_port();
 }
 
 void GlooState::end_monitor() {
@@ -96,7 +114,7 @@ void GlooState::join_watch() {
   watch.rank = options_.rank;
   watch.world_size = options_.world_size;
   watch.address = addresses_.front();
-  watch.secret = agree_on_secret(*store_, options_);
+  watch.secret = secret_ = agree_on_secret(*store_, options_);
   watch.host = host_name();
   watch.timeout = options_.timeout;
   if (options_.meet_first) watch.connect_limit = watch.silence;
@@ -124,8 +142,9 @@ GlooMesh GlooState::connect(const std::string& key, int index, int size) {
     auto mesh = c10::make_intrusive<c10d::ProcessGroupGloo>(
         c10::make_intrusive<c10d::PrefixStore>("mesh/" + key, store_), index, size, gloo);
     for (const int fd : listening) refuse_connections(fd);
+    check_members(mesh, secret_, key, index, size);
     return mesh;
-  } catch (const std::exception&) {
+  } catch (const base::Error&) { throw; } catch (const std::exception&) {
     const std::string error = cause_of(std::current_exception()).substr(0, 300);
     wait_for_hearsay();
     throw_if_aborted();

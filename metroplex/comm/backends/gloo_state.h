@@ -2,7 +2,6 @@
 #pragma once
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <atomic>
 #include <condition_variable>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "comm/backends/gloo.h"
+#include "comm/backends/run_store.h"
 #include "comm/backends/watch_tree.h"
 #include "comm/sockets.h"
 
@@ -23,18 +23,17 @@ namespace metroplex::comm {
 // The rendezvous store, and the meeting of ranks in it: each says that it has started, or why it cannot.
 
 struct RunStore {
+  std::unique_ptr<StoreServer> server;  // none if another process serves the store
   c10::intrusive_ptr<c10d::Store> store;
-  OwnedFd listening;  // a descriptor of its socket; none if another process serves the store
 };
 // Served by rank 0, or by the launcher's agent. Throws base::Error("comm") if the port cannot be opened, or is not
-// reachable within the timeout. A call to the store fails after WatchTree::kSilence without an answer.
+// reachable within the timeout. A call to the store fails after kSilence without an answer.
 RunStore open_store(const GlooOptions& options);
 // The secret of the run: the launcher's; without one, a random one, which every client of the store can read.
 std::string agree_on_secret(c10d::Store& store, const GlooOptions& options);
 // Returns on rank 0 when all ranks have come here, on the others at once. `check` may throw.
 void wait_for_all(c10d::Store& store, const GlooOptions& options, const std::function<void()>& check);
 
-std::vector<uint8_t> as_bytes(const std::string& text);
 std::optional<std::string> look_up(c10d::Store& store, const std::string& key);
 
 // Returns when all ranks have come here with the same backend and world size, each under a rank of its own. Throws
@@ -48,6 +47,10 @@ void meet(c10d::Store& store, const GlooOptions& options, const std::string& add
 void refuse(c10d::Store& store, const GlooOptions& options, const std::string& cause);
 
 using GlooMesh = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
+
+// Collective over the `size` members of the mesh that `key` names: each pair proves the run's secret to each other,
+// because gloo takes any program that connects in time for a member. Throws base::Error("comm").
+void check_members(const GlooMesh& mesh, const std::string& secret, const std::string& key, int index, int size);
 
 // Numbers that tell groups apart whose messages share connections. The groups of one name and purpose have at most
 // one rank in common, so these have a number, not a group: a world has about twenty, whatever its size.
@@ -94,8 +97,9 @@ class GlooState {
 
   const GlooOptions options_;
   std::vector<std::string> addresses_;  // of this machine, one an interface
+  std::string secret_;
+  std::unique_ptr<StoreServer> server_;
   c10::intrusive_ptr<c10d::Store> store_;
-  OwnedFd store_socket_;  // RunStore::listening, until all ranks have connected
   std::unique_ptr<WatchTree> watch_;
   GlooMesh world_mesh_;
   std::vector<GroupSpec> numbered_;

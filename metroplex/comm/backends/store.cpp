@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <unistd.h>
 
 #include <chrono>
@@ -146,33 +147,46 @@ void check_backend(c10d::Store& store, const GlooOptions& options) {
   throw base::Error("comm", base::concat(names, " did not start within ", in_seconds(options.timeout), " s"));
 }
 
-c10::intrusive_ptr<c10d::Store> connect_store(const GlooOptions& options, c10d::TCPStoreOptions& store) {
+c10::intrusive_ptr<c10d::Store> connect_to_rank_0(const GlooOptions& options) {
+  auto client = c10::make_intrusive<StoreClient>(
+      StoreClient::Address{options.master_addr, options.master_port, options.secret, options.timeout, kFirstAnswer});
+  client->setTimeout(options.timeout);
+  return client;
+}
+
+// c10d's own attempts to connect would be logged, and may take twice its timeout.
+c10::intrusive_ptr<c10d::Store> connect_to_agent(const GlooOptions& options) {
   const std::string where = options.master_addr + ":" + std::to_string(options.master_port);
-  // c10d's own attempts would be logged, and may take twice its timeout.
-  const std::string unreachable =
-      store.isServer ? "" : why_unreachable(options.master_addr, options.master_port, options.timeout);
-  MPX_CHECK(unreachable.empty(), "comm", "no connection to the rendezvous store of rank 0 at ", where, " within ",
-            in_seconds(options.timeout), " s: ", unreachable);
+  std::string error;
+  const OwnedFd reached(connect_by_name(options.master_addr, options.master_port, options.timeout, error));
+  MPX_CHECK(reached.get() >= 0, "comm", "no connection to the store of the launcher's agent at ", where, " within ",
+            in_seconds(options.timeout), " s: ", error);
   try {
     const CallLimit limit(options.master_port, kFirstAnswer);
+    c10d::TCPStoreOptions store;
+    store.port = options.master_port;
+    store.waitWorkers = false;
     store.timeout = kFirstTimeout;
     auto connected = c10::make_intrusive<c10d::TCPStore>(options.master_addr, store);
-    limit_calls(options.master_port, WatchTree::kSilence);
+    limit_calls(options.master_port, kSilence);
     connected->setTimeout(options.timeout);
     return connected;
   } catch (const std::exception&) {
-    throw base::Error(
-        "comm", base::concat("MASTER_PORT = ", options.master_port, ": ", where,
-                             " accepts connections but has not answered as a rendezvous store for ",
-                             kFirstAnswer.count(), " s; ", options.agent_store ? "the launcher's agent" : "rank 0",
-                             " is stopped, or another program has the port (",
-                             cause_of(std::current_exception()).substr(0, 300), ")"));
+    throw base::Error("comm", base::concat("MASTER_PORT = ", options.master_port, ": ", where,
+                                           " accepts connections but has not answered as a rendezvous store for ",
+                                           kFirstAnswer.count(),
+                                           " s; the launcher's agent is stopped, or another program has the port (",
+                                           cause_of(std::current_exception()).substr(0, 300), ")"));
   }
 }
 
-}  // namespace
+// gloo stores the addresses of all connections of each rank, up to 200 bytes each.
+size_t most_bytes(int world_size) {
+  const auto ranks = static_cast<size_t>(world_size);
+  return (64 << 20) + 1024 * ranks * ranks;
+}
 
-std::vector<uint8_t> as_bytes(const std::string& text) { return {text.begin(), text.end()}; }
+}  // namespace
 
 std::optional<std::string> look_up(c10d::Store& store, const std::string& key) {
   if (!store.check({key})) return std::nullopt;
@@ -184,31 +198,26 @@ void throw_store_failure(const GlooOptions& options) {
   const std::string error = cause_of(std::current_exception());
   const std::string who = options.agent_store ? "the launcher's agent" : options.describe(0);
   const bool silent = error.find("Socket Timeout") != std::string::npos;
-  throw PeerFailure(
-      base::concat(who, silent ? base::concat(" has not answered for ", WatchTree::kSilence.count(), " s") : " ended",
-                   " while ranks were starting"));
+  throw PeerFailure(base::concat(who,
+                                 silent ? base::concat(" has not answered for ", kSilence.count(), " s") : " ended",
+                                 " while ranks were starting"));
 }
 
 RunStore open_store(const GlooOptions& options) {
   const std::string unknown = why_unknown(options.master_addr, std::min(options.timeout, kNamePatience));
   MPX_CHECK(unknown.empty(), "comm", "the master's name '", options.master_addr, "' leads to no address: ", unknown,
             "; check MASTER_ADDR (or the first host of Slurm's list), or give a numeric address");
-  c10d::TCPStoreOptions store;
-  store.port = options.master_port;
-  store.isServer = serves_store(options);
-  store.waitWorkers = false;
-  store.multiTenant = true;
   RunStore run;
-  if (store.isServer) {
+  if (serves_store(options)) {
     const int fd = options.listen_fd >= 0
                        ? options.listen_fd
                        : listen_at_name(options.master_addr, options.master_port, options.other_machines);
-    store.masterListenFd = fd;  // closed by the store
-    run.listening = OwnedFd(::dup(fd));
+    run.server = std::make_unique<StoreServer>(OwnedFd(fd), options.secret, most_bytes(options.world_size));
   }
   // An agent's store outlives an attempt: the next one must not read the keys of the last one.
-  run.store = c10::make_intrusive<OneConnectionStore>(base::concat("metroplex/attempt_", options.attempt),
-                                                      connect_store(options, store));
+  run.store = c10::make_intrusive<OneConnectionStore>(
+      base::concat("metroplex/attempt_", options.attempt),
+      options.agent_store ? connect_to_agent(options) : connect_to_rank_0(options));
   return run;
 }
 

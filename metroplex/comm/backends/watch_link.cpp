@@ -1,7 +1,10 @@
-#include "comm/backends/watch_tree.h"
+#include "comm/backends/watch_link.h"
 
 #include <c10/util/hash.h>
+#include <fcntl.h>
 #include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -10,18 +13,33 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "comm/network.h"
 
 namespace metroplex::comm {
 
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Unproven connections: their number, their time, and their time when they are too many.
+constexpr std::ptrdiff_t kMostUnproven = 256;
+constexpr std::chrono::milliseconds kHelloTime{5000}, kHelloTimeInACrowd{1000};
+
+std::ptrdiff_t num_unproven(const WatchLinks& links) {
+  return std::count_if(links.begin(), links.end(), [](const auto& entry) { return entry.second.rank < 0; });
+}
+
+}  // namespace
+
 void WatchLink::put(char kind, const std::string& text) {
-  const auto size = static_cast<uint32_t>(std::min(text.size(), kLongest));
+  const auto size = static_cast<uint32_t>(std::min(text.size(), longest));
   out += kind;
   for (int shift = 0; shift < 32; shift += 8) out += static_cast<char>(size >> shift & 0xff);
   out += text.substr(0, size);
 }
 
 size_t WatchLink::room() const {
-  const size_t most = kHead + (proven ? kLongest : kLongestHello);
+  const size_t most = kHead + (proven ? longest : kLongestHello);
   return most - std::min(most, in.size());
 }
 
@@ -30,12 +48,64 @@ std::optional<WatchMessage> WatchLink::take(bool& refused) {
   uint32_t length = 0;
   for (size_t byte = 0; byte < 4; ++byte)
     length |= static_cast<uint32_t>(static_cast<unsigned char>(in[1 + byte])) << 8 * byte;
-  refused = length > (proven ? kLongest : kLongestHello);
+  refused = length > (proven ? longest : kLongestHello);
   if (refused || in.size() < kHead + length) return std::nullopt;
   WatchMessage message{in[0], in.substr(kHead, length)};
   in.erase(0, kHead + length);
   return message;
 }
+
+void WatchLink::flush(int fd) {
+  while (!out.empty()) {
+    const ssize_t sent = ::send(fd, out.data(), out.size(), MSG_NOSIGNAL);
+    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (sent < 0) out.clear();  // reading reports the loss
+    else out.erase(0, static_cast<size_t>(sent));
+  }
+}
+
+LinkPort::LinkPort(OwnedFd fd) : fd_(std::move(fd)) {
+  ::fcntl(fd_.get(), F_SETFL, ::fcntl(fd_.get(), F_GETFL) | O_NONBLOCK);
+}
+
+// Another process may hold the socket too.
+void LinkPort::close() {
+  if (fd_.get() >= 0) refuse_connections(fd_.get());
+  fd_ = OwnedFd();
+}
+
+int LinkPort::pollable(const WatchLinks& links) const {
+  const bool accepts = num_unproven(links) < kMostUnproven && (!out_of_files_ || Clock::now() >= *out_of_files_);
+  return accepts ? fd_.get() : -1;
+}
+
+void LinkPort::accept(WatchLinks& links) {
+  const int fd = ::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  if (fd < 0) {
+    const bool passing = errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ECONNABORTED;
+    if (!passing) out_of_files_ = Clock::now() + kPause;  // the connection stays and would wake the owner at once
+    return;
+  }
+  prepare_socket(fd, kSilence);
+  WatchLink& link = links[fd] = {};
+  link.address = peer_address(fd);
+  link.nonce = random_secret();
+  link.put(kNonce, link.nonce);
+}
+
+std::vector<int> LinkPort::expired(const WatchLinks& links, bool all) {
+  const bool crowd = num_unproven(links) >= kMostUnproven || out_of_files_;
+  const auto time = crowd ? kHelloTimeInACrowd : kHelloTime;
+  const auto now = Clock::now();
+  std::vector<int> fds;
+  for (const auto& [fd, link] : links) {
+    if (link.rank < 0 && (all || now - link.since > time)) fds.push_back(fd);
+  }
+  if (out_of_files_ && now >= *out_of_files_) out_of_files_.reset();
+  return fds;
+}
+
+bool LinkPort::has_limits(const WatchLinks& links) const { return num_unproven(links) > 0 || out_of_files_; }
 
 std::string random_secret() {
   std::array<unsigned char, 16> bytes{};

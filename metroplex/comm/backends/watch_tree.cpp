@@ -19,12 +19,7 @@
 namespace metroplex::comm {
 namespace {
 
-constexpr char kNonce = 'n', kHello = 'h', kWelcome = 'w', kBeat = 'b', kCause = 'c', kDone = 'd', kOver = 'o';
-
-// Unproven connections: their number, their time, and their time when they are too many.
-constexpr std::ptrdiff_t kMostStrangers = 256;
-constexpr std::chrono::milliseconds kHelloTime{5000}, kHelloTimeInACrowd{1000};
-constexpr std::chrono::milliseconds kPause{100};  // of accepting, when the process has no more files
+constexpr char kBeat = 'b', kCause = 'c', kDone = 'd', kOver = 'o';
 
 std::string place_key(int rank) { return "watch/" + std::to_string(rank); }
 
@@ -72,14 +67,14 @@ void WatchTree::stop() {
   if (thread_.joinable()) thread_.join();
   for (const auto& [fd, link] : links_) ::close(fd);
   links_.clear();
-  if (listen_fd_ >= 0) ::close(listen_fd_);
+  port_.close();
   if (wake_fd_ >= 0) ::close(wake_fd_);
-  listen_fd_ = wake_fd_ = -1;
+  wake_fd_ = -1;
 }
 
 void WatchTree::listen() {
   const auto [fd, port] = listen_at(options_.address);
-  listen_fd_ = fd;
+  port_ = LinkPort(OwnedFd(fd));
   options_.publish(place_key(options_.rank), base::concat(options_.address, " ", port, " ", options_.host));
 }
 
@@ -173,15 +168,6 @@ void WatchTree::spread(const std::string& cause, int except_fd) {
   }
 }
 
-void WatchTree::flush(int fd, WatchLink& link) {
-  while (!link.out.empty()) {
-    const ssize_t sent = ::send(fd, link.out.data(), link.out.size(), MSG_NOSIGNAL);
-    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-    if (sent < 0) link.out.clear();  // reading tells that it is lost
-    else link.out.erase(0, static_cast<size_t>(sent));
-  }
-}
-
 // Under the lock: says up when this subtree is leaving, and down when all ranks are.
 void WatchTree::settle() {
   if (!leaving_ || said_done_ || cause_) return;
@@ -201,25 +187,24 @@ void WatchTree::work() {
   while (!closing_) {
     settle();
     turn_strangers_away();
-    std::vector<pollfd> waiting{{wake_fd_, POLLIN, 0}, {accepting() ? listen_fd_ : -1, POLLIN, 0}};
+    std::vector<pollfd> waiting{{wake_fd_, POLLIN, 0}, {port_.pollable(links_), POLLIN, 0}};
     for (auto& [fd, link] : links_) {
-      flush(fd, link);
+      link.flush(fd);
       waiting.push_back({fd, static_cast<short>(link.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
     }
-    const bool waits = num_strangers() > 0 || out_of_files_;
-    const int patience = static_cast<int>((waits ? std::min(kPause, options_.beat) : options_.beat / 2).count());
+    const auto patience = port_.has_limits(links_) ? std::min(LinkPort::kPause, options_.beat) : options_.beat / 2;
     changed_.notify_all();
     lock.unlock();
     if (heard_) {  // after it was handed on
       options_.on_failure(*heard_);
       heard_.reset();
     }
-    ::poll(waiting.data(), waiting.size(), patience);
+    ::poll(waiting.data(), waiting.size(), static_cast<int>(patience.count()));
     lock.lock();
     uint64_t count = 0;
     if (waiting[0].revents != 0) [[maybe_unused]]
       const ssize_t size = ::read(wake_fd_, &count, sizeof count);
-    if (waiting[1].revents != 0) accept_child();
+    if (waiting[1].revents != 0) port_.accept(links_);
     for (size_t i = 2; i < waiting.size(); ++i) {
       if ((waiting[i].revents & ~POLLOUT) != 0) read_from(waiting[i].fd);
     }
@@ -273,41 +258,11 @@ std::string WatchTree::name_of(const WatchLink& link) const {
   return is_loopback(link.address) ? name : base::concat(name, " on ", link.host, " (", link.address, ")");
 }
 
-std::ptrdiff_t WatchTree::num_strangers() const {
-  return std::count_if(links_.begin(), links_.end(), [](const auto& entry) { return entry.second.rank < 0; });
-}
-
-bool WatchTree::accepting() const {
-  return listen_fd_ >= 0 && num_strangers() < kMostStrangers && (!out_of_files_ || Clock::now() >= *out_of_files_);
-}
-
 // Closes unproven connections after their time; all of them, and the port, once every child has joined.
 void WatchTree::turn_strangers_away() {
   const bool all_here = joined_.size() == children_.size();
-  const bool crowd = num_strangers() >= kMostStrangers || out_of_files_;
-  const auto time = crowd ? kHelloTimeInACrowd : kHelloTime;
-  for (auto entry = links_.begin(); entry != links_.end();) {
-    const auto [fd, link] = *entry++;
-    if (link.rank < 0 && (all_here || Clock::now() - link.since > time)) drop(fd);
-  }
-  if (out_of_files_ && Clock::now() >= *out_of_files_) out_of_files_.reset();
-  if (!all_here || listen_fd_ < 0) return;
-  ::close(listen_fd_);
-  listen_fd_ = -1;
-}
-
-void WatchTree::accept_child() {
-  const int fd = ::accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-  if (fd < 0) {
-    const bool passing = errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ECONNABORTED;
-    if (!passing) out_of_files_ = Clock::now() + kPause;  // the connection stays and would wake us at once again
-    return;
-  }
-  prepare_socket(fd, kSilence);
-  WatchLink& link = links_[fd] = {};
-  link.address = peer_address(fd);
-  link.nonce = random_secret();
-  link.put(kNonce, link.nonce);
+  for (const int fd : port_.expired(links_, all_here)) drop(fd);
+  if (all_here) port_.close();
 }
 
 void WatchTree::read_from(int fd) {

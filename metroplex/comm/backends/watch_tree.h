@@ -9,7 +9,6 @@
 
 #include <chrono>
 #include <condition_variable>
-#include <cstddef>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -20,40 +19,9 @@
 #include <vector>
 
 #include "comm/failure.h"
+#include "comm/backends/watch_link.h"
 
 namespace metroplex::comm {
-
-// One connection of the watch. A message is a letter, the length in four bytes, and the text. An unproven end may
-// send kLongestHello bytes per message.
-struct WatchMessage {
-  char kind = 0;
-  std::string text;
-};
-
-struct WatchLink {
-  static constexpr size_t kHead = 5, kLongest = 1 << 16, kLongestHello = 320;
-
-  int rank = -1;                    // -1: unproven, accepted on the port
-  bool proven = false;              // the other end holds the secret
-  std::string nonce, parent_nonce;  // of this end; of a parent's end
-  std::string host, address;        // of the other end
-  std::string in, out;
-  bool done = false;  // a child whose whole subtree is leaving
-  std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();  // last bytes received
-
-  void put(char kind, const std::string& text);
-  // How much more may be read before a message has to be taken.
-  size_t room() const;
-  // The next whole message; sets `refused` where its head announces more than may come.
-  std::optional<WatchMessage> take(bool& refused);
-};
-
-// 32 random hexadecimal digits from the kernel.
-std::string random_secret();
-// The proof that its maker holds `secret`, for `text` with a nonce of the verifier.
-std::string prove(const std::string& secret, const std::string& text);
-// In constant time.
-bool equal_secrets(const std::string& one, const std::string& other);
 
 struct WatchOptions {
   int rank = 0;
@@ -89,7 +57,6 @@ class WatchTree {
   void leave();
 
   static constexpr const char* kCauseKey = "cause";
-  static constexpr std::chrono::seconds kSilence{20};
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -99,15 +66,12 @@ class WatchTree {
   void stop();
   // Of the watching thread, under the lock.
   void work();
-  std::ptrdiff_t num_strangers() const;
-  bool accepting() const;
   void turn_strangers_away();
   void beat(Clock::time_point now);
   void check_silence(Clock::time_point now);
   void check_children(Clock::time_point now);
   std::chrono::milliseconds limit_of_parent() const;
   std::string not_connected(int rank) const;
-  void accept_child();
   void read_from(int fd);
   bool handle(int fd, WatchLink& link, const WatchMessage& message);
   bool admit_child(WatchLink& link, const WatchMessage& message);
@@ -118,21 +82,20 @@ class WatchTree {
   void drop(int fd);
   void spread(const std::string& cause, int except_fd);
   void settle();
-  void flush(int fd, WatchLink& link);
   void wake();
   bool flushed() const;
 
   const WatchOptions options_;
   const std::vector<int> children_;
-  int listen_fd_ = -1, wake_fd_ = -1;
+  LinkPort port_;
+  int wake_fd_ = -1;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<int, WatchLink> links_;                                             // by socket
+  WatchLinks links_;
   bool closing_ = false, leaving_ = false, said_done_ = false, over_ = false;  // over: all are leaving
   std::optional<std::string> cause_;
-  std::optional<std::string> heard_;               // the watching thread's own: to be given to on_failure
-  std::set<int> joined_;                           // children that came
-  std::optional<Clock::time_point> out_of_files_;  // until then no connection is accepted
+  std::optional<std::string> heard_;  // the watching thread's own: to be given to on_failure
+  std::set<int> joined_;              // children that came
   Clock::time_point last_beat_ = Clock::now(), last_round_ = Clock::now();
   Clock::time_point started_ = Clock::now();  // later by each pause of this process
   std::thread thread_;

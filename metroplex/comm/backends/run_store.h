@@ -1,0 +1,97 @@
+// The rendezvous store of a run whose launcher serves none. Rank 0 serves it; a client proves that it holds the run's
+// secret (watch_link.h) before it may send a request, and the server proves it to the client. Without a secret
+// (METROPLEX_SECRET) any client can connect. Requests and answers are messages whose text is a list of fields, each
+// with its length in four bytes.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/backends/watch_link.h"
+#include "comm/sockets.h"
+
+namespace metroplex::comm {
+
+std::vector<uint8_t> as_bytes(const std::string& text);
+
+class StoreServer {
+ public:
+  // Takes the listening socket. Stores at most `most_bytes` of keys and values; a client that sends more is dropped.
+  StoreServer(OwnedFd listening, std::string secret, size_t most_bytes);
+  ~StoreServer();
+  StoreServer(const StoreServer&) = delete;
+  StoreServer& operator=(const StoreServer&) = delete;
+
+  // From now on no connection is accepted. Existing connections continue.
+  void close_port();
+
+ private:
+  void work();
+  void wake() const;
+  void read_from(int fd);
+  bool handle(WatchLink& link, const WatchMessage& message);
+  bool admit(WatchLink& link, const WatchMessage& message) const;
+  // nullopt: no valid request.
+  std::optional<std::vector<std::string>> answer(const WatchMessage& request);
+  bool store(const std::string& key, const std::string& value);
+
+  const std::string secret_;
+  const size_t most_bytes_;
+  OwnedFd wake_fd_;
+  std::mutex mutex_;  // of the two flags
+  bool closing_ = false, port_closes_ = false;
+  // The serving thread's own.
+  LinkPort port_;
+  WatchLinks links_;
+  std::map<std::string, std::string> values_;
+  size_t bytes_ = 0;
+  std::thread thread_;
+};
+
+// A call throws c10::DistNetworkError when the server is gone, or has not answered for kSilence ("Socket Timeout").
+class StoreClient final : public c10d::Store {
+ public:
+  // Connects within `patience` and proves the secret within `answer_limit`. Throws base::Error("comm").
+  struct Address {
+    std::string host;
+    uint16_t port = 0;
+    std::string secret;
+    std::chrono::milliseconds patience, answer_limit;
+  };
+  explicit StoreClient(const Address& address);
+
+  c10::intrusive_ptr<c10d::Store> clone() override;  // the same connection
+  void set(const std::string& key, const std::vector<uint8_t>& value) override;
+  std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
+                                  const std::vector<uint8_t>& desired) override;
+  // Waits for the key as wait() does.
+  std::vector<uint8_t> get(const std::string& key) override;
+  int64_t add(const std::string& key, int64_t amount) override;
+  bool deleteKey(const std::string& key) override;
+  bool check(const std::vector<std::string>& keys) override;
+  int64_t getNumKeys() override;
+  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
+  // Polls. Throws c10::DistStoreError at the timeout.
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void prove_secret(const Address& address, Clock::time_point end);
+  std::vector<std::string> call(char kind, const std::vector<std::string>& fields);
+  void send_all(const std::string& bytes, Clock::time_point end);
+  WatchMessage receive(Clock::time_point end);
+
+  std::mutex mutex_;
+  OwnedFd fd_;
+  WatchLink link_;
+};
+
+}  // namespace metroplex::comm

@@ -1,0 +1,45 @@
+// Members of a gloo mesh prove the run's secret to each other.
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <array>
+#include <thread>
+
+#include "comm/backends/gloo_state.h"
+#include "support/error_of.h"
+
+namespace metroplex::comm::check_members_test {
+namespace {
+
+// What each of three members reports.
+std::array<std::string, 3> outcomes(const std::array<std::string, 3>& secrets,
+                                    const std::array<std::string, 3>& keys) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::array<std::string, 3> errors;
+  std::vector<std::thread> threads;
+  for (int index = 0; index < 3; ++index) {
+    threads.emplace_back([&, index] {
+      auto options = c10d::ProcessGroupGloo::Options::create(std::chrono::seconds(20));
+      options->threads = 1;
+      options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
+      const auto mesh = c10::make_intrusive<c10d::ProcessGroupGloo>(store, index, 3, options);
+      const auto i = static_cast<size_t>(index);
+      errors[i] = test::error_of([&] { check_members(mesh, secrets[i], keys[i], index, 3); });
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return errors;
+}
+
+TEST(CheckMembers, OnlyMembersWithTheSecretOfTheRunPass) {
+  for (const std::string& error : outcomes({"one", "one", "one"}, {"a", "a", "a"})) EXPECT_EQ(error, "");
+  const auto errors = outcomes({"one", "one", "another"}, {"a", "a", "a"});
+  for (const size_t index : {0, 1})
+    EXPECT_NE(errors[index].find("member 2 of the ranks of a does not hold the run's secret"), std::string::npos)
+        << errors[index];
+  EXPECT_NE(errors[2].find("member 0"), std::string::npos) << errors[2];
+  for (const std::string& error : outcomes({"one", "one", "one"}, {"a", "b", "c"})) EXPECT_NE(error, "");
+}
+
+}  // namespace
+}  // namespace metroplex::comm::check_members_test
