@@ -4,6 +4,7 @@
 #include <linux/filter.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -41,12 +42,17 @@ OwnedFd::~OwnedFd() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-std::vector<int> listening_sockets() {
-  return descriptors([](int fd) {
+std::map<uint64_t, int> listening_sockets() {
+  std::map<uint64_t, int> found;
+  descriptors([&](int fd) {
     int accepts = 0;
     socklen_t size = sizeof accepts;
-    return ::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &accepts, &size) == 0 && accepts != 0;
+    struct stat file {};
+    const bool listens = ::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &accepts, &size) == 0 && accepts != 0;
+    if (listens && ::fstat(fd, &file) == 0) found[file.st_ino] = fd;
+    return listens;
   });
+  return found;
 }
 
 void refuse_connections(int listening_fd) {

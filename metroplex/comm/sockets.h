@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -27,8 +28,8 @@ class OwnedFd {
   int fd_;
 };
 
-// Descriptors of the sockets that accept connections.
-std::vector<int> listening_sockets();
+// Descriptors of the sockets that accept connections, by inode: a descriptor is used again, by other threads too.
+std::map<uint64_t, int> listening_sockets();
 
 // From now on the kernel drops every packet for a new connection to this listening socket. Existing connections
 // continue. The owner may keep, poll and close the descriptor.

@@ -62,12 +62,14 @@ std::vector<ExportedTensor> exported_adapters(const checkpoint::Reader& run,
   return all;
 }
 
+// With tied embeddings PEFT stores the weight of the head too.
 std::vector<ExportedTensor> exported_modules(const checkpoint::Reader& run, const config::Config& config,
                                              const std::vector<MappedTensor>& mapped) {
   std::vector<ExportedTensor> all;
   for (const MappedTensor& tensor : mapped) {
     if (config::is_adapter(tensor.name) || !config.peft.trains(tensor.name)) continue;
     all.push_back(exported(run, tensor.name, tensor.parts.front().name));
+    if (config.model.tied()) all.push_back(exported(run, tensor.name, "lm_head.weight"));
   }
   return all;
 }
@@ -84,12 +86,10 @@ void check_words(const checkpoint::Reader& run, const config::Model& model, cons
 }
 
 Json adapter_config(const config::Config& config, const std::vector<ExportedTensor>& adapters,
-                    const std::vector<ExportedTensor>& modules, const std::string& base) {
+                    const std::string& base) {
   std::set<std::string> words;
   for (const ExportedTensor& tensor : adapters)
     words.insert(word_of(config::adapted_module(tensor.info.name) + ".weight"));
-  Json saved;
-  for (const ExportedTensor& tensor : modules) saved.push_back(word_of(tensor.info.name));
   const config::Peft& peft = config.peft;
   return {{"peft_type", "LORA"},
           {"task_type", "CAUSAL_LM"},
@@ -103,8 +103,8 @@ Json adapter_config(const config::Config& config, const std::vector<ExportedTens
           {"fan_in_fan_out", false},
           {"init_lora_weights", true},
           {"inference_mode", true},
-          {"modules_to_save", saved},
-          {"ensure_weight_tying", !modules.empty() && config.model.tied()}};
+          {"modules_to_save", peft.modules_to_save.empty() ? Json() : Json(peft.modules_to_save)},
+          {"ensure_weight_tying", !peft.modules_to_save.empty() && config.model.tied()}};
 }
 
 void write_tensors(files::FileSystem& disk, checkpoint::Reader& run, const std::string& part,
@@ -142,7 +142,7 @@ void write_adapters(files::FileSystem& disk, checkpoint::Reader& run, const std:
   disk.make_whole(directory, [&](const std::string& part) {
     write_tensors(disk, run, part, all);
     disk.replace_file(files::join_path(part, "adapter_config.json"),
-                      adapter_config(config, adapters, modules, base).dump(2) + "\n");
+                      adapter_config(config, adapters, base).dump(2) + "\n");
   });
 }
 

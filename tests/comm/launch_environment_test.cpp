@@ -29,8 +29,14 @@ TEST(LaunchEnvironment, ReadsTorchrunAndItsAgentStore) {
                                                {"LOCAL_WORLD_SIZE", "4"},
                                                {"MASTER_ADDR", "10.0.0.1"},
                                                {"MASTER_PORT", "4711"}};
-  EXPECT_FALSE(read(variables)->agent_store);
-  variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  for (const char* unused : {"", "False", "0"}) {
+    variables["TORCHELASTIC_USE_AGENT_STORE"] = unused;
+    EXPECT_FALSE(read(variables)->agent_store) << unused;
+  }
+  for (const char* used : {"1", "true", "True"}) {
+    variables["TORCHELASTIC_USE_AGENT_STORE"] = used;
+    EXPECT_TRUE(read(variables)->agent_store) << used;
+  }
   const LaunchEnvironment launch = *read(variables);
   EXPECT_TRUE(launch.agent_store);
   EXPECT_EQ(launch.rank, 5);

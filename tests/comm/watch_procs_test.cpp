@@ -191,7 +191,7 @@ TEST(HostGroups, DoWithoutAMeshOfTheWorldWhatIsAskedOfThem) {
 // Ports of this process at which a connection is accepted.
 std::string open_ports() {
   std::string open;
-  for (const int fd : listening_sockets()) {
+  for (const auto& [inode, fd] : listening_sockets()) {
     sockaddr_in address{};
     socklen_t size = sizeof address;
     ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);

@@ -68,6 +68,13 @@ def loaded(directory, dtype=torch.float32):
     return model.eval()
 
 
+def with_vocabulary(directory, size):
+    model = loaded(directory)
+    if size > model.config.get_text_config().vocab_size:
+        model.resize_token_embeddings(size, mean_resizing=False)
+    return model
+
+
 def allowed(config, logits, exact, tokens):
     """Both sides compute in fp32 from the same numbers, in another order of sums. `exact` is the same model in fp64
     (norms and routers stay fp32 there): how far transformers' own fp32 is from it, or a unit of 2^-24 in each of the 4
@@ -87,7 +94,7 @@ def compare(name, written, checkpoint, layout, before, work):
     with torch.no_grad():
         theirs = model(tokens).logits
         exact = model.double()(tokens).logits
-        first = loaded(before)(tokens).logits if before else None
+        first = with_vocabulary(before, config["vocab_size"])(tokens).logits if before else None
     got = ours(checkpoint, tokens, layout, work)
     limit = allowed(config, theirs, exact, tokens)
     worst = (got - theirs).abs().max().item()
@@ -206,10 +213,8 @@ def adapted_directory(case, options, work):
     torch.manual_seed(7)
     tokens = torch.randint(config["vocab_size"], (2, 24))
     tokens[0, -3:] = torch.arange(config["vocab_size"] - 3, config["vocab_size"])
-    base = loaded(case)
-    base.resize_token_embeddings(config["vocab_size"], mean_resizing=False)
-    model = peft.PeftModel.from_pretrained(base, work / "adapters").eval()
-    stored, held = load_file(work / "adapters" / "adapter_model.safetensors"), peft.get_peft_model_state_dict(model)
+    model = peft.PeftModel.from_pretrained(with_vocabulary(case, config["vocab_size"]), work / "adapters").eval()
+    stored, held = load_file(work / "adapters" / "adapter_model.safetensors"), peft.get_peft_model_state_dict(model, save_embedding_layers=False)
     if stored.keys() != held.keys() or any(not torch.equal(stored[key], held[key].float()) for key in stored):
         sys.exit(f"{case.name}: PEFT holds other adapters than were written: {sorted(stored.keys() ^ held.keys())[:4]}")
     with torch.no_grad():

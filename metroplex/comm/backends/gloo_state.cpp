@@ -130,18 +130,18 @@ GlooMesh GlooState::connect(const std::string& key, int index, int size) {
   gloo->threads = 1;
   gloo->group_name = key;
   try {
-    std::vector<int> listening;
+    std::map<uint64_t, int> listening;
     {
       const std::lock_guard lock(devices_mutex_);
-      const std::vector<int> before = listening_sockets();
+      const std::map<uint64_t, int> before = listening_sockets();
       for (const std::string& address : addresses_)
         gloo->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
       listening = listening_sockets();
-      std::erase_if(listening, [&](int fd) { return std::find(before.begin(), before.end(), fd) != before.end(); });
+      std::erase_if(listening, [&](const auto& socket) { return before.contains(socket.first); });
     }
     auto mesh = c10::make_intrusive<c10d::ProcessGroupGloo>(
         c10::make_intrusive<c10d::PrefixStore>("mesh/" + key, store_), index, size, gloo);
-    for (const int fd : listening) refuse_connections(fd);
+    for (const auto& [inode, fd] : listening) refuse_connections(fd);
     check_members(mesh, secret_, key, index, size);
     return mesh;
   } catch (const base::Error&) { throw; } catch (const std::exception&) {

@@ -30,7 +30,7 @@ class StoreServer {
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
 
-  // From now on no connection is accepted. Existing connections continue.
+  // No connection is accepted after the return. Existing connections continue.
   void close_port();
 
  private:
@@ -45,6 +45,7 @@ class StoreServer {
 
   const std::string secret_;
   const size_t most_bytes_;
+  const int listening_fd_;
   OwnedFd wake_fd_;
   std::mutex mutex_;  // of the two flags
   bool closing_ = false, port_closes_ = false;

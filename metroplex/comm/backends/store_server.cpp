@@ -16,6 +16,7 @@ namespace metroplex::comm {
 StoreServer::StoreServer(OwnedFd listening, std::string secret, size_t most_bytes)
     : secret_(std::move(secret)),
       most_bytes_(most_bytes),
+      listening_fd_(listening.get()),
       wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       port_(std::move(listening)) {
   MPX_CHECK(wake_fd_.get() >= 0, "comm", "no eventfd: ", std::strerror(errno));
@@ -35,6 +36,7 @@ StoreServer::~StoreServer() {
 void StoreServer::close_port() {
   {
     const std::lock_guard lock(mutex_);
+    if (!port_closes_) refuse_connections(listening_fd_);  // at once; the thread closes it later
     port_closes_ = true;
   }
   wake();
