@@ -77,8 +77,10 @@ void declare(CLI::App& app, Arguments& a) {
       ->type_name("FILE");
   app.add_option("--chat-variable", a.variables, "a variable that the template sees; VALUE is JSON, or a text")
       ->type_name("NAME=VALUE");
-  app.add_option("--learn", a.learn, "all turns of the assistant, or only the last message")
-      ->check(CLI::IsMember({"all", "last"}))
+  app.add_option("--learn", a.learn,
+                 "all turns of the assistant; last: only the last message; each: all turns, each in a sequence that "
+                 "ends with it,\nfor templates that change earlier turns")
+      ->check(CLI::IsMember({"all", "last", "each"}))
       ->capture_default_str();
   app.add_option("--seq-length", a.seq_length,
                  "train.seq_length of the run to come: a chat may have one token more; 0: any length")
@@ -204,21 +206,30 @@ std::vector<int32_t> end_tokens(const text::Tokenizer& tokenizer, const text::Ch
   return ids;
 }
 
+text::Learned learned_of(const std::string& learn) {
+  return learn == "last" ? text::Learned::last : learn == "each" ? text::Learned::each : text::Learned::all;
+}
+
 void encode_chats(data::Encoder& encoder, const text::Tokenizer& tokenizer, const text::ChatTemplate& chat_template,
                   text::ChatReport& report, const Arguments& a) {
-  const text::Learned learned = a.learn == "last" ? text::Learned::last : text::Learned::all;
+  const text::Learned learned = learned_of(a.learn);
+  if (learned == text::Learned::each) encoder.chat_sequences = "sequences";
   encoder.longest_chat = a.seq_length > 0 ? a.seq_length + 1 : 0;
   encoder.drops_long_chats = a.long_chats == "drop";
   const size_t longest = a.seq_length > 0 ? static_cast<size_t>(encoder.longest_chat) : SIZE_MAX;
   const bool drops = encoder.drops_long_chats;
   encoder.encode_chat = [&tokenizer, &chat_template, &report, learned, longest, drops](std::string_view line) {
     text::Chat chat = text::parse_chat(line);
-    text::ChatText text = chat_template.learned_text(chat, learned);
-    if (text::read_arguments(chat, text.text)) text = chat_template.learned_text(chat, learned);
-    text::ChatTokens tokens = text::chat_tokens(tokenizer, text);
-    const bool dropped = drops && tokens.ids.size() > longest;
-    report.add(chat, text, tokens, dropped ? 0 : std::min(longest, tokens.ids.size()));
-    return data::MarkedTokens{std::move(tokens.ids), std::move(tokens.learned)};
+    const std::vector<text::ChatText> texts = text::read_learned_texts(chat_template, chat, learned);
+    report.add_chat(chat, texts.back());
+    std::vector<data::MarkedTokens> sequences;
+    for (const text::ChatText& text : texts) {
+      text::ChatTokens tokens = text::chat_tokens(tokenizer, text);
+      const bool dropped = drops && tokens.ids.size() > longest;
+      report.add_turns(text, tokens, dropped ? 0 : std::min(longest, tokens.ids.size()));
+      sequences.push_back({std::move(tokens.ids), std::move(tokens.learned)});
+    }
+    return sequences;
   };
   encoder.description +=
       fmt::format(" chats, learn {}, template {}", a.learn,
@@ -232,16 +243,16 @@ void print_summary(const data::PreprocessProgress& done, const data::Encoder& en
   if (done.bytes_resumed > 0)
     std::cout << fmt::format("went on behind {:.1f} MB of an earlier run\n",
                              static_cast<double>(done.bytes_resumed) / 1e6);
-  std::cout << fmt::format("{}.bin and .idx: {} documents, {} tokens", a.options.output_prefix, done.documents,
-                           done.tokens);
+  std::cout << fmt::format("{}.bin and .idx: {} documents{}, {} tokens", a.options.output_prefix, done.documents,
+                           a.learn == "each" ? fmt::format(" from {} chats", done.chats) : "", done.tokens);
   if (a.chat) std::cout << fmt::format(", {} of them learned", done.learned);
   if (done.long_chats > 0)
-    std::cout << fmt::format(" ({} chats of more than {} tokens {})", done.long_chats, encoder.longest_chat,
-                             encoder.drops_long_chats ? "left out" : "cut");
+    std::cout << fmt::format(" ({} {} of more than {} tokens {})", done.long_chats, encoder.chat_sequences,
+                             encoder.longest_chat, encoder.drops_long_chats ? "left out" : "cut");
   if (done.empty_documents > (encoder.drops_long_chats ? done.long_chats : 0))
     std::cout << fmt::format(" ({} {} left out)",
                              done.empty_documents - (encoder.drops_long_chats ? done.long_chats : 0),
-                             a.chat ? "chats with nothing to learn" : "empty documents");
+                             a.chat ? encoder.chat_sequences + " with nothing to learn" : "empty documents");
   if (done.surrogates > 0)
     std::cout << fmt::format(" ({} surrogates without a pair read as U+FFFD)", done.surrogates);
   if (done.hidden_files > 0) std::cout << fmt::format(" ({} hidden files skipped)", done.hidden_files);

@@ -71,7 +71,7 @@ class Job {
   std::string why_no_chat() const {
     const PreprocessProgress& p = progress_;
     const int64_t dropped = encoder_.drops_long_chats ? p.long_chats : 0;
-    std::string why = base::concat("of ", p.empty_documents, " chats none is left");
+    std::string why = base::concat("of ", p.empty_documents, " ", encoder_.chat_sequences, " none is left");
     if (p.long_chats > 0)
       why += base::concat(
           "; ", p.long_chats, " of more than ", encoder_.longest_chat, " tokens ",
@@ -163,6 +163,7 @@ class Job {
       const DocumentPosition next{note.at("next_file"), note.at("next_offset")};
       progress_.documents += dataset.num_sequences();
       progress_.tokens += dataset.num_tokens();
+      progress_.chats += note.at("chats").get<int64_t>();
       progress_.learned += note.at("learned").get<int64_t>();
       progress_.long_chats += note.at("long_chats").get<int64_t>();
       progress_.surrogates += note.at("surrogates").get<int64_t>();
@@ -213,25 +214,30 @@ class Job {
     return ids;
   }
 
-  MarkedTokens encode(const RawDocument& document, int64_t& long_chats, int64_t& surrogates) const {
+  // Empties a sequence that is left out.
+  void shorten(MarkedTokens& made, int64_t& long_chats) const {
+    MPX_ASSERT(made.tokens.size() == made.learned.size(), "marks of other tokens");
+    if (const auto longest = static_cast<size_t>(encoder_.longest_chat);
+        longest > 0 && made.tokens.size() > longest) {
+      ++long_chats;
+      made.tokens.resize(encoder_.drops_long_chats ? 0 : longest);
+      made.learned.resize(made.tokens.size());
+    }
+    // The first token is never predicted.
+    const auto first = made.learned.begin() + (made.learned.empty() ? 0 : 1);
+    if (std::find(first, made.learned.end(), 1) == made.learned.end()) made = {};
+  }
+
+  std::vector<MarkedTokens> encode(const RawDocument& document, int64_t& long_chats, int64_t& surrogates) const {
     if (!chats()) {
       const std::string text = document_text(files_, document, options_.json_key, &surrogates);
-      return {with_special(encoder_.encode(text)), {}};
+      return {MarkedTokens{with_special(encoder_.encode(text)), {}}};
     }
     if (files::has_python_json(document.text)) files::without_python_json(document.text, &surrogates);
     try {
-      MarkedTokens made = encoder_.encode_chat(document.text);
-      MPX_ASSERT(made.tokens.size() == made.learned.size(), "marks of other tokens");
-      if (const auto longest = static_cast<size_t>(encoder_.longest_chat);
-          longest > 0 && made.tokens.size() > longest) {
-        ++long_chats;
-        if (encoder_.drops_long_chats) return {};
-        made.tokens.resize(longest);
-        made.learned.resize(longest);
-      }
-      // The first token is never predicted.
-      const auto first = made.learned.begin() + (made.learned.empty() ? 0 : 1);
-      return std::find(first, made.learned.end(), 1) == made.learned.end() ? MarkedTokens{} : made;
+      std::vector<MarkedTokens> sequences = encoder_.encode_chat(document.text);
+      for (MarkedTokens& made : sequences) shorten(made, long_chats);
+      return sequences;
     } catch (const base::Error& error) {
       const DocumentFile& file = files_[document.file];
       const std::string form = files::no_json_lines_form(file.bytes.text());
@@ -242,25 +248,30 @@ class Job {
 
   std::vector<MarkedTokens> encode_chunk(const std::vector<RawDocument>& chunk) {
     std::vector<MarkedTokens> out;
-    int64_t bytes = 0, tokens = 0, empty = 0, learned = 0, long_chats = 0, surrogates = 0;
+    int64_t bytes = 0, tokens = 0, empty = 0, chats_kept = 0, learned = 0, long_chats = 0, surrogates = 0;
     for (const RawDocument& document : chunk) {
-      MarkedTokens made = encode(document, long_chats, surrogates);
-      std::vector<int32_t>& ids = made.tokens;
-      if (ids.empty()) ++empty;
-      else if (options_.append_eod && !adds_eod()) ids.push_back(static_cast<int32_t>(encoder_.eod));
+      bool kept = false;
+      for (MarkedTokens& made : encode(document, long_chats, surrogates)) {
+        std::vector<int32_t>& ids = made.tokens;
+        if (ids.empty()) ++empty;
+        else if (options_.append_eod && !adds_eod()) ids.push_back(static_cast<int32_t>(encoder_.eod));
+        kept |= !ids.empty();
+        tokens += static_cast<int64_t>(ids.size());
+        learned += std::count(made.learned.begin(), made.learned.end(), 1);
+        out.push_back(std::move(made));
+      }
       bytes += static_cast<int64_t>(document.text.size());
-      tokens += static_cast<int64_t>(ids.size());
-      learned += std::count(made.learned.begin(), made.learned.end(), 1);
-      out.push_back(std::move(made));
+      chats_kept += chats() && kept;
     }
     const std::lock_guard guard(mutex_);
     progress_.bytes_done += bytes;
     progress_.tokens += tokens;
+    progress_.chats += chats_kept;
     progress_.learned += learned;
     progress_.long_chats += long_chats;
     progress_.surrogates += surrogates;
     progress_.empty_documents += empty;
-    progress_.documents += static_cast<int64_t>(chunk.size()) - empty;
+    progress_.documents += static_cast<int64_t>(out.size()) - empty;
     if (options_.progress) options_.progress(progress_);
     return out;
   }
@@ -295,6 +306,7 @@ class Job {
                         {"next_offset", reader.position().offset},
                         {"ended", ended_},
                         {"tokens", tokens},
+                        {"chats", progress_.chats - before.chats},
                         {"learned", progress_.learned - before.learned},
                         {"long_chats", progress_.long_chats - before.long_chats},
                         {"surrogates", progress_.surrogates - before.surrogates},

@@ -23,12 +23,14 @@ struct MarkedTokens {
 
 struct Encoder {
   std::function<std::vector<int32_t>(std::string_view)> encode;  // called from several threads at once
-  // Instead of it, of chats: takes a line of JSON. PREFIX_loss_mask (token_source.h) then lies beside PREFIX.
-  std::function<MarkedTokens(std::string_view)> encode_chat;
-  int64_t longest_chat = 0;       // in tokens; of longer ones the end is cut; 0: any
-  bool drops_long_chats = false;  // or all of them is left out
-  int64_t vocab_size = 0;         // determines the dtype of the tokens
-  int64_t eod = -1;               // -1: none
+  // Instead of it, of chats: takes a line of JSON and returns the chat's sequences, each a document. PREFIX_loss_mask
+  // (token_source.h) then lies beside PREFIX.
+  std::function<std::vector<MarkedTokens>(std::string_view)> encode_chat;
+  std::string chat_sequences = "chats";  // the name of such sequences in messages
+  int64_t longest_chat = 0;              // of a sequence in tokens; of longer ones the end is cut; 0: any
+  bool drops_long_chats = false;         // or all of them is left out
+  int64_t vocab_size = 0;                // determines the dtype of the tokens
+  int64_t eod = -1;                      // -1: none
   // Ids that are added before and after the ids of a text. An empty text stays empty.
   std::vector<int32_t> before, after;
   std::string tokenizer;    // which by its content, in words; datasets are merged of one
@@ -38,8 +40,9 @@ struct Encoder {
 struct PreprocessProgress {
   int64_t bytes_done = 0, bytes_total = 0;  // of input
   int64_t documents = 0, empty_documents = 0, tokens = 0;
-  int64_t learned = 0;        // of the tokens of chats; a chat in which none is learned counts as empty
-  int64_t long_chats = 0;     // cut, or left out
+  int64_t chats = 0;          // with a document among `documents`; 0 for text
+  int64_t learned = 0;        // of the tokens of chats; a sequence in which none is learned counts as empty
+  int64_t long_chats = 0;     // sequences that are cut, or left out
   int64_t bytes_resumed = 0;  // done by an earlier run
   int64_t surrogates = 0;     // escaped surrogates without a pair, read as U+FFFD
   int64_t hidden_files = 0;   // of folders; not read

@@ -217,7 +217,7 @@ Chat chat_from_json(OrderedJson json) {
   return chat;
 }
 
-bool read_arguments(Chat& chat, std::string_view rendered) {
+bool read_arguments(Chat& chat, std::optional<std::string_view> rendered) {
   bool changed = false;
   for (OrderedJson& message : chat.messages) {
     if (!message.contains("tool_calls")) continue;
@@ -226,7 +226,8 @@ bool read_arguments(Chat& chat, std::string_view rendered) {
       if (!function.contains("arguments") || !function["arguments"].is_string()) continue;
       const std::string text = function["arguments"];
       const std::string quoted = OrderedJson(text).dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
-      if (rendered.find(quoted) == std::string_view::npos || !OrderedJson::accept(text)) continue;
+      if (rendered && rendered->find(quoted) == std::string_view::npos) continue;
+      if (!OrderedJson::accept(text)) continue;
       OrderedJson arguments = files::parse_ordered_json(text);
       if (!arguments.is_object()) continue;
       function["arguments"] = std::move(arguments);

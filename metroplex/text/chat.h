@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -29,9 +30,9 @@ struct Chat {
 Chat chat_from_json(nlohmann::ordered_json json);
 Chat parse_chat(std::string_view json_text);
 
-// Reads arguments of tool calls that are a JSON text as objects, if the template has written that text in quotes
-// (some templates take a text, others write the JSON of an object). Returns whether the chat changed.
-bool read_arguments(Chat& chat, std::string_view rendered);
+// Reads arguments of tool calls that are a JSON text as objects: those that the template has written in quotes (some
+// templates take a text, others write the JSON of an object), or all with nullopt. Returns whether the chat changed.
+bool read_arguments(Chat& chat, std::optional<std::string_view> rendered);
 
 // Throws base::Error for a name that the chat or the tokenizer sets, or that is no identifier.
 void check_variable_name(const std::string& name);

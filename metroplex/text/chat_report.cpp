@@ -100,18 +100,23 @@ std::set<std::string> facts_about_keys(const Chat& chat, const ChatTemplate& cha
 
 }  // namespace
 
-void ChatReport::add(const Chat& chat, const ChatText& text, const ChatTokens& tokens, size_t num_kept) {
+void ChatReport::add_chat(const Chat& chat, const ChatText& text) {
   std::set<std::string> facts = facts_about_keys(chat, template_);
   facts.insert(chat.notes.begin(), chat.notes.end());
   std::vector<std::string> unwritten;
-  for (const OrderedJson& message : chat.messages) {
+  for (size_t i = 0; i < text.num_messages; ++i) {
+    const OrderedJson& message = chat.messages[i];
     if (message.contains("content") && !is_written(message["content"], text.text))
       unwritten.push_back(files::printable(message["role"].get<std::string>()));
   }
-  const Turns turns = count_turns(text.text, tokens, num_kept, end_tokens_);
   const std::lock_guard lock(mutex_);
   for (const std::string& fact : facts) ++chats_[fact];
   for (const std::string& role : unwritten) ++unwritten_[role];
+}
+
+void ChatReport::add_turns(const ChatText& text, const ChatTokens& tokens, size_t num_kept) {
+  const Turns turns = count_turns(text.text, tokens, num_kept, end_tokens_);
+  const std::lock_guard lock(mutex_);
   turns_ += turns.all;
   turns_without_end_ += turns.without_end;
 }

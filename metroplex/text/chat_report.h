@@ -19,8 +19,10 @@ class ChatReport {
   ChatReport(const ChatTemplate& chat_template, std::vector<int32_t> end_tokens)
       : template_(chat_template), end_tokens_(std::move(end_tokens)) {}
 
-  // `num_kept`: the tokens of the chat that the dataset keeps, from the first.
-  void add(const Chat& chat, const ChatText& text, const ChatTokens& tokens, size_t num_kept);
+  // `text`: the longest of the chat's texts.
+  void add_chat(const Chat& chat, const ChatText& text);
+  // `num_kept`: the tokens of the text that the dataset keeps, from the first.
+  void add_turns(const ChatText& text, const ChatTokens& tokens, size_t num_kept);
 
   // A line for each fact, without a line end.
   std::vector<std::string> lines() const;

@@ -57,6 +57,20 @@ std::string_view without_reasoning(std::string_view answer) {
   return jinja::without_trailing_space(jinja::without_leading_space(answer));
 }
 
+// Gives all texts of a message another first and last character, except those that a template may compare.
+void change_texts(OrderedJson& json) {
+  if (json.is_string()) {
+    const std::string text = json;
+    json = (text.starts_with('x') ? "y" : "x") + text + (text.ends_with('x') ? "y" : "x");
+  } else if (json.is_object()) {
+    for (const auto& [key, value] : json.items()) {
+      if (key != "role" && key != "type" && key != "id" && key != "tool_call_id") change_texts(value);
+    }
+  } else if (json.is_array()) {
+    for (OrderedJson& value : json) change_texts(value);
+  }
+}
+
 bool is_word_character(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
@@ -139,50 +153,87 @@ std::string ChatTemplate::text(const Chat& chat, bool add_generation_prompt) con
   return render(chat, chat.messages.size(), add_generation_prompt).text;
 }
 
-std::vector<LearnedRange> ChatTemplate::ranges_by_prefixes(const Chat& chat, const std::string& text,
+// The text that message `turn` adds after its common prefix with the generation prompt. nullopt: the prompt is no
+// prefix. `until`: the chat up to the turn.
+std::optional<LearnedRange> ChatTemplate::turn_range(const Chat& chat, size_t turn, const std::string& until) const {
+  const std::string prompt = render(chat, turn, true).text;
+  const auto differs = std::mismatch(prompt.begin(), prompt.end(), until.begin(), until.end());
+  auto begin = static_cast<size_t>(differs.first - prompt.begin());
+  if (begin == prompt.size()) return LearnedRange{begin, until.size()};
+  // The prompt for an answer may hold text that a finished turn lacks, such as an opened <think>.
+  const std::string before = turn == 0 ? "" : render(chat, turn, false).text;
+  if (begin < before.size() || !prompt.starts_with(before)) return std::nullopt;
+  const auto content = chat.messages[turn].find("content");
+  if (content != chat.messages[turn].end() && content->is_string()) {
+    // The prefix may reach into an answer that begins like that text.
+    const std::string& answer = content->get_ref<const std::string&>();
+    for (const std::string_view written : {std::string_view(answer), without_reasoning(answer)}) {
+      const size_t at = until.rfind(written, begin);
+      if (at != std::string::npos && at >= before.size() && at + written.size() >= begin) begin = at;
+    }
+  }
+  while (begin > 0 && begin < until.size() && (static_cast<unsigned char>(until[begin]) & 0xC0) == 0x80) --begin;
+  return LearnedRange{begin, until.size()};
+}
+
+// For a turn that changes the text of the messages before it, as gpt-oss drops their reasoning after an answer:
+// replaces `text`, the chat up to the turn, by the prompt and the turn. The turn begins at the last generation prompt
+// before its own texts, which are found by rendering it with other texts. nullopt: there is none, or it is that of an
+// earlier message.
+std::optional<LearnedRange> ChatTemplate::take_prompt(const Chat& chat, size_t turn, std::string& text) const {
+  const std::string before = turn == 0 ? "" : render(chat, turn, false).text;
+  const std::string prompt = render(chat, turn, true).text;
+  if (prompt.size() == before.size() || !prompt.starts_with(before)) return std::nullopt;
+  const auto with_other_texts = [&](size_t message) {
+    Chat other = chat;
+    change_texts(other.messages[message]);
+    return render(other, turn + 1, false).text;
+  };
+  const std::string other = with_other_texts(turn), other_before = turn == 0 ? text : with_other_texts(turn - 1);
+  const auto differs =
+      static_cast<size_t>(std::mismatch(text.begin(), text.end(), other.begin(), other.end()).first - text.begin());
+  const auto same_end = std::mismatch(text.rbegin(), text.rend(), other_before.rbegin(), other_before.rend()).first;
+  const auto earliest = turn == 0 ? 0 : static_cast<size_t>(text.rend() - same_end);
+  const std::string generation_prompt = prompt.substr(before.size());
+  if (differs == text.size() || differs < generation_prompt.size()) return std::nullopt;
+  const size_t at = text.rfind(generation_prompt, differs - generation_prompt.size());
+  if (at == std::string::npos || at < earliest) return std::nullopt;
+  text = prompt + text.substr(at + generation_prompt.size());
+  return LearnedRange{prompt.size(), text.size()};
+}
+
+std::vector<LearnedRange> ChatTemplate::ranges_by_prefixes(const Chat& chat, size_t count, std::string& text,
                                                            Learned learned) const {
   std::vector<LearnedRange> ranges;
-  const size_t count = chat.messages.size();
-  for (size_t i = learned == Learned::last ? count - 1 : 0; i < count; ++i) {
+  for (size_t i = learned == Learned::all ? 0 : count - 1; i < count; ++i) {
     if (!is_learned(chat, i)) continue;
-    const std::string prompt = render(chat, i, true).text;
     const std::string until = i + 1 == count ? text : render(chat, i + 1, false).text;
-    const auto differs = std::mismatch(prompt.begin(), prompt.end(), until.begin(), until.end());
-    auto begin = static_cast<size_t>(differs.first - prompt.begin());
-    bool extends = begin == prompt.size();
-    if (!extends) {
-      // The prompt for an answer may hold text that a finished turn lacks, such as an opened <think>.
-      const std::string before = i == 0 ? "" : render(chat, i, false).text;
-      extends = begin >= before.size() && prompt.starts_with(before);
-      const auto content = chat.messages[i].find("content");
-      if (content != chat.messages[i].end() && content->is_string()) {
-        // The prefix may reach into an answer that begins like that text.
-        const std::string& answer = content->get_ref<const std::string&>();
-        for (const std::string_view written : {std::string_view(answer), without_reasoning(answer)}) {
-          const size_t at = until.rfind(written, begin);
-          if (at != std::string::npos && at >= before.size() && at + written.size() >= begin) begin = at;
-        }
-      }
-      while (begin > 0 && begin < until.size() && (static_cast<unsigned char>(until[begin]) & 0xC0) == 0x80) --begin;
-    }
-    MPX_CHECK(
-        text.starts_with(until) && extends, "text", variant(chat).where,
-        " has no {% generation %} blocks, and it renders message ", i + 1,
-        " or those before it differently than in the whole chat, so the learned text is unknown; give a template "
-        "with {% generation %} blocks (--chat-template), or learn the last message only (--learn last)");
-    if (until.size() > begin) ranges.emplace_back(begin, until.size());
+    std::optional<LearnedRange> range = text.starts_with(until) ? turn_range(chat, i, until) : std::nullopt;
+    if (!range && learned == Learned::each) range = take_prompt(chat, i, text);
+    MPX_CHECK(range, "text", variant(chat).where, " has no {% generation %} blocks, and it renders message ", i + 1,
+              " or those before it differently than in the whole chat, so the learned text is unknown; ",
+              learned == Learned::each ? "" : "learn each turn in a sequence that ends with it (--learn each), ",
+              learned == Learned::all ? "or the last message only (--learn last), " : "",
+              learned == Learned::each ? "" : "or ",
+              "give a template with {% generation %} blocks (--chat-template)");
+    if (range->second > range->first) ranges.push_back(*range);
   }
   return ranges;
 }
 
 // Each message has as many blocks as it adds to the rendering of the messages before it.
-std::vector<LearnedRange> ChatTemplate::generated_ranges(const Chat& chat, const jinja::Rendered& whole) const {
-  const size_t count = chat.messages.size(), total = whole.generated.size();
+std::vector<LearnedRange> ChatTemplate::generated_ranges(const Chat& chat, size_t count, const jinja::Rendered& whole,
+                                                         bool only_last) const {
+  const size_t total = whole.generated.size();
   std::vector<bool> left_out(total);
   const auto blocks_until = [&](size_t messages) {
     return messages == 0 ? 0 : messages == count ? total : render(chat, messages, false).generated.size();
   };
-  for (size_t i = 0; i < count; ++i) {
+  if (only_last) {
+    const size_t earlier = is_learned(chat, count - 1) ? blocks_until(count - 1) : total;
+    std::fill_n(left_out.begin(), std::min(earlier, total), true);
+  }
+  for (size_t i = 0; i < count && !only_last; ++i) {
     if (!is_assistant(chat.messages[i]) || is_learned(chat, i)) continue;
     const size_t from = blocks_until(i), to = blocks_until(i + 1);
     MPX_CHECK(
@@ -199,21 +250,39 @@ std::vector<LearnedRange> ChatTemplate::generated_ranges(const Chat& chat, const
   return ranges;
 }
 
-ChatText ChatTemplate::learned_text(const Chat& chat, Learned learned) const {
-  jinja::Rendered whole = render(chat, chat.messages.size(), false);
+ChatText ChatTemplate::learned_until(const Chat& chat, size_t count, Learned learned) const {
+  jinja::Rendered whole = render(chat, count, false);
   ChatText out;
   if (!variant(chat).has_generation) {
-    out.learned = ranges_by_prefixes(chat, whole.text, learned);
+    out.learned = ranges_by_prefixes(chat, count, whole.text, learned);
   } else {
     MPX_CHECK(!whole.generated_elsewhere, "text", variant(chat).where,
               ": a {% generation %} block inside of a macro, a {% set %} or another block; where its text ends up is "
               "unknown");
-    if (learned == Learned::all || is_learned(chat, chat.messages.size() - 1))
-      out.learned = generated_ranges(chat, whole);
-    if (learned == Learned::last && !out.learned.empty()) out.learned = {out.learned.back()};
+    out.learned = generated_ranges(chat, count, whole, learned != Learned::all);
   }
   out.text = std::move(whole.text);
+  out.num_messages = count;
   return out;
+}
+
+std::vector<ChatText> ChatTemplate::learned_texts(const Chat& chat, Learned learned) const {
+  std::vector<ChatText> texts;
+  for (size_t i = 0; i < chat.messages.size() && learned == Learned::each; ++i) {
+    if (is_learned(chat, i)) texts.push_back(learned_until(chat, i + 1, learned));
+  }
+  if (texts.empty()) texts.push_back(learned_until(chat, chat.messages.size(), learned));
+  return texts;
+}
+
+std::vector<ChatText> read_learned_texts(const ChatTemplate& chat_template, Chat& chat, Learned learned) {
+  try {
+    std::vector<ChatText> texts = chat_template.learned_texts(chat, learned);
+    if (!read_arguments(chat, texts.back().text)) return texts;
+  } catch (const base::Error&) {
+    if (!read_arguments(chat, std::nullopt)) throw;
+  }
+  return chat_template.learned_texts(chat, learned);
 }
 
 namespace {

@@ -25,9 +25,11 @@ using LearnedRange = std::pair<size_t, size_t>;
 struct ChatText {
   std::string text;
   std::vector<LearnedRange> learned;  // what the assistant says, in order
+  size_t num_messages = 0;            // the text holds this many messages of the chat, from the first
 };
 
-enum class Learned { all, last };  // every turn of the assistant, or only the last message
+// Every turn of the assistant; only the last message; every turn, each in a text that ends with it.
+enum class Learned { all, last, each };
 
 class ChatTemplate {
  public:
@@ -45,8 +47,10 @@ class ChatTemplate {
   // The whole chat and its learned ranges: the {% generation %} blocks; for a template without them, the text that
   // each turn of the assistant adds after its common prefix with the generation prompt, found by rendering the chat
   // up to there. Ranges of messages in Chat::not_learned are left out. Throws base::Error if the template rewrites
-  // earlier turns, so that no range is the turn's.
-  ChatText learned_text(const Chat& chat, Learned learned) const;
+  // earlier turns, so that no range is the turn's. With Learned::each one text for every learned turn: the messages
+  // up to it, in which only this turn is learned; a chat without learned turns is one text. If the turn changes the
+  // text of the messages before it, these are written as the model sees them, without the turn.
+  std::vector<ChatText> learned_texts(const Chat& chat, Learned learned) const;
 
   // The source of the template, or of both.
   const std::string& source() const { return source_; }
@@ -62,8 +66,14 @@ class ChatTemplate {
   static Variant make_variant(std::string_view source, std::string where);
   const Variant& variant(const Chat& chat) const;
   jinja::Rendered render(const Chat& chat, size_t messages, bool add_generation_prompt) const;
-  std::vector<LearnedRange> ranges_by_prefixes(const Chat& chat, const std::string& text, Learned learned) const;
-  std::vector<LearnedRange> generated_ranges(const Chat& chat, const jinja::Rendered& whole) const;
+  // These take the first `count` messages of the chat.
+  ChatText learned_until(const Chat& chat, size_t count, Learned learned) const;
+  std::vector<LearnedRange> ranges_by_prefixes(const Chat& chat, size_t count, std::string& text,
+                                               Learned learned) const;
+  std::vector<LearnedRange> generated_ranges(const Chat& chat, size_t count, const jinja::Rendered& whole,
+                                             bool only_last) const;
+  std::optional<LearnedRange> turn_range(const Chat& chat, size_t turn, const std::string& until) const;
+  std::optional<LearnedRange> take_prompt(const Chat& chat, size_t turn, std::string& text) const;
 
   std::string source_;
   Variant main_;
@@ -77,6 +87,10 @@ class ChatTemplate {
 std::optional<ChatTemplate> find_chat_template(const std::string& folder);
 // Of a file of its own; bos_token and the like are those of `folder`, where it is not empty.
 ChatTemplate read_chat_template(const std::string& file, const std::string& folder);
+
+// learned_texts() of a chat whose tool calls may have a JSON text as arguments. The text is read as an object if the
+// template has written it in quotes, or refuses the chat as it is.
+std::vector<ChatText> read_learned_texts(const ChatTemplate& chat_template, Chat& chat, Learned learned);
 
 struct ChatTokens {
   std::vector<int32_t> ids;

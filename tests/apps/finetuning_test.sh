@@ -127,6 +127,28 @@ run 3 preprocess --chat --input bad_tools.jsonl --tokenizer-model other --output
 warns "'bad_tools.jsonl' line 1: \"tools\" = .*must be a list of objects"
 holds "chats of other programs are read with counts; data that is not used is named"
 
+# A template that removes the reasoning of earlier turns: each turn is learned in a sequence that ends with it. The 40
+# chats of chats.jsonl with answers have 79 answers.
+cat > strips.jinja <<'JINJA'
+{% for m in messages %}<|im_start|>{{ m.role }}
+{% if loop.last and m.role == 'assistant' %}<think>
+</think>
+{% endif %}{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}
+JINJA
+strips=(preprocess --chat --input chats.jsonl --tokenizer-model other --chat-template strips.jinja --seq-length 128)
+run 3 "${strips[@]}" --output-prefix no
+warns "'chats.jsonl' line 2: .*renders message 2 .*learn each turn in a sequence that ends with it .--learn each."
+run 0 "${strips[@]}" --learn each --output-prefix each_turn
+prints 'each_turn.bin and .idx: 79 documents from 40 chats, [0-9]+ tokens, [0-9]+ of them learned \(1 sequences of more than 129 tokens cut\) \(2 sequences with nothing to learn left out\);'
+if grep -q warning err; then fail "complete turns are reported: $(cat err)"; fi
+run 0 "${strips[@]}" --learn last --output-prefix last_turn
+prints 'last_turn.bin and .idx: 40 documents, [0-9]+ tokens'
+run 0 "${sft[@]}" --data.data_path=each_turn --train.train_iters=1
+prints 'data: each_turn, [0-9]+ tokens to train on, of chats: [1-9][0-9]? % of them learned, '
+holds "a template that changes earlier turns is learned turn by turn, with true counts"
+
 # What is refused says what to do.
 run 2 "${sft[@]}" --data.reset_attention_mask=false
 warns 'data.reset_attention_mask = true'
@@ -136,9 +158,9 @@ run 3 preprocess --chat --input text --tokenizer-model base --output-prefix no
 warns "'text/1.txt' line 1: is not JSON"
 run 2 preprocess --chat --input chats.jsonl --tokenizer-type bytes --output-prefix no
 warns 'no chat template.*--chat-template FILE'
-printf '{%% for m in messages %%}\n{{ m.content | xmlattr }}{%% endfor %%}' > wrong.jinja
+printf '{%% for m in messages %%}\n{{ m.content | urlize }}{%% endfor %%}' > wrong.jinja
 run 3 preprocess --chat --input chats.jsonl --tokenizer-type bytes --chat-template wrong.jinja --output-prefix no
-warns "line 1: wrong.jinja, line 2: the filter 'xmlattr' is not known here"
+warns "line 1: wrong.jinja, line 2: the filter 'urlize' is not known here"
 printf '{{ messages[-1].content }}' > rewrites.jinja
 run 3 preprocess --chat --input chats.jsonl --tokenizer-type bytes --chat-template rewrites.jinja --output-prefix no
 warns 'line 1: .*no .% generation %. blocks'

@@ -216,15 +216,19 @@ TEST_F(ChatSamples, WhatDoesNotFitIsRefusedWithTheWayOut) {
   EXPECT_NE(refusal().find("marks of 59"), std::string::npos) << refusal();
 }
 
-// A line is a chat of its letters; capitals are learned.
+// A line is a chat of its letters; capitals are learned. Slashes separate sequences.
 Encoder letters(int64_t longest = 0, bool drops = false) {
   Encoder encoder;
   encoder.encode_chat = [](std::string_view line) {
     MPX_CHECK(line.find('!') == std::string_view::npos, "text", "no shouting");
-    MarkedTokens made;
+    std::vector<MarkedTokens> made(1);
     for (const char c : line) {
-      made.tokens.push_back(c);
-      made.learned.push_back(c >= 'A' && c <= 'Z');
+      if (c == '/') {
+        made.emplace_back();
+        continue;
+      }
+      made.back().tokens.push_back(c);
+      made.back().learned.push_back(c >= 'A' && c <= 'Z');
     }
     return made;
   };
@@ -301,6 +305,25 @@ TEST(ChatPreprocess, WritesTokensAndWhichAreLearned) {
   EXPECT_FALSE(disk.exists("/bad.idx"));
 }
 
+TEST(ChatPreprocess, ChatMayBeSeveralSequences) {
+  files::MemoryFileSystem disk;
+  write_file(disk, "/in.jsonl", "aB/aBcD/ab\nnone/none\naB\nlongCOMES/longCOMESlater\n");
+  Encoder encoder = letters(9, true);
+  encoder.chat_sequences = "sequences";
+  const PreprocessProgress done = preprocess(disk, letter_options("/out", 10), encoder);
+  EXPECT_EQ(texts_of(disk, "/out"), (std::vector<std::string>{"aB", "aBcD", "aB", "longCOMES"}));
+  EXPECT_EQ(done.documents, 4);
+  EXPECT_EQ(done.chats, 3);
+  EXPECT_EQ(done.long_chats, 1);
+  EXPECT_EQ(done.empty_documents, 4);  // "ab", "none" twice, and the one that is too long
+  EXPECT_EQ(done.tokens, 17);
+  EXPECT_EQ(done.learned, 9);
+  write_file(disk, "/in.jsonl", "none/none\nlongCOMESlater/ab\n");
+  const std::string none = test::error_of([&] { preprocess(disk, letter_options("/none"), encoder); });
+  EXPECT_NE(none.find("of 4 sequences none is left; 1 of more than 9 tokens left out"), std::string::npos) << none;
+  EXPECT_NE(none.find("in 3 nothing is learned"), std::string::npos) << none;
+}
+
 TEST(ChatPreprocess, TextInThePlaceOfChatsLeavesNoMarksBehind) {
   files::MemoryFileSystem disk;
   write_file(disk, "/in.jsonl", "{\"text\": \"aB\"}\n");
@@ -342,6 +365,8 @@ TEST(ChatPreprocess, StoppedAtAnyPartItGoesOnToTheSameBytes) {
   EXPECT_LT(calls, 100);
   const PreprocessProgress whole = preprocess(disk, letter_options("/whole", 200), mended);
   EXPECT_EQ(whole.learned, resumed.learned);
+  EXPECT_EQ(whole.chats, resumed.chats);
+  EXPECT_EQ(whole.chats, whole.documents);
   EXPECT_EQ(whole.tokens, resumed.tokens);
   for (const char* end : {".bin", ".idx", "_loss_mask.bin", "_loss_mask.idx"})
     EXPECT_EQ(disk.read(std::string("/out") + end), disk.read(std::string("/whole") + end)) << end;

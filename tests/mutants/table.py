@@ -110,7 +110,7 @@ MUTANTS = [
     ("template_long_search_forgets", "text/jinja/search.cpp", "while (matched > 0 && c != at(part_, last_, matched)) matched = borders_[matched - 1];", "if (matched > 0 && c != at(part_, last_, matched)) matched = 0;", "text_test ChatTemplates*"),
     ("json_of_any_depth", "files/json_text.cpp", "++depth_ <= kMaxOrderedJsonDepth", "++depth_ > 0", "text_test ChatTemplates*"),
     ("mark_of_any_number", "data/token_source.cpp", "out[i] == 0 || out[i] == 1", "out[i] >= 0", "data_test Chat*"),
-    ("turn_without_its_prompt", "text/chat_template.cpp", "ranges.emplace_back(begin, until.size())", "ranges.emplace_back(0, until.size())", "text_test ChatTemplates*"),
+    ("turn_without_its_prompt", "text/chat_template.cpp", "if (begin == prompt.size()) return LearnedRange{begin, until.size()};", "if (begin == prompt.size()) return LearnedRange{0, until.size()};", "text_test ChatTemplates*"),
     ("token_over_the_end_of_a_turn", "text/chat_tokens.cpp", "range->first < end);", "range->first <= end);", "text_test ChatTemplates*"),
     ("mask_of_the_token_read", "data/chat_dataset.cpp", "learned[k + 1] != 0 ? 1.0f : 0.0f", "learned[k] != 0 ? 1.0f : 0.0f", "data_test Chat*; train_test WholeChats*"),
     ("chats_see_each_other", "data/chat_dataset.cpp", "    ++document;\n", "", "data_test Chat*; train_test WholeChats*"),

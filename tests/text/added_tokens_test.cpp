@@ -55,9 +55,9 @@ TEST(SentencePieceChats, LearnTheEndOfATurn) {
       "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<s>{% endif %}",
       "template", {});
   const ChatTokens tokens = chat_tokens(
-      *tokenizer, chat_template.learned_text(
+      *tokenizer, chat_template.learned_texts(
                       parse_chat(R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}])"),
-                      Learned::all));
+                      Learned::all)[0]);
   ASSERT_EQ(tokens.ids.back(), 2);
   EXPECT_EQ(tokens.learned.back(), 1);
   EXPECT_EQ(end_of_turn(chat_template, *tokenizer), 2);

@@ -33,7 +33,7 @@ std::string rendered(const char* source, const char* chat) {
 }
 
 std::vector<std::string> learned(const char* source, const std::string& chat, Learned which = Learned::all) {
-  const ChatText text = ChatTemplate(source, "template", {}).learned_text(parse_chat(chat), which);
+  const ChatText text = ChatTemplate(source, "template", {}).learned_texts(parse_chat(chat), which)[0];
   std::vector<std::string> out;
   for (const auto& [begin, end] : text.learned) out.push_back(text.text.substr(begin, end - begin));
   return out;
@@ -162,6 +162,139 @@ TEST(ChatData, ArgumentsMayBeJsonText) {
   EXPECT_EQ(chat.notes.size(), 1u);
 }
 
+TEST(ChatData, ArgumentsThatTheTemplateRefusesAreRead) {
+  const char* line = R"([{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls":
+    [{"function": {"name": "f", "arguments": "{\"x\": 1}"}}]}])";
+  const char* items =
+      "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}"
+      "{% for k, v in c.function.arguments | items %}{{ k }}={{ v }};{% endfor %}{% endfor %}{% endfor %}"
+      "{% if add_generation_prompt %}<assistant>{% endif %}";
+  const ChatTemplate chat_template(items, "template", {});
+  Chat chat = parse_chat(line);
+  const auto texts = read_learned_texts(chat_template, chat, Learned::all);
+  ASSERT_EQ(texts.size(), 1u);
+  EXPECT_EQ(texts[0].text, "<user>a<assistant>x=1;");
+  EXPECT_EQ(chat.notes.size(), 1u);
+  // A refusal that has another reason stays.
+  Chat plain = parse_chat(R"([{"role": "user", "content": "a"}])");
+  const ChatTemplate refuses("{{ raise_exception('no') }}", "template", {});
+  EXPECT_NE(error_of([&] { read_learned_texts(refuses, plain, Learned::all); }).find("no"), std::string::npos);
+  // The text that a template has written in quotes.
+  const ChatTemplate quotes(
+      "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}"
+      "{% endfor %}",
+      "template", {});
+  Chat quoted = parse_chat(line);
+  EXPECT_EQ(read_learned_texts(quotes, quoted, Learned::each)[0].text, R"({"x": 1})");
+}
+
+// The reasoning of earlier turns is removed. With {% generation %} a turn is one block or two.
+constexpr const char* kStrips =
+    "{% for m in messages %}<{{ m.role }}>{% if loop.last and m.reasoning_content %}<think>{{ m.reasoning_content }}"
+    "</think>{% endif %}{{ m.content }};{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+constexpr const char* kStripsBlocks =
+    "{% for m in messages %}<{{ m.role }}>{% if m.role != 'assistant' %}{{ m.content }};{% else %}"
+    "{% if loop.last and m.reasoning_content %}{% generation %}<think>{{ m.reasoning_content }}</think>"
+    "{% endgeneration %}{% endif %}{% generation %}{{ m.content }};{% endgeneration %}{% endif %}{% endfor %}";
+constexpr const char* kThreeTurns =
+    R"([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "reasoning_content": "1"},
+    {"role": "user", "content": "c"}, {"role": "assistant", "content": "d", "reasoning_content": "2", "weight": 0},
+    {"role": "user", "content": "e"}, {"role": "assistant", "content": "f", "reasoning_content": "3"},
+    {"role": "user", "content": "g"}])";
+
+TEST(ChatData, EachTurnIsLearnedAtItsEnd) {
+  const std::string until_b = "<user>a;<assistant><think>1</think>b;";
+  const std::string until_f = "<user>a;<assistant>b;<user>c;<assistant>d;<user>e;<assistant><think>3</think>f;";
+  for (const char* source : {kStrips, kStripsBlocks}) {
+    const std::vector<ChatText> texts =
+        ChatTemplate(source, "template", {}).learned_texts(parse_chat(kThreeTurns), Learned::each);
+    ASSERT_EQ(texts.size(), 2u) << source;
+    EXPECT_EQ(texts[0].text, until_b);
+    EXPECT_EQ(texts[1].text, until_f);
+    EXPECT_EQ(texts[0].num_messages, 2u);
+    EXPECT_EQ(texts[1].num_messages, 6u);
+    for (const ChatText& text : texts) {
+      ASSERT_FALSE(text.learned.empty());
+      EXPECT_EQ(text.learned.front().first, text.text.find("<think>")) << source;
+      EXPECT_EQ(text.learned.back().second, text.text.size()) << source;
+    }
+  }
+  EXPECT_NE(error_of([&] { learned(kStrips, kThreeTurns); }).find("--learn each"), std::string::npos);
+  // A chat without a learned turn is one text, so that it is counted.
+  for (const char* chat :
+       {R"([{"role": "user", "content": "a"}])",
+        R"([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0}])"}) {
+    const auto texts = ChatTemplate(kStrips, "template", {}).learned_texts(parse_chat(chat), Learned::each);
+    ASSERT_EQ(texts.size(), 1u);
+    EXPECT_TRUE(texts[0].learned.empty());
+  }
+}
+
+// Reasoning before calls is removed once an answer follows, as gpt-oss does.
+constexpr const char* kStripsLater =
+    "{% for m in messages %}{% set ns = namespace(answer=false) %}{% for n in messages[loop.index:] %}"
+    "{% if n.role == 'assistant' and not n.tool_calls %}{% set ns.answer = true %}{% endif %}{% endfor %}"
+    "<{{ m.role }}>{% if m.reasoning_content and not ns.answer %}({{ m.reasoning_content }})<{{ m.role }}>{% endif %}"
+    "{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}{{ m.content }};{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}";
+
+TEST(ChatData, EachTurnFollowsThePromptThatTheModelSees) {
+  const char* chat =
+      R"([{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "reasoning_content": "1",
+    "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}, {"role": "tool", "content": "<assistant>"},
+    {"role": "assistant", "content": "b", "reasoning_content": "2"}, {"role": "user", "content": "c"},
+    {"role": "assistant", "content": "x<assistant>"}])";
+  const std::string until_call = "<user>a;<assistant>(1)<assistant>[f];";
+  const std::pair<std::string, std::string> wanted[] = {
+      {"<user>a;<assistant>", "(1)<assistant>[f];"},
+      {until_call + "<tool><assistant>;<assistant>", "(2)<assistant>b;"},
+      {"<user>a;<assistant>[f];<tool><assistant>;<assistant>(2)<assistant>b;<user>c;<assistant>", "x<assistant>;"}};
+  const auto texts = ChatTemplate(kStripsLater, "template", {}).learned_texts(parse_chat(chat), Learned::each);
+  ASSERT_EQ(texts.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(texts[i].text, wanted[i].first + wanted[i].second);
+    EXPECT_EQ(texts[i].learned, (std::vector<LearnedRange>{{wanted[i].first.size(), texts[i].text.size()}})) << i;
+  }
+  const std::string last = error_of([&] { learned(kStripsLater, chat, Learned::last); });
+  EXPECT_NE(last.find("(--learn each), or give a template"), std::string::npos) << last;
+}
+
+TEST(ChatData, TurnWithoutItsGenerationPromptIsRefused) {
+  // The earlier turn has the prompt, the last one has another header.
+  const char* source =
+      "{% for m in messages %}<{{ 'A' if m.role == 'assistant' and loop.last else m.role }}>"
+      "{{ m.content if loop.last else m.content[0] }};{% endfor %}{% if add_generation_prompt %}<assistant>{% endif "
+      "%}";
+  const char* chat = R"([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+    {"role": "user", "content": "cc"}, {"role": "assistant", "content": "dd"}])";
+  const ChatTemplate chat_template(source, "template", {});
+  const auto refusal = [&] {
+    return error_of([&] { chat_template.learned_texts(parse_chat(chat), Learned::each); });
+  };
+  EXPECT_NE(refusal().find("message 4"), std::string::npos) << refusal();
+  EXPECT_NE(refusal().find("so the learned text is unknown; give a template with"), std::string::npos) << refusal();
+}
+
+TEST(ChatData, LastTurnMayHaveSeveralBlocks) {
+  const char* chat = R"([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+    {"role": "user", "content": "c"}, {"role": "assistant", "content": "d", "reasoning_content": "2"}])";
+  EXPECT_EQ(learned(kStripsBlocks, chat, Learned::last), (std::vector<std::string>{"<think>2</think>", "d;"}));
+}
+
+TEST(ChatData, ReportCountsMessagesOfRenderedTurnsOnly) {
+  const auto tokenizer = load_tokenizer("", "tests/vectors/tokenizers/qwen2");
+  const ChatTemplate chat_template(kStrips, "template", {});
+  ChatReport report(chat_template, {*tokenizer->token_to_id(";")});
+  const Chat chat = parse_chat(kThreeTurns);
+  const std::vector<ChatText> texts = chat_template.learned_texts(chat, Learned::each);
+  report.add_chat(chat, texts.back());
+  for (const ChatText& text : texts) {
+    const ChatTokens tokens = chat_tokens(*tokenizer, text);
+    report.add_turns(text, tokens, tokens.ids.size());
+  }
+  EXPECT_TRUE(report.lines().empty()) << report.lines()[0];
+}
+
 // Generation prompts of reasoning models open a block that finished turns lack.
 TEST(ChatData, LearnsAfterTheCommonPrefixOfPromptAndTurn) {
   const char* thinks =
@@ -190,10 +323,11 @@ std::vector<std::string> report_of(const char* source, const std::vector<const c
   ChatReport report(chat_template, ends);
   for (const char* line : chats) {
     const Chat chat = parse_chat(line);
-    const ChatText text = chat_template.learned_text(chat, Learned::all);
+    const ChatText text = chat_template.learned_texts(chat, Learned::all)[0];
     const ChatTokens tokens = chat_tokens(*tokenizer, text);
     const auto first = std::find(tokens.learned.begin(), tokens.learned.end(), 1) - tokens.learned.begin();
-    report.add(chat, text, tokens, cut ? static_cast<size_t>(first) + 1 : tokens.ids.size());
+    report.add_chat(chat, text);
+    report.add_turns(text, tokens, cut ? static_cast<size_t>(first) + 1 : tokens.ids.size());
   }
   return report.lines();
 }
@@ -277,7 +411,7 @@ TEST(ChatData, SeveralTemplatesInAFolder) {
   EXPECT_EQ(found->text(plain, false), "D");
   EXPECT_EQ(found->text(tools, false), "Tx");
   // Each template has its own blocks.
-  EXPECT_EQ(found->learned_text(tools, Learned::all).learned, (std::vector<LearnedRange>{{1, 2}}));
+  EXPECT_EQ(found->learned_texts(tools, Learned::all)[0].learned, (std::vector<LearnedRange>{{1, 2}}));
 }
 
 }  // namespace

@@ -37,8 +37,8 @@ TEST(ChatTemplates, PiecesOfJinjaAreAsJinjaHasThem) {
     EXPECT_EQ(rendered(piece["template"], file["variables"], file["now"]), piece["text"]) << piece["template"];
     refused += piece["text"].is_null();
   }
-  EXPECT_GE(file["cases"].size(), 167u);
-  EXPECT_GE(refused, 40);
+  EXPECT_GE(file["cases"].size(), 245u);
+  EXPECT_GE(refused, 100);
 }
 
 TEST(ChatTemplates, OfEveryFamilyAreAsTransformersRendersThem) {
@@ -80,7 +80,7 @@ TEST(ChatTemplates, TokensAndMasksAreThoseOfTransformers) {
     const ChatTemplate chat_template(file["templates"][one["template"].get<std::string>()].get<std::string>(),
                                      "template", names);
     const Chat chat = chat_from_json(file["conversations"][one["conversation"].get<std::string>()]);
-    const ChatTokens tokens = chat_tokens(*tokenizer, chat_template.learned_text(chat, Learned::all));
+    const ChatTokens tokens = chat_tokens(*tokenizer, chat_template.learned_texts(chat, Learned::all)[0]);
     EXPECT_EQ(Json(tokens.ids), one["ids"]) << one["tokenizer"] << one["template"] << one["conversation"];
     EXPECT_EQ(Json(tokens.learned), one["mask"]) << one["tokenizer"] << one["template"] << one["conversation"];
     learned += static_cast<int>(std::count(tokens.learned.begin(), tokens.learned.end(), 1));
@@ -105,19 +105,20 @@ std::vector<std::string> pieces(const ChatText& chat) {
 
 TEST(ChatTemplates, WithoutGenerationBlocksTheTurnsAreFoundByRenderingPrefixes) {
   const ChatTemplate plain(kPlain, "plain", {});
-  const ChatText all = plain.learned_text(chat_of(kTwoTurns), Learned::all);
+  const ChatText all = plain.learned_texts(chat_of(kTwoTurns), Learned::all)[0];
   EXPECT_EQ(all.text, "<u>a.<a>bb.<u>c.<a>dd.");
   EXPECT_EQ(pieces(all), (std::vector<std::string>{"bb.", "dd."}));
-  EXPECT_EQ(pieces(plain.learned_text(chat_of(kTwoTurns), Learned::last)), std::vector<std::string>{"dd."});
+  EXPECT_EQ(pieces(plain.learned_texts(chat_of(kTwoTurns), Learned::last)[0]), std::vector<std::string>{"dd."});
   // One that shortens what came before: the turns are in no part of the text, the last one is.
   const ChatTemplate rewrites(
       "{% for m in messages %}<{{ m.role[0] }}>{{ m.content if loop.last else m.content[0] }}.{% endfor %}"
       "{% if add_generation_prompt %}<a>{% endif %}",
       "rewrites", {});
-  const std::string error = error_of([&] { rewrites.learned_text(chat_of(kTwoTurns), Learned::all); });
+  const std::string error = error_of([&] { rewrites.learned_texts(chat_of(kTwoTurns), Learned::all); });
   EXPECT_NE(error.find("message 2"), std::string::npos) << error;
   EXPECT_NE(error.find("generation"), std::string::npos) << error;
-  EXPECT_EQ(pieces(rewrites.learned_text(chat_of(kTwoTurns), Learned::last)), std::vector<std::string>{"dd."});
+  EXPECT_NE(error.find("--learn each"), std::string::npos) << error;
+  EXPECT_EQ(pieces(rewrites.learned_texts(chat_of(kTwoTurns), Learned::last)[0]), std::vector<std::string>{"dd."});
 }
 
 TEST(ChatTemplates, AreFoundInADirectoryAsTransformersLooksForThem) {
@@ -148,9 +149,11 @@ TEST(ChatTemplates, ChatsComeInSeveralSpellings) {
 
 TEST(ChatTemplates, WhatTheyLackIsNamedWithItsLine) {
   const std::pair<const char*, const char*> cases[] = {
-      {"a\n{{ x | xmlattr }}", "line 2: the filter 'xmlattr' is not known here"},
+      {"a\n{{ x | urlize }}", "line 2: the filter 'urlize' is not known here"},
+      {"{{ [1] | random }}", "line 1: the filter 'random' gives another text in every run"},
       {"a\n\n{% include 'b' %}", "line 3: {% include %} is not known here"},
-      {"{% for a in b recursive %}{% endfor %}", "line 1: for ... recursive"},
+      {"{% for a in [1] %}{{ loop([]) }}{% endfor %}", "line 1: loop() is called in a loop that is not marked"},
+      {"{% autoescape true %}{% endautoescape %}", "line 1: {% autoescape %} takes only false here"},
       {"{{ f(*x, 1) }}", "line 1: an argument without a name after one with a name, '*' or '**'"},
       {"{% if x %}\n{% endfor %}", "line 2: {% endfor %} is not expected here"},
       {"\n{% if x %}\n", "line 2: {% if %} without its end"},
@@ -189,6 +192,15 @@ TEST(ChatTemplates, NoTemplateRunsOrGrowsWithoutEnd) {
       "{{ " + nots + "x }}",
       "{{ 9223372036854775807 + 1 }}",
       "{{ 10 ** 100 }}",
+      "{% for a in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+      "{{ 'x' | center(999999999999) }}",
+      "{{ [1] | slice(1152921504606846976) | list }}",
+      "{{ [1] | batch(1152921504606846976, 'x') | list }}",
+      "{% set ns = namespace(x=[1]) %}{% for i in range(999) %}{% set ns.x = ns.x | map('string') %}{% set ns.x = "
+      "[ns.x] %}"
+      "{% set ns.x = [ns.x, ns.x] | batch(1) %}{% endfor %}",
+      "{% macro m() %}{% endmacro %}{% set ns = namespace() %}{% set ns.x = [m] %}",
+      "{% macro m() %}{% endmacro %}{% set ns = namespace(x=[[m]]) %}",
       "{{ '%9999999999d' % 1 }}"};
   const Chat chat = chat_of(kTwoTurns);
   for (const std::string& source : sources) {
@@ -224,6 +236,16 @@ TEST(ChatTemplates, EveryOperationIsPaidForBeforeItIsMade) {
                                  "{% set y = ('a'*4000000)[::-1] %}",
                                  "{% set y = ('a'*4000000)|wordcount %}",
                                  "{% set y = ('a'*6000000)|upper %}",
+                                 "{% set y = ('<'*3000000)|e %}",
+                                 "{% set y = ('<'*3000000)|forceescape %}",
+                                 "{% set y = ('<'*3000000)|urlencode %}",
+                                 "{% set y = ('a '*200000)|wordwrap %}",
+                                 "{% set y = ('a\n'*1000)|wordwrap(1, wrapstring='b'*10000) %}",
+                                 "{% set y = ('a'*200000)|batch(1) %}",
+                                 "{% set y = [1]|slice(200000) %}",
+                                 "{% set y = [1]|batch(200000, 1) %}",
+                                 "{% set y = 'a'|center(16000000) %}",
+                                 "{% set y = ('a'*2000000).ljust(4000000).rjust(8000000) %}",
                                  "{% set y = 'a'*3000000 + 'a'*3000000 %}",
                                  "{% set y = ['a'*4000000, 'a'*4000000] %}"};
   for (const std::string& source : sources) {

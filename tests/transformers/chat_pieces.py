@@ -188,6 +188,72 @@ a  {#- x -#}  b<NL>  {# y #}<NL>c {# z +#}<NL>d
 {{ 2.345 | round(2, "floor") }} {{ 2.341 | round(2, "ceil") }} {{ 2.5 | round(0, "ceil") }} {{ 2.5 | round(method="floor") }} {{ -2.345 | round(1, "ceil") }} {{ "aXaX" | replace("X", "-", 1) }} {{ "aXaX" | replace("X", "-", count=1) }} {{ "aXaX" | replace("X", "-", none) }}
 {{ {"b": [1, {"c": none}], "a": "é<&'"} | tojson }} {{ {"b": 1, "a": "é"} | tojson(ensure_ascii=true) }} {{ {"b": 1, "a": 2} | tojson(sort_keys=true) }} {{ {"a": [1, 2]} | tojson(separators=(",", ":")) }} {{ {"a": [1, {}], "b": []} | tojson(indent=1) }} {{ {"a": [1]} | tojson(indent=2, separators=(";", "=")) }}
 {{ people | selectattr("age", "gt", 10) | map(attribute="name") | list }} {{ people | rejectattr("tags") | list | length }} {{ list | select("in", [1, 2]) | list }} {{ list | reject("equalto", 1) | list }} {{ list | select("divisibleby", 2) | list }} {{ people | selectattr("age") | list | length }} {{ people | selectattr("name", "in", ["Bo"]) | list | length }}
+{{ [1, 2, 3, 4, 5] | batch(2) | list }} {{ [1, 2, 3] | batch(2, 'x') | list }} {{ 'abc' | batch(2) | list }} {{ [] | batch(3) | list }} {{ [1, 2] | batch(0) | list }} {{ [1, 2] | batch(-1, 'x') | list }} {{ dict | batch(linecount=2, fill_with=0) | list }} {{ [1, 2, 3, 4] | batch(2, 'x') | map('join', '-') | join(' ') }}
+{{ [1, 2, 3, 4, 5, 6, 7] | slice(3) | list }} {{ [1, 2, 3, 4, 5, 6, 7] | slice(3, 'x') | list }} {{ [1, 2, 3, 4] | slice(2, 'x') | list }} {{ 'abc' | slice(2) | list }} {{ [1] | slice(3) | list }} {{ [] | slice(2, 0) | list }} {{ [1, 2] | slice(slices=1) | list }} {{ [1] | slice(-2) | list }}
+{{ [1] | slice(0) | list }}
+{% for key, items in people | groupby('age') %}{{ key }}:{{ items | map(attribute='name') | join('+') }} {% endfor %}{% for g in people | groupby('name') %}{{ g.grouper }}{{ g.list | length }}{{ g[0] }}{{ g['list'][0].age }} {% endfor %}{{ words | groupby('nope', default='z') }}
+{{ people | groupby('tags.x', default=0) | map(attribute='grouper') | list }} {{ ['b', 'A', 'a', 'B'] | groupby(0) }} {{ ['b', 'A', 'a', 'B'] | groupby(0, case_sensitive=true) | map('first') | list }} {{ [] | groupby('x') }} {{ ([['k', 1], ['k', 2], ['j', 3]] | groupby(0))[0].list }} {{ (people | groupby('age') | first) == (9, [people[1]]) }}
+{{ people | groupby('tags') }}
+{{ people | groupby('nope') }}
+{{ 'foo bar baz qux' | truncate(9) }}|{{ 'foo bar baz qux' | truncate(9, true) }}|{{ 'foo bar baz qux' | truncate(11) }}|{{ 'foo bar baz qux' | truncate(11, false, '...', 0) }}|{{ 'foo bar baz qux' | truncate(9, end='…', leeway=0) }}|{{ unicode | truncate(8, true, '', 0) }}|{{ 'abcdefghij' | truncate(5, leeway=0) }}|{{ 'a' | truncate }}|{{ nope | truncate(3) }}|{{ '' | truncate(0, leeway=0, end='') }}
+{{ 'foo bar baz qux' | truncate(10) }}|{{ 'foo bar baz quxx' | truncate(10) }}|{{ 'xx a-b-cd' | wordwrap(7) }}|{{ 'xx a-b-c1' | wordwrap(7) }}|{{ 'xx ab-c-d' | wordwrap(6) }}
+{{ 'abc' | truncate(2) }}
+{{ 'abcdefghijklmn' | truncate(5, leeway=-1) }}
+{{ nope | truncate(5, leeway=-1) }}
+{{ 5 | truncate(3) }}
+{{ 'the quick brown fox jumps' | wordwrap(10) }}|{{ 'the quick brown fox' | wordwrap(10, wrapstring=' / ') }}|{{ 'supercalifragilistic word' | wordwrap(8) }}|{{ 'supercalifragilistic word' | wordwrap(8, false) }}|{{ 'a well-known half-baked x-ray' | wordwrap(8) }}|{{ 'a well-known half-baked' | wordwrap(8, break_on_hyphens=false) }}|{{ 'one two\n\nthree  four\n' | wordwrap(5) }}
+{{ '  lead and   trail   ' | wordwrap(6) }}|{{ 'dash--between words -- and---more' | wordwrap(7) }}|{{ 'a-b-c-d-e 1-2-3 ab-cd-ef' | wordwrap(4) }}|{{ 'é-ß Straße-öde \u00a0x' | wordwrap(5) }}|{{ '----------' | wordwrap(3) }}|{{ 'aaa bbbbbbbb' | wordwrap(3) }}|{{ 'aaaa-bbbb' | wordwrap(6, break_long_words=true) }}|{{ '' | wordwrap }}|{{ 'x' * 170 | wordwrap }}
+{{ 'it\'s "quoted"--yes, e.g. this-one\'s (well-done) --option -x a\tb  c' | wordwrap(9) }}|{{ 'ab-cd' | wordwrap(3) }}|{{ '-ab --cd ab-- ab-1 1-ab' | wordwrap(3) }}|{{ 'hello world' | wordwrap(1) }}|{{ 'abc   def' | wordwrap(4) }}|{{ 'abc  defghi' | wordwrap(4, true, '<>') }}
+{{ 'a' | wordwrap(0) }}
+{{ none | wordwrap }}
+[{{ 'ab' | center(7) }}] [{{ 'abc' | center(8) }}] [{{ 'abc' | center(2) }}] [{{ 5 | center(4) }}] [{{ 'é' | center(width=3) }}] {{ ('x' | center) | length }} [{{ 'ab'.center(5, '*') }}] [{{ 'a'.ljust(3) }}] [{{ 'a'.rjust(3, '0') }}] [{{ 'abc'.center(6, 'é') }}] {{ 'abab'.rindex('b') }} {{ '12'.isdecimal() }} {{ '½'.isnumeric() }} {{ 'é'.isascii() }} {{ ''.isascii() }}
+{{ 'a'.center(5, 'xy') }}
+{{ 'a'.rindex('b') }}
+{{ 1 | filesizeformat }} {{ 0 | filesizeformat }} {{ 999 | filesizeformat }} {{ 1000 | filesizeformat }} {{ 1234567 | filesizeformat }} {{ 1024 | filesizeformat(true) }} {{ 1e30 | filesizeformat }} {{ 5e24 | filesizeformat(binary=true) }} {{ '2048' | filesizeformat }} {{ -3.7 | filesizeformat }} {{ 1.5 | filesizeformat }} {{ true | filesizeformat }} {{ 999999 | filesizeformat }}
+{{ 'x' | filesizeformat }}
+{{ none | filesizeformat }}
+{{ 'a b/c?d=é&~' | urlencode }} {{ dict.items() | urlencode }} {{ [['a', 1]] | map('list') | urlencode }} {{ {'a b': 'c/d', 'é': 1} | urlencode }} {{ [('x', 'y z'), ['q', none]] | urlencode }} {{ 5 | urlencode }} {{ none | urlencode }} {{ nope | urlencode }}| {{ '' | urlencode }}|
+{{ [1] | urlencode }}
+{{ {'class': 'a "b"', 'id': none, 'n': 5, 'x': nope, 'l': [1, '<']} | xmlattr }}|{{ {} | xmlattr }}|{{ {'a': ''} | xmlattr(false) }}|{{ {'a&b': 1} | xmlattr(autospace=true) }}
+{{ {'a b': 1} | xmlattr }}
+{{ [1] | xmlattr }}
+{{ html | escape }} {{ html | forceescape }} {{ 5 | e }} {{ [html[:3]] | e }}
+{% autoescape false %}{{ html }}{% set inner = 1 %}{{ inner }}{% endautoescape %}{{ inner is defined }}
+{% for p in [{'n': 1, 'c': [{'n': 2, 'c': [{'n': 3, 'c': []}]}, {'n': 4, 'c': []}]}] recursive %}<{{ p.n }}{{ loop.depth }}{{ loop.depth0 }}{{ loop.index }}{{ loop.last }}{% if p.c %}{{ loop(p.c) }}{% endif %}>{% endfor %}
+{% for p in [[1, [2]], 'x'] recursive %}{% if p is string %}{{ p }}{% elif p is iterable %}({{ loop(p) }}){% else %}{{ p }},{% endif %}{% else %}none{% endfor %}{% for p in [1] recursive %}{{ loop([]) }}{% else %}empty{% endfor %}{% for p in [1, 2, [3, 4]] if p != 2 recursive %}{{ loop(p) if p is sequence else p }}{% endfor %}
+{% for a in [[1, 2], [3]] recursive %}{% set outer = loop %}{% if a is number %}{{ a }}{% else %}{% for b in a %}{{ outer([b]) }}{{ loop.depth }}{% endfor %}{% endif %}{% endfor %}
+{% for a in [1] %}{{ loop([2]) }}{% endfor %}
+{{ dict[:1] }}
+{{ no[:1] }}
+{{ n[1:] }}
+{{ nope[1:] }}
+{% if words | select('equalto', 'zzz') %}yes{% else %}no{% endif %} {% if [] | reverse %}t{% endif %}{% if {} | items %}t{% endif %}{% if [] | unique %}t{% endif %}{% if [] | batch(1) %}t{% endif %}{% if {}.keys() %}t{% else %}f{% endif %}{% if dict.items() %}t{% endif %}
+{% set g = words | map('upper') %}{% for x in g %}{{ x }}{{ loop.length }}{{ loop.last }}{% endfor %}-{% for x in g %}{{ x }}{% endfor %}{{ g | list }}{{ g is iterable }}{{ g is sequence }}{{ g is string }}
+{% set g = words | map('upper') %}{{ g | first }}{{ 'FIG' in g }}{{ g | join }}{{ (words | map('upper'))[0] is undefined }} {{ g == g }} {{ words | map('length') | sum }} {{ words | map('upper') | sort }} {{ words | select('string') | map('upper') | reject('equalto', 'FIG') | join('|') }} {{ ['x'] + words | unique | list }}
+{{ words | map('upper') | length }}
+{{ words | map('upper') | last }}
+{{ words | unique | length }}
+{{ dict | items | length }}
+{{ list | reverse | length }}
+{{ (list | reverse)[0] is undefined }} {{ list | reverse | join }} {{ words | map('upper') | reverse | length }} {{ list | reverse | first }}
+{{ words | map('upper') | tojson }}
+{{ words | map('upper') + ['x'] }}
+{{ (words | map('upper'))[1:] }}
+{{ dict.items() | length }} {{ dict.keys() | last }} {{ dict.values() | first }} {{ dict.keys() is sequence }} {{ dict.items()[0] is undefined }} {{ 'b' in dict.keys() }} {{ dict.keys() == ['b'] }} {% set v = dict.keys() %}{{ v | join }}{{ v | join }} {{ dict.items() | map('first') | list }} {% for k, v in dict.items() | sort %}{{ k }}{% endfor %}
+{{ dict.items() }} {{ dict.keys() }} {{ [dict.values()] }} {{ {}.keys() }} {{ dict.keys() | string | length }}
+{{ dict.items() | tojson }}
+{{ dict.keys() + [1] }}
+{% set ns = namespace(g=[1, 2] | map('string')) %}{{ ns.g | join }}{{ ns.g | join }}|{% set l = [words | map('upper')] %}{{ l | length }}{{ l[0] | join }}
+{% macro t(x) %}{{ x }}{% endmacro %}{% set l = [] %}{% set l = l + [t] %}{% set l = l + [t] %}{% for f in l %}{{ f(loop.index) }}{% endfor %}{% set d = {'f': t} %}{{ d.f(3) }}{{ d['f'](*[4]) }}{{ (l | first)(5) }}
+{{ 'abcabc'.find('c', 3) }} {{ 'abcabc'.find('c', -2) }} {{ 'abc'.find('', 3) }} {{ 'abc'.find('', 4) }} {{ 'abcabc'.count('a', 1) }} {{ 'abc'.count('', 1) }} {{ 'abc'.count('', 9) }} {{ 'abc'.startswith('b', 1) }} {{ 'abc'.startswith('', 4) }} {{ 'abc'.endswith('b', 0, 2) }} {{ 'abcabc'.index('a', 1) }} {{ 'abcabc'.rfind('a', 0, 2) }} {{ 'éaéa'.rindex('a', none, 3) }} {{ 'éaéa'.find('a', 2) }}
+{{ 'abc'.index('a', 1) }}
+{{ lines.splitlines(true) }} {{ lines.splitlines(keepends=true) }} {{ lines.splitlines(false) }}
+{{ html | safe + '<' + name }} {{ '<' + (html | safe) }} {{ '<' ~ (html | safe) }} {{ ('<' | e) + '<' }} {{ '<' | safe | e }} {{ '<' | safe | forceescape }} {{ ('<' | safe) * 2 + '>' }} {{ ('a<b' | safe)[1] + '<' }} {{ ('a<b' | safe)[::-1] + '<' }} {{ ['<' | safe, '<'] }} {{ '<' | safe is escaped }} {{ '<' is escaped }}
+{{ ('<%s%r%d>' | safe) % ('<', '&', 3) }} {{ '<%s' | safe | format('<' | safe) }} {{ ('{}<{x}' | safe).format('<', x='&') }} {{ ('<a' | safe).replace('a', '>') }} {{ ('<' | safe).join(['&', 'b' | safe, 1]) }} {{ ('< a<' | safe).split()[1] + '<' }} {{ ('<a=<' | safe).partition('=')[2] + '<' }} {{ ('<a' | safe).upper() + '<' }} {{ ('<a' | safe).find('a') }}
+{{ ' <' | safe | trim + '<' }} {{ '<a' | safe | upper + '<' }} {{ '<a' | safe | title + '<' }} {{ '<a' | safe | capitalize + '<' }} {{ '<a' | safe | replace('a', '<') + '<' }} {{ '<a\nb' | safe | indent + '<' }} {{ '<a' | safe | string + '<' }} {{ '<a' | safe | reverse + '<' }} {{ '<a' | safe | first + '<' }} {{ ['<' | safe, '<'] | join('<') + '<' }} {{ '<a' | safe | center(4) + '<' }} {{ '<aaaaaaaaaaaa' | safe | truncate(5, end='<') + '<' }} {{ '<a b' | safe | wordwrap(2) + '<' }} {{ ('<' | safe) | default('x') + '<' }}
+{% set s = '<' | safe %}{{ s + '<' }}{% set b %}<{{ s }}{% endset %}{{ b + '<' }}{% macro m(x) %}{{ x }}{% endmacro %}{{ m(s) + '<' }}{{ m(s + '<') }}{{ [s, '<'] | map('safe') | map('e') | join }}{{ {'a': s} | tojson }}{{ {'a': s, 'b': '<'} | xmlattr }}{{ s == '<' }}{{ s in '<<' }}{{ none | safe + '<' }}{{ 5 | e + '<' }}
+{{ ('<' | safe) + 1 }}
+{{ -0.0 }} {{ [-0.0, -1.5] | tojson }} {{ - (0.0) }} {{ +1.5 }}
 """.strip("\n").split("\n")
 
 

@@ -37,7 +37,7 @@ def rendered(template, variables):
     """The text, or None where it is refused."""
     try:
         return utils._compile_jinja_template(template).render(**variables)
-    except (jinja2.exceptions.TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError, ZeroDivisionError, OverflowError):
+    except (jinja2.exceptions.TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError, ZeroDivisionError, OverflowError, AssertionError):
         return None
 
 

@@ -69,8 +69,11 @@ Value Interpreter::evaluate_deeper(const Expression& e, const ScopePtr& scope) {
       return call_test(e.name, value, given);
     }
     case Op::negate:
-    case Op::plus:
-      return arithmetic(*this, e.op == Op::negate ? "-" : "+", int64_t{0}, child(0));
+    case Op::plus: {
+      const Value value = child(0);
+      if (value.is(Kind::real)) return e.op == Op::negate ? -value.real() : value.real();
+      return arithmetic(*this, e.op == Op::negate ? "-" : "+", int64_t{0}, value);
+    }
     case Op::invert:
       return !child(0).truth();
     case Op::both: {
@@ -172,6 +175,7 @@ Value Interpreter::called(const Expression& e, const ScopePtr& scope, const Valu
   given.callee = callee.name + "()";
   if (direct) return call_method(*this, object, callee.name, given);
   MPX_CHECK(!function.is_undefined(), "text", function.undefined().what, ", and is called");
+  if (function.is(Kind::loop)) return recurse(*function.loop(), given);
   MPX_CHECK(function.is(Kind::callable), "text", "a ", type_name(function), " is called as if it were a function");
   return function.callable().call(given);
 }
@@ -187,8 +191,7 @@ Value Interpreter::filtered(const Expression& e, const ScopePtr& scope, const Va
 }
 
 Value Interpreter::call_filter(const std::string& name, const Value& input, Arguments& given) {
-  Filter filter = find_filter(name);
-  if (filter == nullptr) filter = find_list_filter(name);
+  const Filter filter = find_filter(name);
   MPX_CHECK(filter != nullptr, "text", "the filter '", name, "' is not known here");
   given.callee = "the filter " + name;
   if (input.is_string()) spend(static_cast<size_t>(input.weight()));

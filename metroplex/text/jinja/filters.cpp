@@ -1,4 +1,4 @@
-// Filters of single values and of text; those of lists are in list_filters.cpp.
+// Filters of single values; those of lists and of the layout of text are in list_filters.cpp and text_filters.cpp.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -105,6 +105,31 @@ Value rounded(Interpreter&, const Value& v, Arguments& a) {
   return (how == "ceil" ? std::ceil(scaled) : std::floor(scaled)) / scale;
 }
 
+Value file_size(Interpreter& run, const Value& v, Arguments& a) {
+  a.only(1, {"binary"});
+  const std::optional<double> given = v.is_string() ? real_of(v.string()) : std::nullopt;
+  MPX_CHECK(v.is_number() || given, "text", "filesizeformat of a ", type_name(v), "; it takes a number");
+  const Value* binary = a.find(0, "binary");
+  const bool of_1024 = binary != nullptr && binary->truth();
+  const double bytes = given ? *given : v.real(), base = of_1024 ? 1024 : 1000;
+  if (bytes == 1) return "1 Byte";
+  char buffer[400];
+  if (bytes < base) {
+    std::snprintf(buffer, sizeof buffer, "%.0f Bytes", std::trunc(bytes) + 0.0);
+    return run.text(buffer);
+  }
+  static constexpr std::string_view kPrefixes = "kMGTPEZY";
+  size_t i = 0;
+  while (i + 1 < kPrefixes.size() && !(bytes < std::pow(base, i + 2))) ++i;
+  std::snprintf(buffer, sizeof buffer, "%.1f", base * bytes / std::pow(base, i + 2));
+  const std::string prefix = of_1024 && i == 0 ? "K" : std::string(1, kPrefixes[i]);
+  return run.text(base::concat(buffer, " ", prefix, of_1024 ? "iB" : "B"));
+}
+
+Value random_item(Interpreter&, const Value&, Arguments&) {
+  base::throw_error("text", "the filter 'random' gives another text in every run, which this program does not allow");
+}
+
 Value fallback(Interpreter&, const Value& v, Arguments& a) {
   a.only(2, {"default_value", "boolean"});
   const Value *other = a.find(0, "default_value"), *boolean = a.find(1, "boolean");
@@ -117,6 +142,8 @@ Value length(Interpreter&, const Value& v, Arguments& a) {
   if (v.is_undefined()) return int64_t{0};
   if (v.is_string()) return static_cast<int64_t>(length_of(v.string()));
   if (v.is_dict()) return static_cast<int64_t>(v.dict().items().size());
+  if (v.is(Kind::iterator) && !v.is_generator()) return static_cast<int64_t>(v.iterator().items->size());
+  MPX_CHECK(!v.is_generator(), "text", "a generator has no length; make it a list with the filter 'list'");
   MPX_CHECK(v.is_list(), "text", "a ", type_name(v), " has no length");
   return static_cast<int64_t>(v.items().size());
 }
@@ -125,7 +152,7 @@ Value trim(Interpreter& run, const Value& v, Arguments& a) {
   a.only(1, {"chars"});
   const Value* set = a.find(0, "chars");
   MPX_CHECK(set == nullptr || set->is_string() || set->is(Kind::none), "text", "trim: chars is a str");
-  return run.text(stripped(run, run.text_of(v), set, true, true));
+  return text_like(v, stripped(run, run.text_of(v), set, true, true));
 }
 
 Value replace(Interpreter& run, const Value& v, Arguments& a) {
@@ -153,7 +180,7 @@ Value indent(Interpreter& run, const Value& v, Arguments& a) {
     out += (number > 0 ? "\n" : "") + (begins ? by : "") + line;
     ++number;
   }
-  return out;
+  return text_like(v, std::move(out));
 }
 
 Value json(Interpreter& run, const Value& v, Arguments& a) {
@@ -180,29 +207,13 @@ Value json(Interpreter& run, const Value& v, Arguments& a) {
   return to_json(run, v, style);
 }
 
-Value escape(Interpreter& run, const Value& v, Arguments& a) {
-  a.only(0);
-  std::string out;
-  for (const char c : run.text_of(v)) {
-    if (c == '&') out += "&amp;";
-    else if (c == '<') out += "&lt;";
-    else if (c == '>') out += "&gt;";
-    else if (c == '\'') out += "&#39;";
-    else if (c == '"') out += "&#34;";
-    else out += c;
-  }
-  return run.text(std::move(out));
-}
-
 Value word_count(Interpreter& run, const Value& v, Arguments& a) {
   a.only(0);
   int64_t words = 0;
   bool inside = false;
   const std::string text = run.text_of(v);
   for (size_t at = 0; at < text.size();) {
-    const char32_t c = next_code_point(text, at);
-    const char category = general_category(c)[0];
-    const bool word = category == 'L' || category == 'N' || c == '_';  // Python's \w
+    const bool word = is_python_word(next_code_point(text, at));
     words += word && !inside;
     inside = word;
   }
@@ -212,14 +223,25 @@ Value word_count(Interpreter& run, const Value& v, Arguments& a) {
 template <std::string (*Map)(std::string_view)>
 Value text_filter(Interpreter& run, const Value& v, Arguments& a) {
   a.only(0);
-  return run.text(Map(run.text_of(v)));
+  std::string text = Map(run.text_of(v));
+  run.spend(text.size() / 4);
+  return text_like(v, std::move(text));
 }
 
 std::string same(std::string_view text) { return std::string(text); }
-std::string titled(std::string_view text) { return title(text, false); }
+
+Value titled(Interpreter& run, const Value& v, Arguments& a) {
+  a.only(0);
+  return run.text(title(run.text_of(v), false));
+}
+
+Value safe(Interpreter& run, const Value& v, Arguments& a) {
+  a.only(0);
+  return Value::safe_text(run.text_of(v));
+}
 
 Value format(Interpreter& run, const Value& v, Arguments& a) {
-  return run.text(formatted(run, run.text_of(v), a.positional));
+  return formatted(run, text_like(v, run.text_of(v)), a.positional);
 }
 
 // Unlike value.name no key of a dict.
@@ -238,20 +260,19 @@ constexpr struct {
                 {"count", length},
                 {"d", fallback},
                 {"default", fallback},
-                {"e", escape},
-                {"escape", escape},
+                {"filesizeformat", file_size},
                 {"float", to_float},
-                {"forceescape", escape},
                 {"format", format},
                 {"indent", indent},
                 {"int", to_int},
                 {"length", length},
                 {"lower", text_filter<lower>},
+                {"random", random_item},
                 {"replace", replace},
                 {"round", rounded},
-                {"safe", text_filter<same>},
+                {"safe", safe},
                 {"string", text_filter<same>},
-                {"title", text_filter<titled>},
+                {"title", titled},
                 {"tojson", json},
                 {"trim", trim},
                 {"upper", text_filter<upper>},
@@ -263,7 +284,8 @@ Filter find_filter(std::string_view name) {
   for (const auto& row : kFilters) {
     if (row.name == name) return row.filter;
   }
-  return nullptr;
+  const Filter of_lists = find_list_filter(name);
+  return of_lists != nullptr ? of_lists : find_text_filter(name);
 }
 
 }  // namespace metroplex::text::jinja

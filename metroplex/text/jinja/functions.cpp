@@ -52,7 +52,8 @@ Value make_dict(Interpreter& run, Arguments& a) {
 
 Value new_namespace(Interpreter& run, Arguments& a) {
   const auto space = run.new_space();
-  const Value first = make_dict(run, a);  // checks what it takes in
+  const Value first = make_dict(run, a);  // checks its items
+  MPX_CHECK(!first.holds_macro(), "text", "a macro cannot be kept in a namespace here");
   for (const auto& [name, value] : first.dict().items()) {
     MPX_CHECK(name.is_string(), "text", "namespace: a name that is a ", type_name(name));
     space->attributes[name.string()] = value;

@@ -90,6 +90,11 @@ Value Interpreter::list(List items) {
   return Value::list(std::move(items));
 }
 
+Value Interpreter::generator(List items) {
+  spend(16 * items.size());
+  return Value::generator(std::move(items));
+}
+
 void Interpreter::write(std::string_view text, std::string& out) {
   spend(text.size() / 4);
   out += text;
@@ -138,7 +143,7 @@ Interpreter::Flow Interpreter::run_one(const Statement& s, const ScopePtr& scope
       }
       break;
     case What::loop:
-      return run_loop(s, scope, out);
+      return run_loop(s, scope, evaluate(*s.expression, scope), 1, out);
     case What::assign:
       assign(s.target, evaluate(*s.expression, scope), scope);
       break;
@@ -176,8 +181,9 @@ Interpreter::Flow Interpreter::run_one(const Statement& s, const ScopePtr& scope
   return Flow::on;
 }
 
-Interpreter::Flow Interpreter::run_loop(const Statement& s, const ScopePtr& scope, std::string& out) {
-  List items = elements(*this, evaluate(*s.expression, scope));
+Interpreter::Flow Interpreter::run_loop(const Statement& s, const ScopePtr& scope, const Value& over, int64_t depth,
+                                        std::string& out) {
+  List items = elements(*this, over);
   if (s.condition) {
     List kept;
     for (const Value& item : items) {
@@ -189,6 +195,8 @@ Interpreter::Flow Interpreter::run_loop(const Statement& s, const ScopePtr& scop
   }
   const auto loop = std::make_shared<Loop>();
   loop->items = std::make_shared<const List>(std::move(items));
+  loop->depth = depth;
+  if (s.recursive) loop->statement = &s, loop->around = scope;
   for (; loop->index < loop->items->size(); ++loop->index) {
     const ScopePtr own = inside(scope);
     own->set("loop", loop);
@@ -197,6 +205,15 @@ Interpreter::Flow Interpreter::run_loop(const Statement& s, const ScopePtr& scop
   }
   if (loop->items->empty()) return run_all(s.otherwise, inside(scope), out);
   return Flow::on;
+}
+
+// loop(items) in a recursive loop.
+Value Interpreter::recurse(const Loop& loop, const Arguments& given) {
+  MPX_CHECK(loop.statement != nullptr, "text", "loop() is called in a loop that is not marked 'recursive'");
+  given.only(1, {"iterable"});
+  std::string out;
+  run_loop(*loop.statement, loop.around, given.need(0, "iterable"), loop.depth + 1, out);
+  return out;
 }
 
 void Interpreter::run_generation(const Statement& s, const ScopePtr& scope, std::string& out) {
@@ -218,6 +235,7 @@ Value Interpreter::closure(const std::string& name, const Statement& s, const Sc
   closed_over_.push_back(scope);
   auto made = std::make_shared<Callable>();
   made->name = name;
+  made->is_macro = true;
   made->call = [this, &s, scope](Arguments& arguments) { return call_closure(s, scope, arguments); };
   return Value(std::shared_ptr<const Callable>(std::move(made)));
 }
@@ -259,7 +277,9 @@ void Interpreter::assign(const Target& target, const Value& value, const ScopePt
   const Value* space = scope->find(target.name);
   MPX_CHECK(space != nullptr && space->is(Kind::space), "text", "'", target.name,
             "' is no namespace: its attribute cannot be set");
-  const Value checked = Value::tuple({value});  // what no container takes does not enter
+  // A value that no container takes does not enter, nor does a macro: its variables could hold the namespace.
+  const Value checked = Value::tuple({value});
+  MPX_CHECK(!checked.holds_macro(), "text", "a macro cannot be kept in a namespace here");
   space->space()->attributes[target.attribute] = value;
 }
 

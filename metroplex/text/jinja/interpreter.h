@@ -3,6 +3,7 @@
 // these names, as tables.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -51,9 +52,10 @@ class Interpreter {
   void spend(size_t steps);
   // Before a text or a list is made, so that one that is too large never is: 4 bytes are a step, an item is 16.
   void pay_text(size_t bytes);
-  void pay_items(size_t items) { spend(16 * items); }
+  void pay_items(size_t items) { spend(16 * std::min(items, size_t{1} << 36)); }
   Value text(std::string text);  // of about the size of one that was paid for
   Value list(List items);
+  Value generator(List items);
   std::string text_of(const Value& value);  // to_text
   Value call_filter(const std::string& name, const Value& input, Arguments& arguments);
   bool call_test(const std::string& name, const Value& input, const Arguments& arguments);
@@ -66,7 +68,9 @@ class Interpreter {
 
   Flow run_all(const Statements& statements, const ScopePtr& scope, std::string& out);
   Flow run_one(const Statement& statement, const ScopePtr& scope, std::string& out);
-  Flow run_loop(const Statement& statement, const ScopePtr& scope, std::string& out);
+  Flow run_loop(const Statement& statement, const ScopePtr& scope, const Value& over, int64_t depth,
+                std::string& out);
+  Value recurse(const Loop& loop, const Arguments& arguments);
   std::string captured(const Statements& body, const ScopePtr& scope);
   void run_generation(const Statement& statement, const ScopePtr& scope, std::string& out);
   void run_call(const Statement& statement, const ScopePtr& scope, std::string& out);
@@ -99,8 +103,8 @@ bool contains(Interpreter& run, const Value& container, const Value& item);
 Value attribute(Interpreter& run, const Value& object, const std::string& name);
 Value item(Interpreter& run, const Value& object, const Value& key);
 Value slice(Interpreter& run, const Value& object, const Value& from, const Value& to, const Value& step);
-List elements(Interpreter& run, const Value& value);                                     // what a for over it takes
-std::string formatted(Interpreter& run, const std::string& format, const List& values);  // Python's %
+List elements(Interpreter& run, const Value& value);                         // what a for over it takes
+Value formatted(Interpreter& run, const Value& format, const List& values);  // Python's %
 
 // methods.cpp and string_methods.cpp: whether a value has a method of this name, and its call.
 bool has_method(const Value& object, std::string_view name);
@@ -112,8 +116,9 @@ Value call_string_method(Interpreter& run, const std::string& text, const std::s
 using Filter = Value (*)(Interpreter&, const Value&, Arguments&);
 using Test = bool (*)(Interpreter&, const Value&, const Arguments&);
 using Function = Value (*)(Interpreter&, Arguments&);
-Filter find_filter(std::string_view name);
+Filter find_filter(std::string_view name);  // in its own table and in the two below
 Filter find_list_filter(std::string_view name);
+Filter find_text_filter(std::string_view name);
 Test find_test(std::string_view name);
 Function find_function(std::string_view name);
 
@@ -122,12 +127,19 @@ std::string upper(std::string_view text);
 std::string lower(std::string_view text);
 std::string capitalized(std::string_view text);
 std::string title(std::string_view text, bool after_any_other);
+std::string escaped(std::string_view text);                      // for HTML
+std::string escaped_text(Interpreter& run, const Value& value);  // to_text, escaped unless it is marked as such
+Value text_like(const Value& source, std::string text);          // marked as escaped if `source` is
 std::string stripped(Interpreter& run, std::string_view text, const Value* characters, bool left, bool right);
 std::string replaced(Interpreter& run, std::string_view text, std::string_view from, std::string_view to,
                      int64_t count);
-std::vector<std::string> lines_of(Interpreter& run, std::string_view text);  // str.splitlines
+std::vector<std::string> lines_of(Interpreter& run, std::string_view text, bool keep_ends = false);  // str.splitlines
 std::vector<std::string_view> characters_of(std::string_view text);
 size_t length_of(std::string_view text);
+bool is_python_word(char32_t c);  // \w of Python's re
+enum class Side { left, right, both };
+// Adds `fill`, one character, on a side until the text has `width` characters.
+std::string padded(Interpreter& run, const std::string& text, int64_t width, std::string_view fill, Side side);
 
 // search.cpp: the first or last occurrence of a part, npos if there is none, in time linear in both: std::string's
 // find takes their product for texts that repeat themselves. `part` must outlive it.

@@ -44,7 +44,7 @@ Arguments rest_of(const Arguments& a, size_t count, const std::string& callee) {
 
 Value map(Interpreter& run, const Value& v, Arguments& a) {
   List out;
-  if (!v.truth()) return Value::list({});  // also None, false and 0
+  if (!v.truth()) return Value::generator({});  // also None, false and 0
   if (const Value* path = a.find(SIZE_MAX, "attribute"); path != nullptr && a.positional.empty()) {
     a.only(0, {"attribute", "default"});
     const Value* fallback = a.find(SIZE_MAX, "default");
@@ -53,7 +53,7 @@ Value map(Interpreter& run, const Value& v, Arguments& a) {
       out.push_back(path_of(run, value, *path, fallback));
       run.spend(1);
     }
-    return run.list(std::move(out));
+    return run.generator(std::move(out));
   }
   const std::string name = run.text_of(a.need(0, "name"));
   for (const Value& value : elements(run, v)) {
@@ -61,12 +61,12 @@ Value map(Interpreter& run, const Value& v, Arguments& a) {
     out.push_back(run.call_filter(name, value, rest));
     run.spend(1);
   }
-  return run.list(std::move(out));
+  return run.generator(std::move(out));
 }
 
 // select, reject, selectattr, rejectattr.
 Value chosen(Interpreter& run, const Value& v, const Arguments& a, bool by_attribute, bool wanted) {
-  if (!v.truth()) return Value::list({});  // also None, false and 0
+  if (!v.truth()) return Value::generator({});  // also None, false and 0
   const size_t skip = by_attribute ? 1 : 0;
   const bool has_test = a.positional.size() > skip;
   const std::string name = has_test ? run.text_of(a.positional[skip]) : "";
@@ -78,7 +78,7 @@ Value chosen(Interpreter& run, const Value& v, const Arguments& a, bool by_attri
     if (holds == wanted) out.push_back(value);
     run.spend(1);
   }
-  return run.list(std::move(out));
+  return run.generator(std::move(out));
 }
 
 template <bool ByAttribute, bool Wanted>
@@ -103,6 +103,10 @@ Value join(Interpreter& run, const Value& v, Arguments& a) {
 
 Value first_or_last(Interpreter& run, const Value& v, const Arguments& a, bool last) {
   a.only(0);
+  MPX_CHECK(!last || !v.is_generator(), "text",
+            "a generator has no last item; make it a list with the filter 'list'");
+  if (v.is_generator() && v.iterator().taken < v.iterator().items->size())
+    return (*v.iterator().items)[v.iterator().taken++];
   const List items = elements(run, v);
   if (items.empty())
     return Undefined{last ? "there is no last item, the sequence is empty"
@@ -118,24 +122,29 @@ Value list(Interpreter& run, const Value& v, Arguments& a) {
   return run.list(elements(run, v));
 }
 
-Value items(Interpreter& run, const Value& v, Arguments& a) {
-  a.only(0);
-  if (v.is_undefined()) return Value::list({});
+List items_of(Interpreter& run, const Value& v) {
   MPX_CHECK(v.is_dict(), "text", "items of a ", type_name(v), "; it takes a dict");
   run.pay_items(3 * v.dict().items().size());
   List out;
   for (const auto& [key, value] : v.dict().items()) out.push_back(Value::tuple({key, value}));
-  return Value::list(std::move(out));
+  return out;
+}
+
+Value items(Interpreter& run, const Value& v, Arguments& a) {
+  a.only(0);
+  return Value::generator(v.is_undefined() ? List{} : items_of(run, v));
 }
 
 Value reverse(Interpreter& run, const Value& v, Arguments& a) {
   a.only(0);
   List out = elements(run, v);
   std::reverse(out.begin(), out.end());
-  if (!v.is_string()) return run.list(std::move(out));
+  if (v.is_generator()) return run.list(std::move(out));
+  if (!v.is_string()) return run.generator(std::move(out));
   std::string text;
   for (const Value& character : out) text += character.string();
-  return run.text(std::move(text));
+  run.spend(text.size() / 4);
+  return text_like(v, std::move(text));
 }
 
 // Of comparing all in `v` with as many others as a sort does.
@@ -199,8 +208,7 @@ Value dict_sort(Interpreter& run, const Value& v, Arguments& a) {
   MPX_CHECK(order == "key" || order == "value", "text", "dictsort by '", order, "'; there are key and value");
   const size_t side = order == "value" ? 1 : 0;
   MPX_CHECK(!v.is_undefined(), "text", v.undefined().what);
-  Arguments none;
-  List pairs = items(run, v, none).items();
+  List pairs = items_of(run, v);
   pay_sort(run, v);
   std::stable_sort(pairs.begin(), pairs.end(), [&](const Value& x, const Value& y) {
     const Value left = folded(x.items()[side], sensitive), right = folded(y.items()[side], sensitive);
@@ -221,6 +229,73 @@ Value unique(Interpreter& run, const Value& v, Arguments& a) {
     if (std::any_of(seen.begin(), seen.end(), [&](const Value& other) { return equal(other, key); })) continue;
     seen.push_back(key);
     out.push_back(value);
+  }
+  return run.generator(std::move(out));
+}
+
+// Lists of `linecount` items each; with `fill_with` the last is filled up.
+Value batch(Interpreter& run, const Value& v, Arguments& a) {
+  a.only(2, {"linecount", "fill_with"});
+  const Value &count = a.need(0, "linecount"), *fill = a.find(1, "fill_with");
+  MPX_CHECK(count.is_integer(), "text", "batch by a ", type_name(count), "; it takes a whole number");
+  const int64_t size = count.integer();
+  List out, row;
+  for (const Value& value : elements(run, v)) {
+    if (static_cast<int64_t>(row.size()) == size) {
+      out.push_back(run.list(std::move(row)));
+      row.clear();
+    }
+    row.push_back(value);
+  }
+  if (row.empty()) return run.generator(std::move(out));
+  if (fill != nullptr && !fill->is(Kind::none) && static_cast<int64_t>(row.size()) < size) {
+    run.pay_items(static_cast<size_t>(size) - row.size());
+    row.resize(static_cast<size_t>(size), *fill);
+  }
+  out.push_back(run.list(std::move(row)));
+  return run.generator(std::move(out));
+}
+
+// `slices` lists, of which the first are one longer where the number does not divide the items.
+Value slices(Interpreter& run, const Value& v, Arguments& a) {
+  a.only(2, {"slices", "fill_with"});
+  const Value &count = a.need(0, "slices"), *fill = a.find(1, "fill_with");
+  MPX_CHECK(count.is_integer() && count.integer() != 0, "text", "slice into ", to_text(count),
+            " lists; it takes a whole number other than 0");
+  const List all = elements(run, v);
+  if (count.integer() < 0) return Value::generator({});
+  const auto number = static_cast<size_t>(count.integer());
+  const size_t each = all.size() / number, longer = all.size() % number;
+  run.pay_items(number);
+  List out;
+  for (size_t i = 0, begin = 0; i < number; ++i) {
+    const size_t end = begin + each + (i < longer ? 1 : 0);
+    List row(all.begin() + static_cast<std::ptrdiff_t>(begin), all.begin() + static_cast<std::ptrdiff_t>(end));
+    if (fill != nullptr && !fill->is(Kind::none) && i >= longer) row.push_back(*fill);
+    out.push_back(run.list(std::move(row)));
+    begin = end;
+  }
+  return run.generator(std::move(out));
+}
+
+Value group_by(Interpreter& run, const Value& v, Arguments& a) {
+  a.only(3, {"attribute", "default", "case_sensitive"});
+  const Value &path = a.need(0, "attribute"), *fallback = a.find(1, "default");
+  if (fallback != nullptr && fallback->is(Kind::none)) fallback = nullptr;
+  const bool sensitive = given_true(a, 2, "case_sensitive");
+  pay_sort(run, v);
+  std::vector<std::pair<Value, Value>> keyed;  // the key of an item, and the item
+  for (const Value& value : elements(run, v)) keyed.emplace_back(path_of(run, value, path, fallback), value);
+  std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& x, const auto& y) {
+    return less(folded(x.first, sensitive), folded(y.first, sensitive));
+  });
+  List out;
+  for (size_t begin = 0, end = 0; begin < keyed.size(); begin = end) {
+    List items;
+    const Value key = folded(keyed[begin].first, sensitive);
+    for (; end < keyed.size() && equal(folded(keyed[end].first, sensitive), key); ++end)
+      items.push_back(keyed[end].second);
+    out.push_back(Value::group(keyed[begin].first, run.list(std::move(items))));
   }
   return run.list(std::move(out));
 }
@@ -257,8 +332,10 @@ Value sum(Interpreter& run, const Value& v, Arguments& a) {
 constexpr struct {
   std::string_view name;
   Filter filter;
-} kListFilters[] = {{"dictsort", dict_sort},
+} kListFilters[] = {{"batch", batch},
+                    {"dictsort", dict_sort},
                     {"first", first},
+                    {"groupby", group_by},
                     {"items", items},
                     {"join", join},
                     {"last", last},
@@ -271,6 +348,7 @@ constexpr struct {
                     {"reverse", reverse},
                     {"select", choose<false, true>},
                     {"selectattr", choose<true, true>},
+                    {"slice", slices},
                     {"sort", sort},
                     {"sum", sum},
                     {"unique", unique}};

@@ -30,7 +30,7 @@ Value call_dict_method(Interpreter& run, const Dict& dict, const std::string& na
   List out;
   for (const auto& [key, value] : dict.items())
     out.push_back(name == "keys" ? key : name == "values" ? value : Value::tuple({key, value}));
-  return Value::list(std::move(out));
+  return Value::view(std::move(out), "dict_" + name);
 }
 
 Value call_list_method(Interpreter& run, const Value& list, const std::string& name, Arguments& a) {
@@ -58,6 +58,27 @@ Value call_loop_method(Interpreter& run, Loop& loop, const std::string& name, co
   return changed;
 }
 
+// A str that is marked as escaped: the results are marked, and texts that it takes in are escaped.
+Value call_safe_text_method(Interpreter& run, const Value& text, const std::string& name, Arguments& a) {
+  const auto escape = [&](Value& value) { value = escaped_text(run, value); };
+  if (name == "replace" && a.positional.size() > 1) escape(a.positional[1]);
+  if (name == "format") {
+    for (Value& value : a.positional) escape(value);
+    for (auto& argument : a.named) escape(argument.second);
+  }
+  if (name == "join" && !a.positional.empty()) {
+    List items = elements(run, a.positional[0]);
+    for (Value& value : items) escape(value);
+    a.positional[0] = run.list(std::move(items));
+  }
+  const Value made = call_string_method(run, text.string(), name, a);
+  if (made.is_string()) return text_like(text, made.string());
+  if (!made.is_list()) return made;
+  List parts;
+  for (const Value& part : made.items()) parts.push_back(text_like(text, part.string()));
+  return made.is(Kind::tuple) ? Value::tuple(std::move(parts)) : Value::list(std::move(parts));
+}
+
 }  // namespace
 
 bool has_method(const Value& object, std::string_view name) {
@@ -79,6 +100,7 @@ bool has_method(const Value& object, std::string_view name) {
 }
 
 Value call_method(Interpreter& run, const Value& object, const std::string& name, Arguments& a) {
+  if (object.is_safe()) return call_safe_text_method(run, object, name, a);
   if (object.is_string()) return call_string_method(run, object.string(), name, a);
   if (object.is(Kind::loop)) return call_loop_method(run, *object.loop(), name, a);
   MPX_CHECK(!is_in(name, kChanging), "text", "'", name, "' would change a ", type_name(object),

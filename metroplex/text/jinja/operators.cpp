@@ -64,7 +64,7 @@ Value repeated(Interpreter& run, const Value& value, int64_t times) {
     std::string out;
     run.spend(text.size() * count / 4);
     for (size_t i = 0; !text.empty() && i < count; ++i) out += text;
-    return out;
+    return text_like(value, std::move(out));
   }
   const size_t size = value.items().size();
   MPX_CHECK(size == 0 || count <= kMaxRepeated / size, "text", "a list of more than ", kMaxRepeated, " items");
@@ -129,7 +129,8 @@ Value loop_attribute(const std::shared_ptr<Loop>& loop, const std::string& name)
   if (name == "first") return index == 0;
   if (name == "last") return index + 1 == length;
   if (name == "length") return length;
-  if (name == "depth" || name == "depth0") return int64_t{name == "depth"};  // only recursive loops go deeper
+  if (name == "depth") return loop->depth;
+  if (name == "depth0") return loop->depth - 1;
   if (name == "previtem")
     return index > 0 ? (*loop->items)[loop->index - 1] : Value(Undefined{"there is no previous item"});
   if (name == "nextitem")
@@ -143,7 +144,8 @@ Value arithmetic(Interpreter& run, const std::string& sign, const Value& a, cons
   if (a.is_number() && b.is_number()) return numbers(sign, a, b);
   if (sign == "+" && a.is_string() && b.is_string()) {
     run.pay_text(a.string().size() + b.string().size());
-    return a.string() + b.string();
+    if (!a.is_safe() && !b.is_safe()) return a.string() + b.string();
+    return Value::safe_text(escaped_text(run, a) + escaped_text(run, b));
   }
   if (sign == "+" && a.is_list() && a.kind() == b.kind()) {
     run.pay_items(a.items().size() + b.items().size());
@@ -153,8 +155,7 @@ Value arithmetic(Interpreter& run, const std::string& sign, const Value& a, cons
   }
   if (sign == "*" && (a.is_string() || a.is_list()) && b.is_integer()) return repeated(run, a, b.integer());
   if (sign == "*" && (b.is_string() || b.is_list()) && a.is_integer()) return repeated(run, b, a.integer());
-  if (sign == "%" && a.is_string())
-    return run.text(formatted(run, a.string(), b.is(Kind::tuple) ? b.items() : List{b}));
+  if (sign == "%" && a.is_string()) return formatted(run, a, b.is(Kind::tuple) ? b.items() : List{b});
   no_operator(sign, a, b);
 }
 
@@ -166,6 +167,14 @@ bool contains(Interpreter& run, const Value& container, const Value& item) {
   }
   if (container.is_dict()) return container.dict().find(item) != nullptr;
   if (container.is_undefined()) return false;
+  if (container.is(Kind::iterator)) {
+    const auto same = [&](const Value& v) { return equal(v, item); };
+    Iterator& from = container.iterator();
+    const auto begin = from.items->begin() + static_cast<std::ptrdiff_t>(from.taken), end = from.items->end();
+    const auto found = std::find_if(begin, end, same);
+    if (from.view.empty()) from.taken = static_cast<size_t>(found - from.items->begin()) + (found != end ? 1 : 0);
+    return found != end;
+  }
   MPX_CHECK(container.is_list(), "text", "nothing can be in a ", type_name(container));
   return std::any_of(container.items().begin(), container.items().end(),
                      [&](const Value& v) { return equal(v, item); });
@@ -188,6 +197,7 @@ Value attribute(Interpreter& run, const Value& object, const std::string& name) 
     return found != object.space()->attributes.end() ? found->second : missing(object, name);
   }
   if (object.is(Kind::loop)) return loop_attribute(object.loop(), name);
+  if (object.is_group() && (name == "grouper" || name == "list")) return object.items()[name == "list" ? 1 : 0];
   return missing(object, name);
 }
 
@@ -205,7 +215,7 @@ Value item(Interpreter& run, const Value& object, const Value& key) {
     if (index < 0 || index >= size) return Undefined{base::concat("there is no item ", key.integer(), " of ", size)};
     if (object.is_list()) return object.items()[static_cast<size_t>(index)];
     run.spend(object.string().size() / 16);
-    return Value(from_character(object.string(), index, 1));
+    return text_like(object, std::string(from_character(object.string(), index, 1)));
   }
   return key.is_string() ? attribute(run, object, key.string())
                          : (run.spend(static_cast<size_t>(16 * key.weight())), missing(object, representation(key)));
@@ -213,8 +223,9 @@ Value item(Interpreter& run, const Value& object, const Value& key) {
 
 Value slice(Interpreter& run, const Value& object, const Value& from, const Value& to, const Value& step) {
   if (!object.is_string() && !object.is_list()) {
-    MPX_CHECK(!object.is_undefined(), "text", object.undefined().what, ", and a slice of it is asked for");
-    return missing(object, "slice");
+    MPX_CHECK(!object.is_undefined(), "text", object.undefined().what, ", and a slice of it is taken");
+    base::throw_error("text",
+                      base::concat("a slice of a ", type_name(object), "; only a str and a list have slices"));
   }
   if (object.is_list()) {
     const Places places = places_of(static_cast<int64_t>(object.items().size()), from, to, step);
@@ -227,12 +238,12 @@ Value slice(Interpreter& run, const Value& object, const Value& from, const Valu
   const std::string& text = object.string();
   run.pay_text(text.size());
   const Places places = places_of(static_cast<int64_t>(length_of(text)), from, to, step);
-  if (places.step == 1) return Value(from_character(text, places.first, places.count));
+  if (places.step == 1) return text_like(object, std::string(from_character(text, places.first, places.count)));
   run.spend(4 * text.size());
   const auto characters = characters_of(text);
   std::string out;
   for (int64_t i = 0; i < places.count; ++i) out += characters[static_cast<size_t>(places.first + i * places.step)];
-  return out;
+  return text_like(object, std::move(out));
 }
 
 List elements(Interpreter& run, const Value& value) {
@@ -242,6 +253,13 @@ List elements(Interpreter& run, const Value& value) {
                                     : 0);
   if (value.is_list()) return value.items();
   List items;
+  if (value.is(Kind::iterator)) {
+    Iterator& from = value.iterator();
+    run.pay_items(from.items->size() - from.taken);
+    items.assign(from.items->begin() + static_cast<std::ptrdiff_t>(from.taken), from.items->end());
+    if (from.view.empty()) from.taken = from.items->size();
+    return items;
+  }
   if (value.is_dict()) {
     for (const auto& [key, own] : value.dict().items()) items.push_back(key);
   } else if (value.is_string()) {
@@ -252,7 +270,8 @@ List elements(Interpreter& run, const Value& value) {
   return items;
 }
 
-std::string formatted(Interpreter& run, const std::string& format, const List& values) {
+Value formatted(Interpreter& run, const Value& format_value, const List& values) {
+  const std::string& format = format_value.string();
   std::string out;
   size_t used = 0;
   for (size_t at = 0; at < format.size(); ++at) {
@@ -276,8 +295,9 @@ std::string formatted(Interpreter& run, const std::string& format, const List& v
     MPX_CHECK((text && flags.empty()) || ((whole || real) && flags.size() <= 4 && value.is_number()), "text", "%",
               flags, kind, " of a ", type_name(value), " is not known here");
     if (text) {
-      out += kind == 's' ? run.text_of(value)
-                         : (run.spend(static_cast<size_t>(16 * value.weight())), representation(value));
+      if (kind == 'r') run.spend(static_cast<size_t>(16 * value.weight()));
+      const std::string plain = kind == 'r' ? representation(value) : run.text_of(value);
+      out += format_value.is_safe() && !(kind == 's' && value.is_safe()) ? escaped(plain) : plain;
       continue;
     }
     MPX_CHECK(real || std::fabs(value.real()) < 9e18, "text", "%", kind, " of ", to_text(value));
@@ -290,7 +310,8 @@ std::string formatted(Interpreter& run, const std::string& format, const List& v
     out += buffer;
   }
   MPX_CHECK(used == values.size(), "text", "a format has fewer places than its ", values.size(), " values");
-  return out;
+  run.spend(out.size() / 4);
+  return text_like(format_value, std::move(out));
 }
 
 }  // namespace metroplex::text::jinja

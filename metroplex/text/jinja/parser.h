@@ -77,6 +77,7 @@ class Parser {
   Statement call_block(int line);
   Statement filter_block(int line);
   Statement scope(int line);
+  Statement autoescape(int line);
   std::vector<Parameter> parameters();
 
   std::vector<Token> tokens_;

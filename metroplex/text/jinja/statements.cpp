@@ -63,6 +63,7 @@ void Parser::statement(Statements& out) {
   else if (word == "call") made = call_block(line);
   else if (word == "filter") made = filter_block(line);
   else if (word == "with") made = scope(line);
+  else if (word == "autoescape") made = autoescape(line);
   else if (word == "break") made.what = What::leave;
   else if (word == "continue") made.what = What::again;
   else if (word == "generation") {
@@ -70,8 +71,8 @@ void Parser::statement(Statements& out) {
     made.body = body({"endgeneration"}, word);
     next();
   } else {
-    static constexpr std::string_view kOthers[] = {"block",      "extends", "include", "import", "from",
-                                                   "autoescape", "do",      "print",   "trans"};
+    static constexpr std::string_view kOthers[] = {"block", "extends", "include", "import",
+                                                   "from",  "do",      "print",   "trans"};
     const bool jinja = std::find(std::begin(kOthers), std::end(kOthers), word) != std::end(kOthers);
     fail_at(where_, line,
             "{% " + word + " %} is " +
@@ -137,7 +138,7 @@ Statement Parser::loop(int line) {
   if (!skip_name("in")) fail("'in' is expected in a for, not " + described());
   made.expression = tuple(false, "recursive");
   if (skip_name("if")) made.condition = expression();
-  if (is_name("recursive")) fail("for ... recursive is not known here");
+  made.recursive = skip_name("recursive");
   made.body = body({"else", "endfor"}, "for");
   if (skip_name("else")) made.otherwise = body({"endfor"}, "else");
   next();
@@ -221,6 +222,19 @@ Statement Parser::scope(int line) {
     made.assignments.emplace_back(std::move(name), expression());
   }
   made.body = body({"endwith"}, "with");
+  next();
+  return made;
+}
+
+// Nothing is escaped here, so that only `autoescape false` has a meaning: a scope.
+Statement Parser::autoescape(int line) {
+  const ExpressionPtr escapes = expression();
+  if (escapes->op != Op::constant || escapes->constant.truth())
+    fail("{% autoescape %} takes only false here: text is never escaped; use the filter 'escape'");
+  Statement made;
+  made.line = line;
+  made.what = What::scope;
+  made.body = body({"endautoescape"}, "autoescape");
   next();
   return made;
 }

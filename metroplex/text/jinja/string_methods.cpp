@@ -80,6 +80,24 @@ List split(Interpreter& run, std::string_view text, const Value* separator, int6
   return parts;
 }
 
+// text[start:end] by the arguments from `place` on, and `start` as a number of characters.
+struct Window {
+  std::string text;
+  int64_t start = 0;
+  bool is_inside = true;  // false: it begins after the end of the text, so that not even "" is found in it
+};
+
+Window window(Interpreter& run, const std::string& text, const Arguments& a, size_t place) {
+  if (a.positional.size() <= place) return {text};
+  const Value &start = a.positional[place], end = a.positional.size() > place + 1 ? a.positional[place + 1] : None{};
+  const auto size = static_cast<int64_t>(length_of(text));
+  Window out{slice(run, text, start, end, None{}).string()};
+  if (start.is_integer())
+    out.start = start.integer() < 0 ? std::max<int64_t>(start.integer() + size, 0) : start.integer();
+  out.is_inside = out.start <= size;
+  return out;
+}
+
 bool begins_or_ends(Interpreter& run, const std::string& text, const Value& with, bool begins) {
   run.spend(with.is_string() ? with.string().size() / 16 : 1);
   if (with.is(Kind::tuple))
@@ -90,12 +108,28 @@ bool begins_or_ends(Interpreter& run, const std::string& text, const Value& with
   return begins ? text.starts_with(with.string()) : text.ends_with(with.string());
 }
 
-int64_t find(Interpreter& run, const std::string& text, const Arguments& a, bool last, bool must) {
-  a.only(1);
+int64_t find(Interpreter& run, const std::string& whole, const Arguments& a, bool last, bool must) {
+  a.only(3);
   const std::string& part = a.need(0, "sub").string();
-  const size_t at = Search(run, part, last).in(text);
+  const Window in = window(run, whole, a, 1);
+  const size_t at = in.is_inside ? Search(run, part, last).in(in.text) : std::string::npos;
   MPX_CHECK(at != std::string::npos || !must, "text", "the substring is not found");
-  return at == std::string::npos ? -1 : static_cast<int64_t>(length_of(std::string_view(text).substr(0, at)));
+  if (at == std::string::npos) return -1;
+  return in.start + static_cast<int64_t>(length_of(std::string_view(in.text).substr(0, at)));
+}
+
+int64_t count(Interpreter& run, const std::string& whole, const std::string& part, const Arguments& a) {
+  a.only(3);
+  const Window in = window(run, whole, a, 1);
+  if (!in.is_inside) return 0;
+  int64_t found = part.empty() ? static_cast<int64_t>(length_of(in.text)) + 1 : 0;
+  const Search search(run, part);
+  for (std::string_view rest = in.text; !part.empty(); ++found) {
+    const size_t at = search.in(rest);
+    if (at == std::string_view::npos) break;
+    rest.remove_prefix(at + part.size());
+  }
+  return found;
 }
 
 // str.format with {}, {0} and {name}.
@@ -138,17 +172,20 @@ Value part(Interpreter& run, const std::string& text, const Value& separator, bo
 }
 
 constexpr std::string_view kNames[] = {
-    "capitalize",   "count",        "endswith", "find",    "format",     "index",  "isalnum",  "isalpha",
-    "isdigit",      "islower",      "isspace",  "isupper", "join",       "lower",  "lstrip",   "partition",
-    "removeprefix", "removesuffix", "replace",  "rfind",   "rpartition", "rsplit", "rstrip",   "split",
-    "splitlines",   "startswith",   "strip",    "title",   "upper",      "zfill",  "casefold", "swapcase"};
+    "capitalize",   "count",        "endswith",  "find",      "format",     "index",  "isalnum",  "isalpha",
+    "isdigit",      "islower",      "isspace",   "isupper",   "join",       "lower",  "lstrip",   "partition",
+    "removeprefix", "removesuffix", "replace",   "rfind",     "rpartition", "rsplit", "rstrip",   "split",
+    "splitlines",   "startswith",   "strip",     "title",     "upper",      "zfill",  "casefold", "swapcase",
+    "center",       "isascii",      "isdecimal", "isnumeric", "ljust",      "rindex", "rjust"};
 
 Value question(const std::string& text, std::string_view name) {
   const auto letter_or_digit = [](char32_t c) { return is_letter(c) || general_category(c)[0] == 'N'; };
   const auto any_cased = [&] { return !all_of(text, [](char32_t c) { return !is_cased(c); }) && !text.empty(); };
   if (name == "isalnum") return all_of(text, letter_or_digit);
   if (name == "isalpha") return all_of(text, is_letter);
-  if (name == "isdigit") return all_of(text, is_decimal);
+  if (name == "isascii") return is_ascii(text);
+  if (name == "isdigit" || name == "isdecimal") return all_of(text, is_decimal);
+  if (name == "isnumeric") return all_of(text, [](char32_t c) { return general_category(c)[0] == 'N'; });
   if (name == "isspace") return all_of(text, is_space);
   if (name == "islower") return any_cased() && all_of(text, [](char32_t c) { return lower_of(c) == c; });
   return any_cased() && all_of(text, [](char32_t c) { return upper_of(c) == c; });
@@ -167,6 +204,28 @@ std::vector<std::string_view> characters_of(std::string_view text) {
     out.push_back(text.substr(at, size));
     at += size;
   }
+  return out;
+}
+
+bool is_python_word(char32_t c) {
+  const char category = general_category(c)[0];
+  return category == 'L' || category == 'N' || c == '_';
+}
+
+std::string padded(Interpreter& run, const std::string& text, int64_t width, std::string_view fill, Side side) {
+  constexpr int64_t kMaxWidth = int64_t{1} << 24;
+  const auto size = static_cast<int64_t>(length_of(text));
+  if (width <= size) return text;
+  MPX_CHECK(length_of(fill) == 1, "text", "a text is filled up with '", fill, "', which must be one character");
+  MPX_CHECK(width <= kMaxWidth, "text", "a text is filled up to ", width, " characters; at most ", kMaxWidth);
+  const int64_t missing = width - size;
+  // str.center gives the odd character to the left where the width is odd.
+  const int64_t left = side == Side::left ? missing : side == Side::both ? missing / 2 + (missing & width & 1) : 0;
+  run.pay_text(text.size() + static_cast<size_t>(missing) * fill.size());
+  std::string out;
+  for (int64_t i = 0; i < left; ++i) out += fill;
+  out += text;
+  for (int64_t i = left; i < missing; ++i) out += fill;
   return out;
 }
 
@@ -253,7 +312,7 @@ std::string replaced(Interpreter& run, std::string_view text, std::string_view f
   return out.append(text.substr(at));
 }
 
-std::vector<std::string> lines_of(Interpreter& run, std::string_view text) {
+std::vector<std::string> lines_of(Interpreter& run, std::string_view text, bool keep_ends) {
   std::vector<std::string> lines;
   size_t begin = 0;
   for (size_t at = 0; at < text.size();) {
@@ -262,8 +321,8 @@ std::vector<std::string> lines_of(Interpreter& run, std::string_view text) {
     const bool ends = (c >= 0x0a && c <= 0x0d) || (c >= 0x1c && c <= 0x1e) || c == 0x85 || c == 0x2028 || c == 0x2029;
     if (!ends) continue;
     run.pay_items(1);
-    lines.emplace_back(text.substr(begin, here - begin));
     if (c == '\r' && at < text.size() && text[at] == '\n') ++at;
+    lines.emplace_back(text.substr(begin, (keep_ends ? at : here) - begin));
     begin = at;
   }
   if (begin < text.size()) lines.emplace_back(text.substr(begin));
@@ -293,8 +352,9 @@ Value call_string_method(Interpreter& run, const std::string& text, const std::s
     return run.list(split(run, text, a.find(0, "sep"), count_at(1, "maxsplit"), name == "rsplit"));
   }
   if (name == "startswith" || name == "endswith") {
-    a.only(1);
-    return begins_or_ends(run, text, a.need(0, "prefix"), name == "startswith");
+    a.only(3);
+    const Window in = window(run, text, a, 1);
+    return begins_or_ends(run, in.text, a.need(0, "prefix"), name == "startswith") && in.is_inside;
   }
   if (name == "replace") {
     a.only(3, {"count"});
@@ -313,22 +373,17 @@ Value call_string_method(Interpreter& run, const std::string& text, const std::s
     }
     return out;
   }
-  if (name == "find" || name == "rfind" || name == "index") {
+  if (name == "find" || name == "rfind" || name == "index" || name == "rindex") {
     string_at(0, "sub");
-    return find(run, text, a, name == "rfind", name == "index");
+    return find(run, text, a, name.starts_with('r'), name.ends_with("index"));
   }
-  if (name == "count") {
-    a.only(1);
-    const std::string& part = string_at(0, "sub");
-    int64_t count = part.empty() ? static_cast<int64_t>(length_of(text)) + 1 : 0;
-    const Search search(run, part);
-    for (std::string_view rest = text; !part.empty(); ++count) {
-      const size_t at = search.in(rest);
-      if (at == std::string_view::npos) break;
-      rest.remove_prefix(at + part.size());
-    }
-    return count;
+  if (name == "center" || name == "ljust" || name == "rjust") {
+    a.only(2);
+    const int64_t width = a.need(0, "width").is_integer() ? a.need(0, "width").integer() : count_at(0, "width");
+    const std::string fill = a.find(1, "fillchar") != nullptr ? string_at(1, "fillchar") : " ";
+    return padded(run, text, width, fill, name == "ljust" ? Side::right : name == "rjust" ? Side::left : Side::both);
   }
+  if (name == "count") return count(run, text, string_at(0, "sub"), a);
   if (name == "format") return run.text(format_braces(run, text, a));
   if (name == "partition" || name == "rpartition") return part(run, text, a.need(0, "sep"), name == "rpartition");
   if (name == "removeprefix")
@@ -343,13 +398,15 @@ Value call_string_method(Interpreter& run, const std::string& text, const std::s
     return text.substr(0, sign) + std::string(static_cast<size_t>(std::max<int64_t>(width - size, 0)), '0') +
            text.substr(sign);
   }
-  a.only(name == "splitlines" ? 1 : 0);
   if (name == "splitlines") {
-    MPX_CHECK(a.positional.empty(), "text", "splitlines that keeps the ends is not known here");
+    a.only(1, {"keepends"});
+    const Value* ends = a.find(0, "keepends");
     List lines;
-    for (std::string& line : lines_of(run, text)) lines.emplace_back(std::move(line));
+    for (std::string& line : lines_of(run, text, ends != nullptr && ends->truth()))
+      lines.emplace_back(std::move(line));
     return run.list(std::move(lines));
   }
+  a.only(0);
   if (name == "upper") return upper(text);
   if (name == "lower" || name == "casefold") return lower(text);
   if (name == "capitalize") return capitalized(text);

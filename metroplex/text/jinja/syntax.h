@@ -59,7 +59,7 @@ enum class What {
   text,        // text
   output,      // expression
   branch,      // if: arms; an arm without a condition is the else
-  loop,        // for target in expression if condition: body, otherwise
+  loop,        // for target in expression if condition [recursive]: body, otherwise
   assign,      // set target = expression
   capture,     // set target [| filter]: body
   macro,       // macro name(parameters): body
@@ -88,6 +88,7 @@ struct Statement {
   What what = What::text;
   int line = 0;
   std::string text, name;
+  bool recursive = false;  // of a loop
   Target target;
   ExpressionPtr expression, condition;
   std::vector<Parameter> parameters;

@@ -45,8 +45,10 @@ constexpr struct {
     TEST_ROW("undefined", v.is_undefined()),
     TEST_ROW("none", v.is(Kind::none)),
     TEST_ROW("string", v.is_string()),
+    TEST_ROW("escaped", v.is_safe()),
     TEST_ROW("mapping", v.is_dict()),
-    TEST_ROW("iterable", v.is_string() || v.is_dict() || v.is_list() || v.is_undefined() || v.is(Kind::loop)),
+    TEST_ROW("iterable", v.is_string() || v.is_dict() || v.is_list() || v.is_undefined() || v.is(Kind::loop) ||
+                             v.is(Kind::iterator)),
     TEST_ROW("sequence", v.is_string() || v.is_dict() || v.is_list() || v.is_undefined()),
     TEST_ROW("boolean", v.is(Kind::boolean)),
     TEST_ROW("true", v.is(Kind::boolean) && v.truth()),
@@ -77,7 +79,7 @@ constexpr struct {
     TEST_ROW("<=", !less(other(a), v)),
     TEST_ROW("ge", !less(v, other(a))),
     TEST_ROW(">=", !less(v, other(a))),
-    TEST_ROW("filter", v.is_string() && (find_filter(v.string()) || find_list_filter(v.string()))),
+    TEST_ROW("filter", v.is_string() && find_filter(v.string()) != nullptr),
     TEST_ROW("test", v.is_string() && find_test(v.string()) != nullptr),
 };
 

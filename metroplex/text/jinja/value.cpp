@@ -9,8 +9,10 @@ namespace metroplex::text::jinja {
 // What a container takes in.
 void Value::hold(const Value& item) {
   const Kind kind = item.kind();
-  MPX_CHECK(kind != Kind::space && kind != Kind::loop && kind != Kind::callable, "text", "a ", type_name(item),
-            " cannot be kept in a list, a dict or a namespace here");
+  const bool is_macro = kind == Kind::callable && item.callable().is_macro;
+  MPX_CHECK(is_macro || (kind != Kind::space && kind != Kind::loop && kind != Kind::callable), "text", "a ",
+            type_name(item), " cannot be kept in a list, a dict or a namespace here");
+  holds_macro_ = holds_macro_ || is_macro || item.holds_macro_;
   depth_ = std::max(depth_, item.depth() + 1);
   weight_ += item.weight();
   MPX_CHECK(depth_ <= kMaxValueDepth, "text", "values are nested deeper than ", kMaxValueDepth);
@@ -40,6 +42,12 @@ const Value* Dict::find(const Value& key) const {
   return nullptr;
 }
 
+Value Value::safe_text(std::string text) {
+  Value value(std::move(text));
+  value.is_safe_ = true;
+  return value;
+}
+
 Value Value::list(List items) {
   Value value;
   value.depth_ = 1;
@@ -56,6 +64,12 @@ Value Value::tuple(List items) {
   return value;
 }
 
+Value Value::group(Value key, Value list) {
+  Value value = tuple({std::move(key), std::move(list)});
+  std::get<Tuple>(value.data_).is_group = true;
+  return value;
+}
+
 Value Value::dict(Dict items) {
   Value value;
   value.depth_ = 1;
@@ -64,6 +78,20 @@ Value Value::dict(Dict items) {
     value.hold(item.second);
   }
   value.data_ = std::make_shared<const Dict>(std::move(items));
+  return value;
+}
+
+Value Value::generator(List items) {
+  Value value = list(std::move(items));
+  const auto iterator = std::make_shared<Iterator>();
+  iterator->items = value.shared_items();
+  value.data_ = iterator;
+  return value;
+}
+
+Value Value::view(List items, std::string name) {
+  Value value = generator(std::move(items));
+  value.iterator().view = std::move(name);
   return value;
 }
 
@@ -96,6 +124,8 @@ bool Value::truth() const {
     case Kind::loop:
     case Kind::callable:
       return true;
+    case Kind::iterator:
+      return is_generator() || !iterator().items->empty();
   }
   return true;
 }
@@ -124,6 +154,8 @@ bool equal(const Value& a, const Value& b) {
       return a.loop() == b.loop();
     case Kind::callable:
       return &a.callable() == &b.callable();
+    case Kind::iterator:
+      return &a.iterator() == &b.iterator();
     default:
       return true;  // undefined, none
   }
@@ -141,8 +173,19 @@ bool less(const Value& a, const Value& b) {
 }
 
 const char* type_name(const Value& value) {
-  static constexpr const char* kNames[] = {"undefined value", "None", "bool",      "int",  "float",   "str", "list",
-                                           "tuple",           "dict", "namespace", "loop", "function"};
+  static constexpr const char* kNames[] = {"undefined value",
+                                           "None",
+                                           "bool",
+                                           "int",
+                                           "float",
+                                           "str",
+                                           "list",
+                                           "tuple",
+                                           "dict",
+                                           "namespace",
+                                           "loop",
+                                           "function",
+                                           "generator or dict view"};
   return kNames[static_cast<size_t>(value.kind())];
 }
 

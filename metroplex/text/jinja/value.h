@@ -1,6 +1,7 @@
 // What a template computes with: Python's values as far as chat templates use them. Strings are UTF-8 and count in
 // code points. Lists and dicts never change once they are made (as in the sandbox of transformers); only namespaces
-// do, and they, loops and callables are kept out of containers, so that values form no cycles and stay shallow.
+// do. They, loops and methods are kept out of containers, and macros out of namespaces, so that values form no cycles
+// and stay shallow.
 #pragma once
 
 #include <cstdint>
@@ -44,25 +45,55 @@ struct Namespace {
   std::map<std::string, Value> attributes;
 };
 
+struct Statement;
+struct Scope;
+
 // The variable `loop` of one pass.
 struct Loop {
   std::shared_ptr<const List> items;
   size_t index = 0;
-  std::shared_ptr<List> changed;  // the arguments of the last loop.changed()
+  int64_t depth = 1;
+  const Statement* statement = nullptr;  // of a recursive loop; null: loop() is refused
+  std::shared_ptr<Scope> around;         // the variables that its statement sees
+  std::shared_ptr<List> changed;         // the arguments of the last loop.changed()
 };
 
 struct Callable {
   std::string name;
   std::function<Value(Arguments&)> call;
+  bool is_macro = false;  // lists and dicts take macros only
 };
 
-enum class Kind { undefined, none, boolean, integer, real, string, list, tuple, dict, space, loop, callable };
+// A generator, which filters such as map return: its items are taken once, it is true even without items, and has
+// neither length nor indices. Or a view of a dict (items(), keys(), values()), which can be taken again.
+struct Iterator {
+  std::shared_ptr<const List> items;
+  std::string view;  // "dict_items", "dict_keys" or "dict_values"; empty: a generator
+  size_t taken = 0;
+};
+
+enum class Kind {
+  undefined,
+  none,
+  boolean,
+  integer,
+  real,
+  string,
+  list,
+  tuple,
+  dict,
+  space,
+  loop,
+  callable,
+  iterator
+};
 
 class Value {
  public:
   using Shared = std::shared_ptr<const List>;
   struct Tuple {
     Shared items;
+    bool is_group = false;
   };
 
   Value() : data_(Undefined{}) {}
@@ -77,18 +108,26 @@ class Value {
   Value(std::shared_ptr<Namespace> space) : data_(std::move(space)) {}
   Value(std::shared_ptr<Loop> loop) : data_(std::move(loop)) {}
   Value(std::shared_ptr<const Callable> callable) : data_(std::move(callable)) {}
+  // A str that is marked as escaped, as the filters safe and escape return it (Python's Markup). Joined to another
+  // str by +, it escapes that one.
+  static Value safe_text(std::string text);
   // Throw base::Error for items that no container takes, or nested too deeply.
   static Value list(List items);
   static Value tuple(List items);
+  static Value group(Value key, Value list);  // a tuple with the attributes `grouper` and `list`
   static Value dict(Dict items);
+  static Value generator(List items);
+  static Value view(List items, std::string name);
 
   Kind kind() const { return static_cast<Kind>(data_.index()); }
   bool is(Kind kind) const { return this->kind() == kind; }
   bool is_undefined() const { return is(Kind::undefined); }
   bool is_string() const { return is(Kind::string); }
+  bool is_safe() const { return is_safe_; }
   bool is_dict() const { return is(Kind::dict); }
   bool is_list() const { return is(Kind::list) || is(Kind::tuple); }
   bool is_integer() const { return is(Kind::integer) || is(Kind::boolean); }  // as in Python
+  bool is_group() const { return is(Kind::tuple) && std::get<Tuple>(data_).is_group; }
   bool is_number() const { return is_integer() || is(Kind::real); }
 
   const std::string& string() const { return *std::get<std::shared_ptr<const std::string>>(data_); }
@@ -100,10 +139,13 @@ class Value {
   const Undefined& undefined() const { return std::get<Undefined>(data_); }
   const std::shared_ptr<Namespace>& space() const { return std::get<std::shared_ptr<Namespace>>(data_); }
   const std::shared_ptr<Loop>& loop() const { return std::get<std::shared_ptr<Loop>>(data_); }
+  Iterator& iterator() const { return *std::get<std::shared_ptr<Iterator>>(data_); }
+  bool is_generator() const { return is(Kind::iterator) && iterator().view.empty(); }
   const Callable& callable() const { return *std::get<std::shared_ptr<const Callable>>(data_); }
 
   bool truth() const;
-  int depth() const { return depth_; }  // of containers in each other; 0 for what is none
+  bool holds_macro() const { return holds_macro_; }  // of a container
+  int depth() const { return depth_; }               // of containers in each other; 0 for what is none
   // About the 16 bytes of text that it would be, all that it holds included: shared parts count again each time.
   int64_t weight() const { return is_string() ? 1 + static_cast<int64_t>(string().size()) / 16 : weight_; }
 
@@ -111,8 +153,9 @@ class Value {
   void hold(const Value& item);
   std::variant<Undefined, None, bool, int64_t, double, std::shared_ptr<const std::string>, Shared, Tuple,
                std::shared_ptr<const Dict>, std::shared_ptr<Namespace>, std::shared_ptr<Loop>,
-               std::shared_ptr<const Callable>>
+               std::shared_ptr<const Callable>, std::shared_ptr<Iterator>>
       data_;
+  bool holds_macro_ = false, is_safe_ = false;
   int depth_ = 0;
   int64_t weight_ = 1;
 };

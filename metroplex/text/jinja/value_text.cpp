@@ -89,13 +89,16 @@ std::string representation(const Value& value) {
     case Kind::real:
       return real_text(value.real());
     case Kind::string:
-      return quoted(value.string());
+      return value.is_safe() ? "Markup(" + quoted(value.string()) + ")" : quoted(value.string());
     case Kind::list:
       return joined(value.items(), "[", "]");
     case Kind::tuple:
       return joined(value.items(), "(", value.items().size() == 1 ? ",)" : ")");
     case Kind::dict:
       return dict_text(value.dict());
+    case Kind::iterator:
+      if (!value.is_generator()) return value.iterator().view + joined(*value.iterator().items, "([", "])");
+      break;
     default:
       break;
   }
