@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "comm/backends/counting.h"
 #include "support/collective_checks.h"
@@ -41,6 +42,20 @@ TEST(ThreadCollectives, AnAsynchronousOperationCompletesWhileItsOwnersDoSomethin
     EXPECT_EQ(first[0].item<double>(), 3.0);
     EXPECT_EQ(second[0].item<double>(), 11.0);
   });
+}
+
+TEST(ThreadCollectives, ANanIsTheMaximumOnAnyRank) {
+  for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16}) {
+    for (const int nan_rank : {0, 1, 2}) {
+      run_ranks(3, [&](const World& world) {
+        const at::Tensor x = at::full({5}, 1.0 + world.rank(), type);
+        if (world.rank() == nan_rank) x[2] = std::numeric_limits<double>::quiet_NaN();
+        all_reduce(x, world.groups().world, ReduceOp::max);
+        EXPECT_TRUE(x[2].isnan().item<bool>()) << nan_rank << " " << type;
+        EXPECT_EQ(x[1].item<double>(), 3);
+      });
+    }
+  }
 }
 
 TEST(ThreadCollectives, GatherInPlaceWhenTheInputIsASliceOfTheOutput) {

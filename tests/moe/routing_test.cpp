@@ -107,6 +107,19 @@ TEST(Routing, OfEqualGroupsTheFirstIsBetter) {
   EXPECT_TRUE(experts.equal(at::tensor({1, 2, 0, 4, 5, 6}, at::kLong).view({2, 3}))) << experts;
 }
 
+// exp(1000) is infinite, log(1 + exp(1000)) is not.
+TEST(Routing, SoftplusOfLargeLogitsIsFinite) {
+  for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
+    const at::Tensor logits = at::tensor({1000.0, 30.0, 2.0, -1000.0}, at::kDouble).to(type).view({1, 4});
+    const moe::Routing routing =
+        moe::route({}, logits, {.k = 3, .score_function = ScoreFunction::sqrtsoftplus, .pre_softmax = false});
+    EXPECT_TRUE(routing.experts.equal(at::tensor({0, 1, 2}, at::kLong).view({1, 3}))) << routing.experts;
+    const at::Tensor scores = at::softplus(logits.to(at::kDouble)).sqrt().narrow(1, 0, 3);
+    const at::Tensor expected = scores / scores.sum();
+    EXPECT_LT((routing.probs.to(at::kDouble) - expected).abs().max().item<double>(), 1e-6) << routing.probs;
+  }
+}
+
 // The choice in one kernel is that of libtorch's operators over the scores, to the bit: where no two are equal.
 TEST(Routing, OfGroupsTheChoiceIsThatOfSeparateOperators) {
   for (const ScoreFunction function : {ScoreFunction::softmax, ScoreFunction::sigmoid, ScoreFunction::sqrtsoftplus}) {

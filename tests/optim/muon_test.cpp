@@ -3,6 +3,10 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
 #include "distributed/tools.h"
 #include "optim/judged.h"
 
@@ -136,6 +140,74 @@ TEST(Muon, SplitsQkvByDefault) {
   EXPECT_LT((after_one_step(false) - whole).abs().max().item<double>(), 7e-14);
 }
 
+// A matrix that Muon updates, and a bias and an embedding of the inner optimizer.
+struct Mixed {
+  std::vector<nn::Param> params{make_param("weight", values({6, 4}, 1)), make_param("second", values({3, 5}, 4)),
+                                make_param("bias", values({6}, 2)), make_param("embedding", values({5, 4}, 3))};
+  config::Optim config;
+  std::unique_ptr<optim::ParamGroups> groups;
+  std::unique_ptr<optim::Optimizer> muon;
+
+  explicit Mixed(bool nesterov = true) {
+    params[2].placement.role = topology::Role::bias;
+    params[3].placement.role = topology::Role::embedding;
+    config.optimizer = "muon";
+    config.muon_momentum = 0.9;
+    config.muon_use_nesterov = nesterov;
+    groups = std::make_unique<optim::ParamGroups>(config, pointers(params));
+    for (nn::Param& param : params) param.main_grad = at::zeros_like(param.data);
+    optim::OptimizerContext context;
+    context.groups = groups.get();
+    muon = optim::make_optimizer(config, whole_slices(pointers(params)), context);
+  }
+  void step(int64_t number) {
+    for (nn::Param& param : params)
+      param.main_grad.copy_(values(param.data.sizes().vec(), static_cast<uint64_t>(10 + number)));
+    const std::vector<optim::GroupRates> rates(groups->factors().size(), {0.02, 0});
+    muon->step(judged(config, rates, 1.0, number));
+  }
+};
+
+// The second step tells a momentum from Nesterov's: in the first both are multiples of the gradient.
+TEST(Muon, TakesTheMomentumOrNesterovsStep) {
+  for (const bool nesterov : {false, true}) {
+    Mixed one(nesterov);
+    one.step(1);
+    const at::Tensor before = one.params[0].data.clone();
+    one.step(2);
+    const at::Tensor first = values({6, 4}, 11), second = values({6, 4}, 12),
+                     momentum = 0.9 * 0.1 * first + 0.1 * second,
+                     direction = nesterov ? 0.1 * second + 0.9 * momentum : momentum;
+    const at::Tensor expected = before - 0.02 * std::sqrt(6.0) * optim::newton_schulz(direction, 5);
+    EXPECT_LT((one.params[0].data - expected).abs().max().item<double>(), 1e-13) << nesterov;
+  }
+}
+
+TEST(Muon, GoesOnFromRestoredStateOfBothOptimizers) {
+  Mixed first, resumed;
+  for (const int64_t number : {1, 2}) first.step(number);
+  for (size_t i = 0; i < first.params.size(); ++i) resumed.params[i].data.copy_(first.params[i].data);
+  resumed.muon->params_changed();
+  const std::vector<optim::State> mine = resumed.muon->state();
+  for (const optim::State& state : first.muon->state()) {
+    const auto same = std::find_if(mine.begin(), mine.end(), [&](const optim::State& other) {
+      return other.param->name == state.param->name && other.kind == state.kind;
+    });
+    ASSERT_NE(same, mine.end()) << state.kind;
+    resumed.muon->restore(*same, state.values());
+  }
+  first.step(3);
+  resumed.step(3);
+  for (size_t i = 0; i < first.params.size(); ++i)
+    EXPECT_TRUE(at::equal(first.params[i].data, resumed.params[i].data)) << first.params[i].name;
+}
+
+TEST(Muon, CountsTheBytesOfAllMoments) {
+  const Mixed one;
+  // Two matrices with one moment each, bias and embedding with two, in float64.
+  EXPECT_EQ(one.muon->bytes().moments, 8 * (24 + 15 + 2 * (6 + 20)));
+}
+
 TEST(ParamGroups, FollowKindNameAndTheDecoupledRate) {
   std::vector<nn::Param> params{make_param("a.weight", values({2, 2}, 1)), make_param("a.bias", values({2}, 2)),
                                 make_param("x.q_layernorm.weight", values({2}, 3)),
@@ -165,6 +237,10 @@ TEST(ParamGroups, FollowKindNameAndTheDecoupledRate) {
   config.decoupled_lr = 0.05;
   config.param_groups = {"a.* lr_mult=0.5 wd_mult=2"};
   EXPECT_EQ(rates_of(config), (Rates{{0.05, 0.02}, {0.05, 0.02}, {0.1, 0.01}, {0.05, 0.01}}));
+  config.decoupled_min_lr = 0.02;
+  const optim::ParamGroups groups(config, pointers(params));
+  EXPECT_EQ(groups.factors()[groups.of(params[3])].min_lr, 0.02);
+  EXPECT_TRUE(std::isnan(groups.factors()[groups.of(params[0])].min_lr)) << "the schedule's own";
 }
 
 }  // namespace

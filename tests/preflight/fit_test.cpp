@@ -149,6 +149,25 @@ TEST(Fit, TheLargestStepOfABatchScheduleCounts) {
       fit_request(2, {"train.rampup_batch_size=8 8 1000", "train.train_iters=0", "train.train_samples=6400"},
                   machine(2, 1 << 30));
   EXPECT_EQ(preflight::most_microbatches(request.config, 2), 8);
+  const FitRequest falling = fit_request(
+      2, {"train.step_batch_size_schedule=0:64 320:16", "train.global_batch_size=0"}, machine(2, 1 << 30));
+  EXPECT_EQ(preflight::most_microbatches(falling.config, 2), 8) << "the first step is the largest";
+}
+
+TEST(Fit, ThePartOfAMachineThatIsLeftCounts) {
+  const Planted planted{[](const train::RankRequest& request) { return request.rank == 3 ? 500 : 100; }};
+  const FitRequest request = fit_request(4, {"parallel.pipeline_model_parallel_size=4"}, machine(3, 1000));
+  EXPECT_EQ(fit(request, planted).need, 500);
+  EXPECT_EQ(fit(request, planted).domain, 1);
+}
+
+// Each of two instances of the optimizer shards its state over two ranks, so the ranks of an instance differ.
+TEST(Fit, RanksOfAnInstanceShareItsState) {
+  const Planted planted{[](const train::RankRequest& request) { return request.rank % 2 == 1 ? 130 : 100; }};
+  const FitRequest request = fit_request(
+      4, {"parallel.data_parallel_sharding_strategy=optim", "parallel.num_distributed_optimizer_instances=2"},
+      machine(4, 1000));
+  EXPECT_EQ(fit(request, planted).need, 2 * (100 + 130));
 }
 
 // Two operations a multiply-add, three for forward and backward: by the formula of the iteration line.

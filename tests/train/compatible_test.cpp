@@ -44,6 +44,15 @@ TEST(Compatible, WhatOnlyBalancesOrPlacesExpertsMakesNoOtherModel) {
     EXPECT_EQ(keys_that_differ({override}), std::vector<std::string>{}) << override;
 }
 
+TEST(Compatible, AdaptersAgreeInAllButTheirDropout) {
+  EXPECT_EQ(keys_that_differ({"peft.lora_dropout=0.5"}), std::vector<std::string>{});
+  for (const char* override : {"peft.lora_rank=2", "peft.lora_alpha=9", "peft.use_rslora=true",
+                               "peft.lora_target_modules=q_proj", "peft.modules_to_save=embed_tokens"}) {
+    const std::string key = std::string(override).substr(0, std::string(override).find('='));
+    EXPECT_EQ(keys_that_differ({override}), std::vector<std::string>{key});
+  }
+}
+
 TEST(Compatible, WhatChangesTheFunctionOfExpertsMakesAnother) {
   for (const char* override : {"model.num_moe_experts=4", "model.moe_layer_freq=2", "model.moe_ffn_hidden_size=8",
                                "model.moe_router_topk=3", "model.moe_router_score_function=sigmoid",

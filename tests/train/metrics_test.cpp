@@ -344,23 +344,37 @@ TEST(Metrics, ExpertsGoToTheLogTheFileAndTensorBoard) {
   config.tensorboard_dir = folder.at("tb");
   config.tensorboard_log_interval = 100;  // the table has an interval of its own
   Lines log;
-  train::Metrics(config, disk, log).step(step_of_experts());
-  EXPECT_EQ(log.infos, train::expert_lines(step_of_experts().experts));
+  train::StepMetrics step = step_of_experts();
+  step.experts[1].clones = train::CloneMetrics{7, 2.5, 1.25, 1.75, 0.5};
+  train::Metrics(config, disk, log).step(step);
+  EXPECT_EQ(log.infos, train::expert_lines(step.experts));
   std::ifstream stream(config.metrics_file);
   const auto line = nlohmann::json::parse(stream);
   EXPECT_EQ(line.at("z_loss"), 0.5);
   ASSERT_EQ(line.at("experts").size(), 2U);
-  EXPECT_EQ(line["experts"][0].at("layer"), 1);
-  EXPECT_EQ(line["experts"][0].at("tokens p90"), 13);
-  EXPECT_EQ(line["experts"][0].at("dropped"), 0.125);
-  EXPECT_EQ(line["experts"][0].at("steps"), 20);
-  EXPECT_EQ(line["experts"][0].at("experts max over mean"), 1.5);
-  EXPECT_EQ(line["experts"][0].at("experts max over mean of a step"), 2.5);
-  EXPECT_EQ(line["experts"][0].at("experts max over mean of the worst step"), 3.75);
-  EXPECT_EQ(line["experts"][0].at("ranks max over mean"), 1.25);
-  EXPECT_EQ(line["experts"][0].at("ranks max over mean of a step"), 1.75);
-  EXPECT_EQ(line["experts"][0].at("ranks max over mean of the worst step"), 12.5);
-  EXPECT_EQ(line["experts"][1].at("ranks max over mean"), 1);
+  const nlohmann::json first{{"layer", 1},
+                             {"steps", 20},
+                             {"tokens min", 10},
+                             {"tokens p10", 11},
+                             {"tokens p50", 12},
+                             {"tokens p90", 13},
+                             {"tokens max", 14},
+                             {"experts max over mean", 1.5},
+                             {"experts max over mean of a step", 2.5},
+                             {"experts max over mean of the worst step", 3.75},
+                             {"ranks max over mean", 1.25},
+                             {"ranks max over mean of a step", 1.75},
+                             {"ranks max over mean of the worst step", 12.5},
+                             {"dropped", 0.125},
+                             {"dispatch ms", 2.5},
+                             {"combine ms", 3.5}};
+  EXPECT_EQ(line["experts"][0], first);
+  const nlohmann::json of_clones{{"clones", 7},
+                                 {"ranks max over mean without clones", 2.5},
+                                 {"ranks max over mean with clones", 1.25},
+                                 {"ranks max over mean with clones, worst", 1.75},
+                                 {"clones ms", 0.5}};
+  for (const auto& [name, value] : of_clones.items()) EXPECT_EQ(line["experts"][1].at(name), value) << name;
   std::string points;
   for (const auto& entry : std::filesystem::directory_iterator(config.tensorboard_dir)) {
     std::ifstream events(entry.path(), std::ios::binary);
