@@ -324,6 +324,9 @@ Config Draft::finish() const {
     const Field* field = find(list, preset.key);
     MPX_ASSERT(field != nullptr && assign_scalar(*field, preset.value), "preset ", preset.key);
   }
+  // As in Megatron, where the value 0 and no value differ.
+  if (config.optim.decoupled_lr > 0 && !given_.contains("optim.decoupled_min_lr"))
+    config.optim.decoupled_min_lr = config.optim.min_lr;
   return config;
 }
 

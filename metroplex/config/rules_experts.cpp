@@ -230,8 +230,9 @@ void check_balancing(Rules& rules) {
   rules.require(!sinkhorn(m) || !any, kCoeff, m.moe_aux_loss_coeff,
                 "has no meaning with model.moe_router_load_balancing_type = sinkhorn, which balances by itself",
                 "set it to 0");
-  rules.require(types != std::vector<std::string>{"none"} || !any, kCoeff, m.moe_aux_loss_coeff,
-                "has no meaning with model.moe_router_load_balancing_type = none", "set it to 0, or name a loss");
+  rules.require_effect(types != std::vector<std::string>{"none"} || !any, kCoeff, m.moe_aux_loss_coeff,
+                       "has no meaning with model.moe_router_load_balancing_type = none",
+                       "set it to 0, or name a loss");
 }
 
 // Sinkhorn's choice and its weights are its own.

@@ -68,7 +68,7 @@ class Reader {
     if (!refusal_reason(written).empty()) return refuse(written, values);
     if (const FlagRow* row = find_row(flag)) {
       take_values(flag, row->take, values);
-      if (!is_refused_value(flag, values)) return add({row, values});
+      if (!is_refused_value(flag, values)) return add({row, values, written != flag});
       return refused_.push_back(joined(flag, values) + ": this tokenizer is not implemented; expected " +
                                 known_tokenizers());
     }
@@ -78,9 +78,9 @@ class Reader {
     const std::vector<std::string>& only = known->only;
     const bool accepted =
         only.empty() || values.empty() || std::find(only.begin(), only.end(), values[0]) != only.end();
-    if (!accepted)
-      refused_.push_back(joined(flag, values) + ": not implemented (" + known->reason + "); expected " +
-                         listed(only));
+    if (accepted) return;
+    while (is_value(at_)) values.push_back(tokens_[at_++]);
+    refused_.push_back(joined(flag, values) + ": not implemented (" + known->reason + "); expected " + listed(only));
   }
 
   // The end-of-document token of NullTokenizer is always its last one here.

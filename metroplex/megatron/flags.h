@@ -61,6 +61,7 @@ struct HarmlessFlag {
 struct GivenFlag {
   const FlagRow* row;
   std::vector<std::string> values;
+  bool underscores = false;  // written as --num_layers
 };
 
 const std::vector<FlagRow>& flag_table();

@@ -19,12 +19,18 @@ const std::vector<FlagRow>& fork_rows() {
       {"--cpu-torch-adam", kNone, "optim.optimizer_cpu_offload=true"},
       {"--dist-timeout", kOne, "run.distributed_timeout_minutes=$"},
       {"--num-key-value-heads", kOne, "gqa=true;query_groups=$"},
+      // BigScience, MindSpeed
+      {"--tokenizer-name-or-path", kOne, "tokenizer_path=$"},
+      {"--pad-vocab-size-to", kOne, "padded_vocabulary=$"},
       {"--rotary-position-embeddings-theta", kOne, "model.rotary_base=$"},
       // Pai, BigCode
       {"--attention-head-type", kOne, "head_type=$"},
       {"--enable-shared-expert", kNone, "shared_expert=true"},
       {"--shared-moe-ffn-hidden-size", kOne, "shared_width=$"},
+      // Megatron-LLM
+      {"--use-bias", kNone, "use_bias=true"},
       // MindSpeed
+      {"--context-parallel-algo", kOne, "cp_algorithm=$"},
       {"--multi-head-latent-attention", kNone, "model.multi_latent_attention=true"},
       {"--qk-nope-head-dim", kOne, "model.qk_head_dim=$"},
       {"--qk-rope-head-dim", kOne, "model.qk_pos_emb_head_dim=$"},

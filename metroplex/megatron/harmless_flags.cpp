@@ -40,6 +40,8 @@ constexpr FlagGroup kGroups[] = {
      "--non-persistent-ckpt-type= --non-persistent-global-ckpt-dir= --non-persistent-local-ckpt-algo= "
      "--non-persistent-local-ckpt-dir= --non-persistent-save-interval= --replication --replication-factor= "
      "--replication-jump= --use-dist-ckpt --use-persistent-ckpt-worker --verify-integrity"},
+    {"a checkpoint without some of the weights is an error",
+     "--disable-strict-fsdp-dtensor-load --dist-ckpt-strictness= --no-strict-fsdp-dtensor-load"},
     {"how a run is stopped, checked and restarted",
      "--adlr-autoresume --adlr-autoresume-interval= --disable-msc --enable-msc --exit-signal-handler "
      "--exit-signal-handler-for-dataloader --exit-signal-handler-for-training --exit-signal= "
@@ -261,8 +263,6 @@ constexpr FlagGroup kGroups[] = {
 constexpr FlagGroup kFixedValues[] = {
     {"context-parallel groups of changing size", "--cp-partition-mode=zigzag"},
     {"format of the index files", "--data-impl=infer|mmap"},
-    {"a resumed run may start with a part of its weights",
-     "--dist-ckpt-strictness=assume_ok_unexpected|log_unexpected|raise_all|raise_unexpected"},
     {"encoder stages of a T5", "--encoder-pipeline-model-parallel-size=0"},
     {"encoder stages of a T5", "--encoder-tensor-model-parallel-size=0"},
     {"injects wrong results", "--error-injection-rate=0"},

@@ -64,7 +64,7 @@ metroplex_copy() {  # TOOL, its words
 # Leaves a mark in the files that a program, which does not run, would change: editors with an option to edit in place,
 # and the file after -o or --output.
 metroplex_spoil() {
-  local mpx_tool=${1##*/} mpx_edits=0 mpx_word mpx_previous= mpx_files=()
+  local mpx_tool=${1##*/} mpx_edits=0 mpx_word mpx_previous= mpx_mark mpx_files=()
   case $mpx_tool in
     ed | ex | patch | dos2unix | unix2dos | truncate) mpx_edits=1 ;;
   esac
@@ -81,7 +81,10 @@ metroplex_spoil() {
   for mpx_word in "${mpx_files[@]}"; do
     [[ $mpx_word == -* || -z $mpx_word || -d $mpx_word ]] && continue
     [[ $mpx_edits == 1 && ! -f $mpx_word ]] && continue
-    builtin printf '%s\n' "@not@run@$mpx_tool@${metroplex_line-}@${metroplex_file//[!A-Za-z0-9_.+-]/_}@" >| "$mpx_word"
+    mpx_mark=@not@run@$mpx_tool@${metroplex_line-}@${metroplex_file//[!A-Za-z0-9_.+-]/_}@
+    metroplex_record "$mpx_mark" '#'
+    metroplex_vary_mark
+    builtin printf '%s\n' "$mpx_mark" >| "$mpx_word"
   done
 }
 )BASH";

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <optional>
 #include <set>
 #include <sstream>
 
 #include "base/error.h"
+#include "megatron/launch_hosts.h"
 
 namespace metroplex::megatron {
 namespace {
@@ -36,12 +36,6 @@ bool is_digits(const std::string& text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
 }
 
-int64_t to_count(const std::string& text) {
-  int64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  return is_digits(text) && error == std::errc() && number <= 1'000'000 ? number : 0;
-}
-
 bool is_any(const std::string& word, std::initializer_list<const char*> names) {
   return std::any_of(names.begin(), names.end(), [&](const char* name) { return word == name; });
 }
@@ -66,10 +60,10 @@ Launcher launcher_named(const std::string& word) {
 // Programs that end the options of the launcher before them.
 bool is_wrapper(const std::string& word) {
   static const std::set<std::string> kWrappers{
-      "nice",   "ionice",      "numactl",   "taskset", "env",    "timeout", "time", "nohup", "stdbuf",
-      "setsid", "chrt",        "apptainer", "docker",  "podman", "enroot",  "sh",   "bash",  "dash",
-      "zsh",    "singularity", "shifter",   "conda",   "nsys",   "ncu",     "sudo", "xargs", "ssh",
-      "strace", "gdb",         "perf",      "rocprof", "exec",   "unbuffer"};
+      "nice",   "ionice",      "numactl",   "taskset", "env",    "timeout",  "time", "nohup",  "stdbuf",
+      "setsid", "chrt",        "apptainer", "docker",  "podman", "enroot",   "sh",   "bash",   "dash",
+      "zsh",    "singularity", "shifter",   "conda",   "nsys",   "ncu",      "sudo", "xargs",  "ssh",
+      "strace", "gdb",         "perf",      "rocprof", "exec",   "unbuffer", "uv",   "poetry", "pixi"};
   const std::string name = base_name(word);
   return kWrappers.contains(name) || (name.rfind("python", 0) == 0 && name.find_first_of("=,:") == std::string::npos);
 }
@@ -85,6 +79,16 @@ std::vector<Stage> split_launchers(const LauncherWords& words) {
     }
   }
   return stages;
+}
+
+// The word after the option, or after its "="; the last one counts.
+std::optional<std::string> find_value(const LauncherWords& options, const std::string& name) {
+  std::optional<std::string> value;
+  for (size_t i = 0; i < options.size(); ++i) {
+    if (options[i] == name && i + 1 < options.size()) value = options[i + 1];
+    if (options[i].rfind(name + "=", 0) == 0) value = options[i].substr(name.size() + 1);
+  }
+  return value;
 }
 
 // Finds "--name N", "--name=N" and, for a name of one dash, also "-nN". `_` and `-` are equal in long names. The last
@@ -111,6 +115,18 @@ Count find_count(const LauncherWords& options, std::initializer_list<const char*
   return found;
 }
 
+// The value of "NAME=VALUE" among the words of a command (environment variables); the last one counts.
+std::optional<std::string> find_variable(const LauncherWords& words, const std::string& name) {
+  const auto found = std::find_if(words.rbegin(), words.rend(),
+                                  [&](const std::string& word) { return word.rfind(name + "=", 0) == 0; });
+  return found == words.rend() ? std::nullopt : std::optional(found->substr(name.size() + 1));
+}
+
+int64_t visible_devices(const LauncherWords& words) {
+  const std::string list = find_variable(words, "CUDA_VISIBLE_DEVICES").value_or("");
+  return list.empty() ? 0 : 1 + std::count(list.begin(), list.end(), ',');
+}
+
 // Returns nullopt if the launcher states no count.
 std::optional<LauncherRanks> multiply(const std::string& launcher, const Count& each, const Count& times) {
   if (!each.given && !times.given) return std::nullopt;
@@ -118,6 +134,91 @@ std::optional<LauncherRanks> multiply(const std::string& launcher, const Count& 
     if (count.given && count.value == 0) return LauncherRanks{0, launcher + " " + count.text};
   }
   return LauncherRanks{std::max<int64_t>(1, each.value) * std::max<int64_t>(1, times.value), ""};
+}
+
+// A number of torchrun: its option, or else the variable.
+Count torchrun_count(const Stage& stage, const LauncherWords& words, std::initializer_list<const char*> names,
+                     const std::string& variable) {
+  const Count option = find_count(stage.options, names);
+  const std::optional<std::string> value = find_variable(words, variable);
+  if (option.given || !value) return option;
+  return {true, to_count(*value), variable + "=" + *value};
+}
+
+std::optional<LauncherRanks> count_of_torchrun(const Stage& stage, const LauncherWords& words) {
+  Count each = torchrun_count(stage, words, {"--nproc-per-node"}, "PET_NPROC_PER_NODE");
+  const bool all_devices = each.text.ends_with("gpu") || each.text.ends_with("auto");
+  if (all_devices) each.value = visible_devices(words);
+  return multiply(stage.name, each, torchrun_count(stage, words, {"--nnodes", "--nnode"}, "PET_NNODES"));
+}
+
+// The hosts of an option with a list, or with a file that the trial has read; empty for neither.
+std::vector<HostSlots> find_hosts(const Stage& stage, const LauncherWords& words) {
+  const LauncherWords& options = stage.options;
+  const bool deepspeed = stage.launcher == Launcher::kDeepspeed;
+  for (const char* name : {"--hostfile", "-hostfile", "--machinefile", "-machinefile", "-f", "-H"}) {
+    const std::optional<std::string> path = find_value(options, name);
+    const std::optional<std::string> text = path ? find_variable(words, "metroplex-file:" + *path) : std::nullopt;
+    if (text) return parse_host_file(*text);
+  }
+  if (deepspeed) return {};
+  for (const char* name : {"-H", "--host", "-host", "--hosts"}) {
+    if (const auto list = find_value(options, name)) return parse_host_list(*list);
+  }
+  return {};
+}
+
+// Slots per host times hosts, or the sum of all slots.
+std::optional<LauncherRanks> count_of_hosts(const Stage& stage, const LauncherWords& words) {
+  const std::vector<HostSlots> hosts = find_hosts(stage, words);
+  Count each = find_count(stage.options, {"-N", "--npernode", "-npernode", "-ppn"});
+  const std::string map = find_value(stage.options, "--map-by").value_or("");
+  if (map.rfind("ppr:", 0) == 0 && map.find(":node") != std::string::npos)
+    each = {true, to_count(map.substr(4, map.find(':', 4) - 4)), "--map-by " + map};
+  const auto number = static_cast<int64_t>(hosts.size());
+  if (hosts.empty()) return std::nullopt;
+  if (each.given) return multiply(stage.name, each, {true, number, ""});
+  const int64_t slots = count_slots(hosts);
+  return LauncherRanks{slots, slots > 0 ? "" : stage.name + ", whose hosts have unknown numbers of slots"};
+}
+
+std::optional<LauncherRanks> count_of_deepspeed(const Stage& stage, const LauncherWords& words) {
+  const LauncherWords& options = stage.options;
+  const Count nodes = find_count(options, {"--num-nodes"}), each = find_count(options, {"--num-gpus"});
+  std::vector<HostSlots> hosts = find_hosts(stage, words);
+  const Count file = find_count(options, {"--hostfile", "-H"});
+  if (hosts.empty() && file.given && !nodes.given) return LauncherRanks{0, stage.name + " " + file.text};
+  for (const auto& [name, include] :
+       {std::pair("--include", true), std::pair("-i", true), std::pair("--exclude", false), std::pair("-e", false)}) {
+    const std::optional<std::string> filter = find_value(options, name);
+    if (!filter) continue;
+    const auto selected = select_hosts(hosts, *filter, include);
+    if (!selected || count_slots(*selected) == 0)
+      return LauncherRanks{0, base::concat(stage.name, " ", name, " ", *filter)};
+    return LauncherRanks{count_slots(*selected), ""};
+  }
+  if (hosts.empty()) {
+    const int64_t visible = visible_devices(words);
+    if (!nodes.given && !each.given && visible > 0) return LauncherRanks{visible, ""};
+    if (!each.given && nodes.given) return LauncherRanks{0, stage.name + " without --num_gpus"};
+    return multiply(stage.name, each, nodes);
+  }
+  if (nodes.value > 0) hosts.resize(std::min(hosts.size(), static_cast<size_t>(nodes.value)));
+  if (each.given) return multiply(stage.name, each, {true, static_cast<int64_t>(hosts.size()), ""});
+  const int64_t slots = count_slots(hosts);
+  return LauncherRanks{slots, slots > 0 ? "" : stage.name + " " + file.text};
+}
+
+std::optional<LauncherRanks> count_of_accelerate(const Stage& stage, const LauncherWords& words) {
+  const Count given = find_count(stage.options, {"--num-processes"});
+  if (given.given) return multiply(stage.name, given, {});
+  for (const char* name : {"--config_file", "--config-file"}) {
+    const std::optional<std::string> path = find_value(stage.options, name);
+    if (!path) continue;
+    const int64_t number = number_in(find_variable(words, "metroplex-file:" + *path).value_or(""), "num_processes");
+    return LauncherRanks{number, number > 0 ? "" : base::concat(stage.name, " ", name, " ", *path)};
+  }
+  return std::nullopt;
 }
 
 std::optional<LauncherRanks> count_of_slurm(const Stage& stage, const LauncherWords& slurm_options) {
@@ -134,34 +235,34 @@ std::optional<LauncherRanks> count_of_slurm(const Stage& stage, const LauncherWo
   return multiply(stage.name, each, find_count(options, {"-N", "--nodes"}));
 }
 
-std::optional<LauncherRanks> count_of(const Stage& stage, const LauncherWords& slurm_options) {
+// `words`: the whole command.
+std::optional<LauncherRanks> count_of(const Stage& stage, const LauncherWords& words,
+                                      const LauncherWords& slurm_options) {
   const LauncherWords& options = stage.options;
   switch (stage.launcher) {
     case Launcher::kTorchrun:
-      return multiply(stage.name, find_count(options, {"--nproc-per-node"}), find_count(options, {"--nnodes"}));
-    case Launcher::kDeepspeed: {
-      const Count nodes = find_count(options, {"--num-nodes"});
-      const Count each = find_count(options, {"--num-gpus"});
-      const Count hosts = find_count(options, {"--hostfile", "-H"});
-      if (hosts.given && !nodes.given) return LauncherRanks{0, stage.name + " " + hosts.text};
-      if (!each.given && nodes.given) return LauncherRanks{0, stage.name + " without --num_gpus"};
-      return multiply(stage.name, each, nodes);
-    }
+      return count_of_torchrun(stage, words);
+    case Launcher::kDeepspeed:
+      return count_of_deepspeed(stage, words);
     case Launcher::kAccelerate:
-      return multiply(stage.name, find_count(options, {"--num-processes"}), {});
-    case Launcher::kMpi:
-      return multiply(stage.name, find_count(options, {"-np", "-n", "--np", "--n", "-c"}), {});
+      return count_of_accelerate(stage, words);
+    case Launcher::kMpi: {
+      const Count total = find_count(options, {"-np", "-n", "--np", "--n", "-c"});
+      return total.given ? multiply(stage.name, total, {}) : count_of_hosts(stage, words);
+    }
     case Launcher::kSlurm:
       return count_of_slurm(stage, slurm_options);
     case Launcher::kNone:
       // Other launchers with the options of torchrun (ft_launcher, dlrover-run).
       return find_count(options, {"--nproc-per-node"}).given
-                 ? count_of({Launcher::kTorchrun, stage.name, options}, {})
+                 ? count_of_torchrun({Launcher::kTorchrun, stage.name, options}, words)
                  : std::nullopt;
     case Launcher::kMsrun:
       return multiply(stage.name, find_count(options, {"--worker-num"}), {});
-    case Launcher::kHorovod:
-      return multiply(stage.name, find_count(options, {"-np", "--num-proc"}), {});
+    case Launcher::kHorovod: {
+      const Count total = find_count(options, {"-np", "--num-proc"});
+      return total.given ? multiply(stage.name, total, {}) : count_of_hosts(stage, words);
+    }
     case Launcher::kJsrun: {
       const Count total = find_count(options, {"-p", "--np"});
       if (total.given) return multiply(stage.name, total, {});
@@ -173,27 +274,42 @@ std::optional<LauncherRanks> count_of(const Stage& stage, const LauncherWords& s
   }
 }
 
+// The options of sbatch or salloc in a command.
+LauncherWords slurm_job_options(const std::vector<Stage>& stages) {
+  LauncherWords options;
+  for (const Stage& stage : stages) {
+    if (stage.launcher == Launcher::kSlurmJob)
+      options.insert(options.end(), stage.options.begin(), stage.options.end());
+  }
+  return options;
+}
+
 }  // namespace
 
 bool is_launcher_file(const std::string& path) {
   return path.ends_with("distributed/launch.py") || path.ends_with("distributed/run.py");
 }
 
+bool is_launcher_module(const std::string& name) { return launcher_named(name) != Launcher::kNone; }
+
+LauncherWords job_options(const LauncherWords& words) { return slurm_job_options(split_launchers(words)); }
+
 LauncherRanks count_ranks(const LauncherWords& words, const LauncherWords& slurm_options) {
   const std::vector<Stage> stages = split_launchers(words);
   LauncherWords job = slurm_options;
-  for (const Stage& stage : stages) {
-    if (stage.launcher == Launcher::kSlurmJob) job.insert(job.end(), stage.options.begin(), stage.options.end());
-  }
+  const LauncherWords own = slurm_job_options(stages);
+  job.insert(job.end(), own.begin(), own.end());
   std::string silent;
   for (auto stage = stages.rbegin(); stage != stages.rend(); ++stage) {
-    if (const auto ranks = count_of(*stage, job)) return *ranks;
+    if (const auto ranks = count_of(*stage, words, job)) return *ranks;
     const bool starts_ranks = stage->launcher != Launcher::kNone && stage->launcher != Launcher::kSlurmJob;
     // torchrun starts one rank without options.
     if (starts_ranks && silent.empty()) silent = stage->launcher == Launcher::kTorchrun ? "1" : stage->name;
   }
-  if (silent.empty()) return {};
   if (silent == "1") return {1, ""};
+  // Megatron reads this variable where no launcher sets it.
+  const int64_t world = to_count(find_variable(words, "WORLD_SIZE").value_or(""));
+  if (world > 0) return {world, ""};
   return {0, silent};
 }
 

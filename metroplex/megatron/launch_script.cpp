@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <random>
 #include <set>
 #include <sstream>
@@ -15,8 +16,11 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "megatron/flags.h"
+#include "megatron/launch_branches.h"
 #include "megatron/launch_files.h"
 #include "megatron/launch_filters.h"
+#include "megatron/launch_program.h"
 #include "megatron/launch_ranks.h"
 #include "megatron/launch_tools.h"
 #include "megatron/launch_trial.h"
@@ -64,22 +68,37 @@ std::string starting_lines(const std::string& text) {
 struct Source {
   std::string path, text, copy, script;
   std::vector<std::string> arguments;
+  std::vector<std::string> slurm_options;
   unsigned seed = 0;             // of $RANDOM
   bool assumes_folders = false;  // cd succeeds in folders that do not exist
   Clock::time_point deadline = Clock::now() + kAllTrials;
 };
 
-// Trials differ in the output that they assume for unknown programs (metroplex_trial in launch_trial.h).
+// Trials differ in the output that they assume for unknown programs (metroplex_trial in launch_trial.h), and in the
+// branch of one decision on such output (metroplex_only in launch_branches.h).
 constexpr int kTrials = 3;
+constexpr size_t kMostBranches = 24;
+
+struct Assumption {
+  int number = 0;
+  std::string branch;  // a key of trial 0
+};
+
+std::string quoted_for_bash(const std::string& text) {
+  std::string quoted = "'";
+  for (const char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
 
 // The first statement loads the libraries of user names and then ends the loading of code (trial.cpp).
-Trial run_bash(const Source& source, int number, std::chrono::milliseconds patience) {
+Trial run_bash(const Source& source, const Assumption& assumed, std::chrono::milliseconds patience) {
   std::vector<std::string> words{
       "bash", "--norc", "-c",  // behind ssh, and where the filter hides what stdin is, it would read ~/.bashrc
       base::concat(
-          ": ~root > /dev/null\nRANDOM=", source.seed, " metroplex_trial=", number,
-          " metroplex_folders=", source.assumes_folders ? 1 : 0, "\n",
-          slurm_variables(read_slurm_options(source.text)), kLaunchTools, kLaunchFilters, kLaunchFiles, kLaunchTrial,
+          ": ~root > /dev/null\nRANDOM=", source.seed, " metroplex_trial=", assumed.number,
+          " metroplex_only=", quoted_for_bash(assumed.branch), " metroplex_folders=", source.assumes_folders ? 1 : 0,
+          "\n", slurm_variables(source.slurm_options), kLaunchTools, kLaunchFilters, kLaunchFiles, kLaunchBranches,
+          kLaunchTrial,
           "shopt -s extdebug; trap '[[ ${FUNCNAME-} == metroplex_* ]] || metroplex_step \"$@\" && true' DEBUG; "
           ". \"$0\" \"$@\""),
       source.script};
@@ -122,10 +141,6 @@ std::vector<Command> read_record(const std::string& text) {
   return commands;
 }
 
-bool is_program(const std::string& word) {
-  return word.size() > 3 && word.ends_with(".py") && !is_launcher_file(word);
-}
-
 // $1, ${2:-x} but not $10 of awk's own program text in single quotes, which no reading tells apart: for a hint only.
 int64_t arguments_named(const std::string& text) {
   int64_t highest = 0;
@@ -158,12 +173,20 @@ void add_once(std::string& list, const std::string& item) {
 constexpr const char* kByHand =
     "; a trial starts no program, so give that by hand: write it into the script, in the place of the command";
 
+// Whether weights, data and losses do not depend on a flag, whatever its value.
+bool is_harmless(std::string flag) {
+  std::replace(flag.begin(), flag.end(), '_', '-');
+  const HarmlessFlag* const known = find_harmless(flag);
+  return known != nullptr && known->only.empty();
+}
+
 void check_flags_are_known(const LaunchScript& script, const std::string& path) {
   std::string flag = "an argument", unknown;
   for (const std::string& word : script.flags) {
     if (word.rfind("--", 0) == 0) flag = word.substr(0, word.find('='));
     if (has_mark(flag)) flag = "a flag";
-    if (has_mark(word)) add_once(unknown, base::concat(flag, " (", program_of_mark(word, path), ")"));
+    if (has_mark(word) && !is_harmless(flag))
+      add_once(unknown, base::concat(flag, " (", program_of_mark(word, path), ")"));
   }
   MPX_CHECK(unknown.empty(), "config", path, ": depends on what a program prints: ", unknown, kByHand);
 }
@@ -180,7 +203,9 @@ void check_course_is_known(const std::vector<Command>& commands, size_t end, con
   }
   std::istringstream lines(printed);
   for (std::string line; std::getline(lines, line);) {
-    if (has_mark(line) && line.find(": line ") < line.find(kMark)) add_once(unknown, program_of_mark(line, path));
+    const bool condition = line.find(": [[: ") != std::string::npos;  // launch_branches.h tries both branches
+    if (has_mark(line) && !condition && line.find(": line ") < line.find(kMark))
+      add_once(unknown, program_of_mark(line, path));
   }
   MPX_CHECK(unknown.empty(), "config", path, ": what it does depends on what a program prints or decides: ", unknown,
             kByHand);
@@ -204,7 +229,7 @@ std::string last_lines(std::string text) {
 
 // One trial and the training command that it found.
 struct Reading {
-  int number = 0;
+  Assumption assumed;
   Trial trial;
   std::vector<Command> commands;
   size_t at = 0;  // index of the training command
@@ -212,26 +237,8 @@ struct Reading {
   LaunchScript script;
 };
 
-std::string lower_case(std::string text) {
-  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return text;
-}
-
-// Training programs rank above other programs, and those above evaluations and tools.
-int rank_of_program(const std::string& path) {
-  const std::string name = lower_case(std::filesystem::path(path).filename().string());
-  const auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
-  for (const char* tool : {"eval", "generat", "convert", "preprocess", "server", "tokeniz", "inference", "benchmark",
-                           "prepare", "download", "merge", "export", "checkpoint", "ckpt", "check_", "text_gen"}) {
-    if (has(tool)) return 0;
-  }
-  for (const char* training : {"train", "finetune", "fine_tune", "sft", "dpo", "rlhf", "grpo"}) {
-    if (has(training)) return 2;
-  }
-  for (const std::filesystem::path& folder : std::filesystem::path(path).parent_path()) {
-    if (folder == "tasks" || folder == "tools") return 0;
-  }
-  return 1;
+std::vector<std::string> flags_of(const Command& command, const Program& program) {
+  return {command.words.begin() + static_cast<std::ptrdiff_t>(program.at) + 1, command.words.end()};
 }
 
 void find_training_command(Reading& reading) {
@@ -240,19 +247,19 @@ void find_training_command(Reading& reading) {
   reading.at = reading.commands.size();
   int rank = -1;
   for (const Command& command : reading.commands) {
-    const auto program = std::find_if(command.words.begin(), command.words.end(), is_program);
-    if (program == command.words.end()) {
+    const std::optional<Program> program = find_program(command.words);
+    if (!program) {
       if (command.words[0].rfind("--", 0) == 0) alone.insert(alone.end(), command.words.begin(), command.words.end());
       continue;
     }
-    const int other = rank_of_program(*program);
-    const auto flags = static_cast<size_t>(command.words.end() - program - 1);
-    if (other < rank || (other == rank && flags <= out.flags.size())) continue;
+    const int other = rank_of_program(program->name);
+    const std::vector<std::string> flags = flags_of(command, *program);
+    if (other < rank || (other == rank && flags.size() <= out.flags.size())) continue;
     rank = other;
-    out.program = *program;
-    out.flags.assign(program + 1, command.words.end());
+    out.program = program->name;
+    out.flags = flags;
     out.folder = command.folder;
-    reading.launcher.assign(command.words.begin(), program);
+    reading.launcher.assign(command.words.begin(), command.words.begin() + static_cast<std::ptrdiff_t>(program->at));
     reading.at = static_cast<size_t>(&command - reading.commands.data());
   }
   if (out.flags.empty()) out.flags = std::move(alone);
@@ -262,10 +269,10 @@ void find_training_command(Reading& reading) {
 std::string note_of_others(const Reading& reading) {
   std::map<std::string, int64_t> others;
   for (const Command& command : reading.commands) {
-    const auto program = std::find_if(command.words.begin(), command.words.end(), is_program);
-    if (program == command.words.end()) continue;
-    const std::vector<std::string> flags(program + 1, command.words.end());
-    if (*program != reading.script.program || flags != reading.script.flags) ++others[*program];
+    const std::optional<Program> program = find_program(command.words);
+    if (!program) continue;
+    if (program->name != reading.script.program || flags_of(command, *program) != reading.script.flags)
+      ++others[program->name];
   }
   std::string list;
   for (const auto& [program, count] : others)
@@ -276,7 +283,7 @@ std::string note_of_others(const Reading& reading) {
 }
 
 void read_ranks(Reading& reading, const Source& source) {
-  const LauncherRanks ranks = count_ranks(reading.launcher, read_slurm_options(source.text));
+  const LauncherRanks ranks = count_ranks(reading.launcher, source.slurm_options);
   reading.script.ranks = ranks.count;
   reading.script.unknown_ranks = ranks.unknown;
   const size_t mark = ranks.unknown.find(kMark);
@@ -285,10 +292,10 @@ void read_ranks(Reading& reading, const Source& source) {
         ranks.unknown.substr(0, mark) + "(output of " + program_of_mark(ranks.unknown, source.path) + ")";
 }
 
-Reading read_once(const Source& source, int number, std::chrono::milliseconds patience) {
+Reading read_once(const Source& source, const Assumption& assumed, std::chrono::milliseconds patience) {
   Reading reading;
-  reading.number = number;
-  reading.trial = run_bash(source, number, patience);
+  reading.assumed = assumed;
+  reading.trial = run_bash(source, assumed, patience);
   reading.commands = read_record(reading.trial.record);
   std::move(reading.trial.refused.begin(), reading.trial.refused.end(), std::back_inserter(reading.commands));
   find_training_command(reading);
@@ -311,7 +318,8 @@ std::set<std::string> different_flags(const LaunchScript& first, const LaunchScr
   for (const int side : {0, 1}) {
     for (const auto& [flag, value] : values[side]) {
       const auto other = values[1 - side].find(flag);
-      if (other == values[1 - side].end() || other->second != value) different.insert(flag);
+      const bool differs = other == values[1 - side].end() || other->second != value;
+      if (differs && !is_harmless(flag)) different.insert(flag);
     }
   }
   if (first.program != second.program) different.insert("the training program");
@@ -324,7 +332,7 @@ std::string assumed_programs(const Reading& reading, const std::string& path) {
   for (const bool value : {true, false}) {
     for (size_t i = 0; i < reading.at; ++i) {
       const std::vector<std::string>& words = reading.commands[i].words;
-      const bool is_value = words.size() == 2 && words[1] == "#";
+      const bool is_value = words.size() > 1 && (words[1] == "#" || words[1] == "?");
       if (words[0].rfind(kMark, 0) == 0 && is_value == value) add_once(found, program_of_mark(words[0], path));
     }
   }
@@ -339,22 +347,62 @@ bool misses_folder(const Reading& reading) {
 
 bool ends_with_error(const Reading& reading) { return reading.script.flags.empty() && reading.trial.status != 0; }
 
+// The keys of branches that trial 0 did not take.
+std::vector<std::string> other_branches(const Reading& reading) {
+  std::vector<std::string> keys;
+  for (const Command& command : reading.commands) {
+    if (command.words.size() == 3 && command.words[1] == "?" && command.words[0].rfind(kMark, 0) == 0)
+      keys.push_back(command.words[2]);
+  }
+  return keys;
+}
+
+// Names the decisions of a trial whose other branch cannot be taken.
+void note_branches(const Reading& reading, const std::string& path, std::string& note) {
+  for (const Command& command : reading.commands) {
+    const std::vector<std::string>& words = command.words;
+    if (words.size() != 3 || words[1] != "~" || words[0].rfind(kMark, 0) != 0) continue;
+    const std::string text = base::concat("the branch at `", words[2], "` depends on ",
+                                          program_of_mark(words[0], path), ", and only one was tried");
+    if (note.find(text) == std::string::npos) note += (note.empty() ? "" : "; ") + text;
+  }
+}
+
 // Repeats the trial with other assumptions about unknown programs. A flag that differs depends on such a program. A
 // trial that ends without training and with an error has met a check of the script; it says nothing about flags.
 void check_against_assumptions(Reading& first, const Source& source, std::chrono::milliseconds patience) {
   const std::string programs = assumed_programs(first, source.path);
-  for (int number = 0; number < kTrials && !programs.empty(); ++number) {
-    if (number == first.number) continue;
+  if (programs.empty()) return;
+  std::vector<Assumption> assumptions;
+  for (int number = 0; number < kTrials; ++number) {
+    if (number != first.assumed.number) assumptions.push_back({number, ""});
+  }
+  const std::vector<std::string> branches = other_branches(first);
+  // All branches of trial 0, but another text of marks.
+  if (!branches.empty()) assumptions.push_back({0, "none"});
+  for (size_t i = 0; i < branches.size() && branches.size() > 1; ++i) assumptions.push_back({0, branches[i]});
+  std::string& note = first.script.note;
+  if (assumptions.size() > kMostBranches) {
+    note = base::concat(branches.size(), " branches depend on programs, of which ", kMostBranches, " were tried");
+    assumptions.resize(kMostBranches);
+  }
+  for (const Assumption& assumed : assumptions) {
+    if (!assumed.branch.empty() && Clock::now() > source.deadline) {
+      note += base::concat(note.empty() ? "" : "; ", "the time of all trials ended before each branch on ", programs,
+                           " was tried");
+      break;
+    }
     Reading other;
     try {
-      other = read_once(source, number, patience);
+      other = read_once(source, assumed, patience);
     } catch (const base::Error&) {
       continue;  // a loop that waits for a program
     }
+    note_branches(other, source.path, note);
     if (ends_with_error(other)) continue;
     std::set<std::string> different = different_flags(first.script, other.script);
     if (!different.empty()) {
-      const Reading control = read_once(source, first.number, patience);  // $$, the time
+      const Reading control = read_once(source, first.assumed, patience);  // $$, the time
       for (const std::string& flag : different_flags(first.script, control.script)) different.erase(flag);
     }
     std::string list;
@@ -368,15 +416,26 @@ void check_against_assumptions(Reading& first, const Source& source, std::chrono
   }
 }
 
+// A trial. If the script submits a Slurm job, a second one has the variables of that job's options.
+Reading read_job(Source& source) {
+  Reading reading = read_once(source, {}, kPatience);
+  std::vector<std::string> options = source.slurm_options;
+  for (const std::string& word : job_options(reading.launcher)) options.push_back(word);
+  if (slurm_variables(options) == slurm_variables(source.slurm_options)) return reading;
+  source.slurm_options = options;
+  return read_once(source, {}, kPatience);
+}
+
 Source read_source(const std::string& path, const std::vector<std::string>& arguments) {
   std::error_code code;
   MPX_CHECK(std::filesystem::exists(path, code) && !std::filesystem::is_directory(path, code) &&
                 access(path.c_str(), R_OK) == 0,
             "config", "cannot read the Megatron arguments ", path, "; check the path");
-  Source source{path, read_text(path, kMaxScriptBytes), "", "", arguments, std::random_device()() % 32768};
+  Source source{path, read_text(path, kMaxScriptBytes), "", "", arguments, {}, std::random_device()() % 32768};
   std::string& text = source.text;
   MPX_CHECK(text.size() <= kMaxScriptBytes && text.find('\0') == std::string::npos, "config", path,
             " is no launch script: ", text.size() > kMaxScriptBytes ? "more than a megabyte" : "it holds zero bytes");
+  source.slurm_options = read_slurm_options(text);
   source.script = path.find('/') == std::string::npos ? "./" + path : path;
   if (text.find('\r') != std::string::npos || !std::filesystem::is_regular_file(path, code)) {
     text.erase(std::remove(text.begin(), text.end(), '\r'), text.end());
@@ -391,14 +450,14 @@ Source read_source(const std::string& path, const std::vector<std::string>& argu
 LaunchScript read_launch_script(const std::string& path, const std::vector<std::string>& arguments) {
   Source source = read_source(path, arguments);
   const auto begin = Clock::now();
-  Reading first = read_once(source, 0, kPatience);
+  Reading first = read_job(source);
   const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
   source.assumes_folders = misses_folder(first);
-  if (source.assumes_folders) first = read_once(source, 0, kPatience);
+  if (source.assumes_folders) first = read_job(source);
   check_course_is_known(first.commands, first.at, first.trial.printed, path);
   for (int number = 1; number < kTrials && ends_with_error(first) && !assumed_programs(first, path).empty();
        ++number) {
-    Reading other = read_once(source, number, kPatience);
+    Reading other = read_once(source, {number, ""}, kPatience);
     if (!other.script.flags.empty()) first = std::move(other);
   }
   check_course_is_known(first.commands, first.at, first.trial.printed, path);
@@ -411,12 +470,13 @@ LaunchScript read_launch_script(const std::string& path, const std::vector<std::
             "); expected a command such as torchrun ... pretrain_gpt.py --num-layers 12 ...",
             programs_of_marks(first.commands, path), said.empty() ? "" : "; the script said:\n" + said);
   check_against_assumptions(first, source, std::max<std::chrono::milliseconds>(std::chrono::seconds(2), 3 * took));
-  first.script.note = note_of_others(first);
+  const std::string others = note_of_others(first);
+  std::string& note = first.script.note;
+  if (!others.empty()) note += (note.empty() ? "" : "; ") + others;
   if (source.assumes_folders) {
-    first.script.note +=
-        base::concat(first.script.note.empty() ? "" : "; ",
-                     "a folder that cd or pushd names is not on this machine: the script was read as "
-                     "if it existed, and relative paths from the folder before it");
+    note += base::concat(note.empty() ? "" : "; ",
+                         "a folder that cd or pushd names is not on this machine: the script was read as "
+                         "if it existed, and relative paths from the folder before it");
   }
   return first.script;
 }

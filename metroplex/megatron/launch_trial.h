@@ -11,8 +11,10 @@ namespace metroplex::megatron {
 // read_record of launch_script.cpp reads its output on descriptor 199 (kRecordFd): for each command the number of its
 // words, the folder and the words. A record of a mark alone (kMark of trial.h): the mark was printed. A mark and "!":
 // the next commands of the script depend on the program, and the script is refused. A mark and "#": the trial assumed
-// a number or a status ($metroplex_trial, 0 to 2, selects it).
+// a number or a status ($metroplex_trial, 0 to 2, selects it). Records of launch_branches.h have a mark and "?" or
+// "~".
 inline constexpr const char* kLaunchTrial = R"BASH(
+shopt -s extglob
 builtin exec 197>&1
 # Several processes may write at once, so it takes small pieces, each written as one: the process, "." where a word ends
 # there or else "+", the piece. A new line would be two writes and goes as \1.
@@ -36,9 +38,16 @@ metroplex_unknown() {  # TOOL [!]
   metroplex_marks "${mpx_counts[metroplex_trial]}" "$@"
 }
 metroplex_output_is_unused() { [[ /dev/fd/1 -ef /dev/fd/197 || /dev/fd/1 -ef /dev/null ]]; }
+# Parts of the text of a mark (${X:0:4}, its digits) differ between trials too.
+metroplex_vary_mark() { [[ $metroplex_trial == 1 || -n $metroplex_only ]] && mpx_mark=47x${mpx_mark}x83; }
 metroplex_marks() {  # LINES TOOL [!]
   local mpx_at mpx_mark=@not@run@${2//[!A-Za-z0-9_+-]/_}@${metroplex_line-}@${metroplex_file//[!A-Za-z0-9_.+-]/_}@
   metroplex_record "$mpx_mark" "${@:3}"
+  if [[ -n ${metroplex_assumed+x} ]]; then
+    builtin printf '%s\n' "$metroplex_assumed"
+    return
+  fi
+  metroplex_vary_mark
   for ((mpx_at = 0; mpx_at < $1; mpx_at++)); do builtin printf '%s\n' "$mpx_mark"; done
 }
 # A query of devices: one line per device, of which the trials assume 8, 48 and 1.
@@ -71,9 +80,16 @@ launched_text() {
   shift $(($# > 1 ? 2 : 1))
   eval "$metroplex_text"
 }
-# A shell's words from its name on, wherever they stand. Fails when it names no text and no file.
+# Runs a script file with its arguments as a program of its own.
+launched_file() {
+  local metroplex_script=$1
+  BASH_ARGV0=$1
+  shift
+  . "$metroplex_script" "$@"
+}
+# A shell's words from its name on, wherever they stand. Fails when it has no text and no file.
 metroplex_shell() {
-  local metroplex_text=0
+  local metroplex_text=0 metroplex_name=$1
   shift
   while [[ ${1-} == [-+]?* ]]; do
     case $1 in
@@ -82,31 +98,97 @@ metroplex_shell() {
       --*) ;;
       -*c*) metroplex_text=1; [[ $1 == *[oO]* ]] && shift ;;
       *[oO]) shift ;;
+      -*s*) metroplex_text=2 ;;
     esac
     shift
   done
-  [[ $# == 0 ]] && return 1
-  if [[ $metroplex_text == 1 ]]; then
+  [[ ${1-} == - ]] && shift
+  if [[ $# == 0 || $metroplex_text == 2 ]]; then
+    IFS= read -r -d '' metroplex_text
+    [[ -z $metroplex_text ]] && return 1
+    (launched_text "$metroplex_text" "$metroplex_name" "$@")
+  elif [[ $metroplex_text == 1 ]]; then
     (launched_text "$@")
   elif [[ -f $1 ]]; then
-    (. "$@")
+    (launched_file "$@")
   else
     return 1
   fi
   return 0
 }
+# Succeeds for the path of a shell script.
+metroplex_is_script() {
+  local mpx_line=
+  [[ $1 == */* && $1 != @(/usr|/bin|/sbin)/* && $1 != *.py && -f $1 && -r $1 ]] || return
+  [[ $1 == *.sh || $1 == *.bash ]] && return
+  IFS= read -r -n 80 mpx_line < "$1"
+  [[ $mpx_line == '#!'*[/[:space:]]@(sh|bash|dash|zsh|ksh)* ]]
+}
+# Sets metroplex_outer for a Slurm job: the words of sbatch, with the options in the job's script before its own.
+metroplex_slurm_job() {  # TEXT, the words of sbatch
+  local mpx_line mpx_options=() mpx_words
+  while IFS= read -r mpx_line; do
+    [[ $mpx_line == '#SBATCH'[[:space:]]* ]] || continue
+    IFS=$' \t' read -r -a mpx_words <<< "${mpx_line#\#SBATCH}"
+    for mpx_line in "${mpx_words[@]}"; do
+      [[ $mpx_line == '#'* ]] && break
+      mpx_options+=("$mpx_line")
+    done
+  done <<< "$1"
+  metroplex_outer=("${metroplex_before[@]}" "$2" "${mpx_options[@]}" "${@:3}")
+}
+metroplex_slurm_file() {  # FILE, the words of sbatch before it
+  local mpx_text
+  IFS= read -r -d '' -n 1048576 mpx_text < "$1"
+  metroplex_slurm_job "$mpx_text" "${@:2}"
+  export SLURM_JOB_ID=${SLURM_JOB_ID:-1}
+}
+# Records the words of a command. The variables and files that may hold its number of ranks come first.
+metroplex_launch() {
+  local mpx_name mpx_word mpx_file mpx_text mpx_before=()
+  if [[ $* != *@(.py|-m *train*|--module*train*)* ]]; then
+    metroplex_record "$@"
+    return
+  fi
+  for mpx_name in PET_NNODES PET_NPROC_PER_NODE WORLD_SIZE CUDA_VISIBLE_DEVICES; do
+    [[ ${!mpx_name@a} == *x* ]] && mpx_before+=("$mpx_name=${!mpx_name}")
+  done
+  mpx_name=
+  for mpx_word; do
+    [[ $mpx_word == *.py ]] && break
+    mpx_file=
+    [[ $mpx_name == -*(-)@(hostfile|machinefile|config_file|config-file|f|H) ]] && mpx_file=$mpx_word
+    [[ $mpx_word == --@(hostfile|machinefile|config_file|config-file)=* ]] && mpx_file=${mpx_word#*=}
+    mpx_name=$mpx_word
+    [[ -n $mpx_file && -f $mpx_file && -r $mpx_file ]] || continue
+    IFS= read -r -d '' -n 65536 mpx_text < "$mpx_file"
+    mpx_before+=("metroplex-file:$mpx_file=$mpx_text"$'\n')
+  done
+  metroplex_record "${mpx_before[@]}" "$@"
+}
+# Adds the words that xargs reads to its command; a mark for other forms of xargs.
+metroplex_xargs() {
+  local mpx_text mpx_words
+  IFS= read -r -d '' mpx_text
+  if [[ ${2-} == -* || $mpx_text == *[\'\"\\]* ]]; then
+    mpx_words=("@not@run@xargs@${metroplex_line-}@${metroplex_file//[!A-Za-z0-9_.+-]/_}@")
+  else
+    IFS=$' \t\n' read -r -d '' -a mpx_words <<< "$mpx_text"
+  fi
+  metroplex_note "${@:2}" "${mpx_words[@]}"
+}
 # Unknown output that the script runs as text: it may set variables, unless its program sets up shells.
 metroplex_run_output() {
-  case ${1#@not@run@} in
+  case ${1#*@not@run@} in
     conda@* | mamba@* | micromamba@* | *modulecmd@* | pyenv@* | spack@* | brew@* | direnv@* | dircolors@* | \
       lesspipe@* | ssh-agent@* | starship@* | zoxide@* | fzf@* | kubectl@*) ;;
-    *) metroplex_record "${1%@*}@" '!' ;;
+    *) metroplex_record "@not@run@${1#*@not@run@}" '!' ;;
   esac
 }
 metroplex_note() {
   local metroplex_at metroplex_text metroplex_before=("${metroplex_outer[@]}")
   local metroplex_outer  # the launchers of an inner shell: its commands are recorded with them
-  if [[ $1 == @not@run@* && $* != *.py* ]]; then
+  if [[ $1 == *@not@run@* && $* != *.py* ]]; then
     [[ ${metroplex_child-} == 1 ]] || metroplex_run_output "$1"
     return 0
   fi
@@ -117,20 +199,34 @@ metroplex_note() {
     case ${!metroplex_at##*/} in
       sh | bash | dash | zsh | ksh) metroplex_shell "${@:metroplex_at}" && return 0 ;;
     esac
+    if [[ ${1##*/} != sbatch && ($metroplex_at == 1 || $* != *.py*) ]] && metroplex_is_script "${!metroplex_at}"; then
+      (launched_file "${@:metroplex_at}")
+      return 0
+    fi
     [[ ${1##*/} != sbatch || $metroplex_at == 1 ]] && continue
     metroplex_text=${!metroplex_at}
     [[ $metroplex_text == --wrap ]] && { (launched_text "${@:metroplex_at+1:1}"); return 0; }
     [[ $metroplex_text == --wrap=* ]] && { (launched_text "${metroplex_text#*=}"); return 0; }
-    [[ $metroplex_text != -* && -f $metroplex_text ]] && { (. "${@:metroplex_at}"); return 0; }
+    if [[ $metroplex_text != -* && -f $metroplex_text ]]; then
+      (metroplex_slurm_file "$metroplex_text" "${@:1:metroplex_at-1}"; launched_file "${@:metroplex_at}")
+      return 0
+    fi
   done
-  case ${1##*/} in
-    ssh | pdsh | clush | pssh)
-      [[ ${!#} == *.py*[[:space:]]* ]] && { (launched_text "${!#}"); return 0; } ;;
-    bash | sh | sbatch)
-      [[ $# == 1 ]] && IFS= read -r -d '' metroplex_text
-      [[ $# == 1 ]] && { launched_text "$metroplex_text"; return 0; } ;;
+  metroplex_text=
+  case ${1##*/}:$* in
+    @(ssh|pdsh|clush|pssh|parallel-ssh|mpssh|dsh):*)
+      [[ ${!#} == *@(.py|-m *train*)*[[:space:]]* ]] && { (launched_text "${!#}"); return 0; }
+      [[ ${1##*/} == ssh && $* != *' -n '* ]] && IFS= read -r -d '' metroplex_text
+      [[ $metroplex_text == *.py*[[:space:]]* ]] && { (launched_text "$metroplex_text"); return 0; } ;;
+    @(sbatch|qsub|bsub|msub):*)
+      IFS= read -r -d '' metroplex_text
+      if [[ -n $metroplex_text ]]; then
+        (metroplex_slurm_job "$metroplex_text" "$@"; launched_text "$metroplex_text")
+        return 0
+      fi ;;
+    xargs:*@(.py|-m *train*)*) metroplex_xargs "$@"; return 0 ;;
   esac
-  metroplex_record "${metroplex_before[@]}" "$@"
+  metroplex_launch "${metroplex_before[@]}" "$@"
   metroplex_spoil "$@"
   case ${1##*/}:$* in
     # These print nothing.
@@ -188,25 +284,6 @@ fi
 kill() { :; }
 [() { metroplex_test "[" "$@"; }
 test() { metroplex_test test "$@"; }
-# The programs of another source tree need not be on this machine.
-metroplex_test() {
-  case "${*:2:3}" in
-    "-"[efrs]" "*.py*) return 0 ;;
-    "! -"[efrs]" "*.py) return 1 ;;
-    "-"[efrsx]" "/*-smi*) return 0 ;;
-  esac
-  [[ $metroplex_trial == 1 && $* == *@not@run@* ]] || { builtin "$@"; return; }
-  ! builtin "$@"
-}
-# Succeeds for a condition or "case" on unknown output, which trial 1 takes as true or skips.
-metroplex_is_unknown() {
-  local metroplex_text=$BASH_COMMAND metroplex_operators='[\"'"'"'()|&<>;\\]'
-  [[ $metroplex_trial == 1 && ($metroplex_text == '[[ '* || $metroplex_text == 'case '*) ]] || return
-  [[ $metroplex_text == *'$('* ]] && metroplex_operators='\"'
-  eval "metroplex_text=\"${metroplex_text//$metroplex_operators/ }\"" 2> /dev/null
-  [[ $metroplex_text == *@not@run@* ]]
-}
-
 # Before every command, with the script's own $1, $2, ... A name with a slash becomes a function of that name; errors
 # do not end the trial.
 metroplex_step() {
@@ -214,7 +291,7 @@ metroplex_step() {
   trap - ERR
   [[ ${BASH_SOURCE[1]-environment} != environment ]] &&
     metroplex_line=${BASH_LINENO[0]} metroplex_file=${BASH_SOURCE[1]##*/}
-  [[ ${1-} == @not@run@getopt@* ]] && exit 1  # it would shift for ever
+  [[ ${1-} == *@not@run@getopt@* ]] && exit 1  # it would shift for ever
   PATH=/nonexistent
   # The function exec cannot change the descriptors of the shell.
   local metroplex_text=$BASH_COMMAND
@@ -241,14 +318,14 @@ metroplex_step() {
     eval "metroplex_words=(${BASH_COMMAND:6})" 2> /dev/null
     [[ ${metroplex_words[1]-} == *.py ]] && metroplex_forgive=1
   fi
-  metroplex_is_unknown && return 1
+  [[ -n ${metroplex_assumed+x} && $BASH_SUBSHELL == "$metroplex_assumed_in" ]] && unset metroplex_assumed
+  [[ $BASH_COMMAND != @('[[ '|'case ')* ]] || metroplex_branch "$@" || return 1
   if [[ ${metroplex_forgive-} == 1 && ($BASH_COMMAND == exit* || $BASH_COMMAND == return*) ]]; then
     metroplex_forgive=0
     return 1
   fi
   return 0
 }
-shopt -s extglob
 )BASH";
 
 }  // namespace metroplex::megatron

@@ -251,6 +251,17 @@ TEST(Family, PresetsOnlyWhatWasNotGiven) {
   EXPECT_TRUE(differences(parse("model:\n  family: gpt\n"), Config{}).empty());
 }
 
+// 0 is a rate of its own, not "min_lr".
+TEST(Draft, DecoupledRateFallsToMinLr) {
+  const std::string rates = "optim:\n  min_lr: 1e-4\n  decoupled_lr: 2e-3\n";
+  EXPECT_EQ(parse(rates).optim.decoupled_min_lr, 1e-4);
+  EXPECT_EQ(parse(rates, {"optim.min_lr=1e-5"}).optim.decoupled_min_lr, 1e-5);
+  EXPECT_EQ(parse(rates + "  decoupled_min_lr: 0\n").optim.decoupled_min_lr, 0.0);
+  EXPECT_EQ(parse(rates, {"optim.decoupled_min_lr=1e-6"}).optim.decoupled_min_lr, 1e-6);
+  EXPECT_EQ(parse("optim:\n  min_lr: 1e-4\n").optim.decoupled_min_lr, 0.0);
+  EXPECT_EQ(parse(dump(parse(rates))).optim.decoupled_min_lr, 1e-4);
+}
+
 TEST(Fields, EveryKeyIsUniqueHelpfulAndInsideItsOwnLimitsByDefault) {
   Config config;
   std::set<std::string> keys;
@@ -401,7 +412,10 @@ TEST(WithoutEffect, OnlyWhatChangesNothing) {
   EXPECT_EQ(keys({"model.moe_aux_loss_coeff=0.01", "optim.lr_wsd_decay_iters=5", "checkpoint.finetune=true"}),
             (Keys{"model.moe_aux_loss_coeff", "optim.lr_wsd_decay_iters", "checkpoint.finetune"}));
   EXPECT_EQ(keys({"optim.lr_wsd_decay_samples=5"}), Keys{"optim.lr_wsd_decay_samples"});
+  const std::string experts = "model.num_moe_experts=4", balancing = "model.moe_router_load_balancing_type=";
+  EXPECT_EQ(keys({experts, balancing + "none", "model.moe_aux_loss_coeff=0.01"}), Keys{"model.moe_aux_loss_coeff"});
   // Megatron refuses these.
+  EXPECT_EQ(keys({experts, balancing + "sinkhorn", "model.moe_aux_loss_coeff=0.01"}), Keys{});
   EXPECT_EQ(keys({"memory.recompute_granularity=selective", "memory.recompute_num_layers=1"}), Keys{});
   EXPECT_EQ(keys({"memory.recompute_granularity=selective", "memory.recompute_method=uniform"}), Keys{});
   EXPECT_EQ(keys({"model.moe_ffn_hidden_size=64"}), Keys{});

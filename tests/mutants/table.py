@@ -3,6 +3,7 @@ room), the exact text that it stands in for, the text, and the suites that shoul
 
 FLAGS = "megatron/flag_table.cpp"
 TRANSLATION = "megatron/translate_flags.cpp"
+MODEL_TRANSLATION = "megatron/translate_model.cpp"
 WALK = "train_test *StateWalk*"
 
 
@@ -29,17 +30,17 @@ MUTANTS = [
     neighbour("moe-input-jitter-eps", "model.moe_input_jitter_eps", "model.moe_z_loss_coeff"),
     neighbour("moe-router-dtype", "model.moe_router_dtype", "precision.params_dtype"),
     neighbour("moe-token-drop-policy", "model.moe_token_drop_policy", "model.moe_token_dispatcher_type"),
-    ("flag_quick_geglu_narrow", TRANSLATION, 'if (whole_ && later("quick_geglu") && ', 'if (whole_ && later("swiglu") && ', "megatron_test"),
-    ("flag_swiglu_gelu", TRANSLATION, '"model.activation=quick_gelu" : "model.activation=silu"', '"model.activation=quick_gelu" : "model.activation=gelu"', "megatron_test"),
-    ("flag_no_position_over_rope", TRANSLATION, '!later("no_position") || type == "rope"', '!later("no_position") || !type.empty()', "megatron_test"),
+    ("flag_quick_geglu_narrow", MODEL_TRANSLATION, 'if (whole_ && later("quick_geglu") && ', 'if (whole_ && later("swiglu") && ', "megatron_test"),
+    ("flag_swiglu_gelu", MODEL_TRANSLATION, '"model.activation=quick_gelu" : "model.activation=silu"', '"model.activation=quick_gelu" : "model.activation=gelu"', "megatron_test"),
+    ("flag_no_position_over_rope", MODEL_TRANSLATION, '!later("no_position") || type == "rope"', '!later("no_position") || !type.empty()', "megatron_test"),
     ("flag_dist_muon_unsharded", TRANSLATION, 'if (sharded_muon) later_["sharded"]', 'if (!sharded_muon) later_["sharded"]', "megatron_test"),
-    ("flag_mask_kept", TRANSLATION, 'if (whole_ && later("no_mask"))', 'if (!whole_ && later("no_mask"))', "megatron_test"),
+    ("flag_mask_kept", MODEL_TRANSLATION, 'if (whole_ && later("no_mask"))', 'if (!whole_ && later("no_mask"))', "megatron_test"),
     ("background_commands_are_lost", "megatron/trial.cpp", "ended && pipes_.printed.get() < 0 && pipes_.record.get() < 0", "ended && pipes_.printed.get() < 0", "megatron_test LaunchScripts*"),
     ("folders_must_exist", "megatron/launch_script.cpp", "source.assumes_folders = misses_folder(first);", "source.assumes_folders = false;", "megatron_test LaunchScripts*"),
     ("launchers_need_a_name", "megatron/launch_ranks.cpp", 'find_count(options, {"--nproc-per-node"}).given\n', 'find_count(options, {"--nproc-per-node"}).value < 0\n', "megatron_test LaunchScripts*"),
     ("slurm_sets_no_tasks", "megatron/launch_ranks.cpp", "total > 0 ? total : nodes * each", "total", "megatron_test LaunchScripts*"),
-    ("generated_text_is_ignored", "megatron/launch_trial.h", "metroplex_record \"${1%@*}@\" '!' ;;", ": ;;", "megatron_test LaunchScripts*"),
-    ("unknown_comparisons_are_false", "megatron/launch_trial.h", "metroplex_is_unknown && return 1", ":", "megatron_test LaunchScripts*"),
+    ("generated_text_is_ignored", "megatron/launch_trial.h", "metroplex_record \"@not@run@${1#*@not@run@}\" '!' ;;", ": ;;", "megatron_test LaunchScripts*"),
+    ("unknown_comparisons_are_false", "megatron/launch_trial.h", "metroplex_branch \"$@\" || return 1", "true", "megatron_test LaunchScripts*"),
     ("flag_last_of_two_wins", TRANSLATION, 'MPX_CHECK(is_first || first->second.second == text', 'MPX_CHECK(is_first || !text.empty()', "megatron_test"),
     ("refused_flags_pass", "megatron/flags.cpp", "refused == Refused::kThrow && !reader.refused().empty()", "refused == Refused::kThrow && reader.refused().size() > 1", "megatron_test"),
     ("flag_disable_bias_kept", FLAGS, '{"--disable-bias-linear", kNone, "model.add_bias_linear=false"}', '{"--disable-bias-linear", kNone, "model.add_qkv_bias=false"}', "megatron_test"),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -25,6 +26,8 @@ class LaunchScripts : public ::testing::Test {
     const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
     folder_ = std::filesystem::temp_directory_path() /
               (std::string("metroplex_") + test->name() + std::to_string(getpid()));
+    for (const char* name : {"CUDA_VISIBLE_DEVICES", "PET_NNODES", "PET_NPROC_PER_NODE", "WORLD_SIZE"})
+      unsetenv(name);
     std::filesystem::create_directories(folder_);
     std::filesystem::current_path(folder_);
   }
