@@ -69,10 +69,9 @@ TEST(Interval, MeansAreOverStepsThatUpdatedAndTokensOverAll) {
   StepOutcome step;
   step.updated = true;
   step.loss = 2;
-  step.terms = {{"z loss", 0.5}};
-  interval.add(step, 100);
+  interval.add(step, 100, {{"z loss", 0.5}});
   step.loss = 4;
-  interval.add(step, 100);
+  interval.add(step, 100, {{"z loss", 0.75}});
   step.updated = false;
   step.loss = std::nan("");
   interval.add(step, 100);
@@ -80,7 +79,7 @@ TEST(Interval, MeansAreOverStepsThatUpdatedAndTokensOverAll) {
   IterationMetrics m;
   interval.describe(m);
   EXPECT_EQ(m.lm_loss, 3);
-  EXPECT_EQ(m.terms.at("z loss"), 0.5) << "the mean of the two steps that updated";
+  EXPECT_EQ(m.terms.at("z loss"), 0.625);
   EXPECT_EQ(m.skipped_iterations, 1);
   EXPECT_EQ(m.nan_iterations, 1);
   EXPECT_EQ(interval.steps(), 3);
