@@ -155,8 +155,8 @@ MUTANTS = [
     ("loss_scale_lost", "optim/grad_scaler.cpp", "  values.loss_scale = state.scale;\n", "", WALK),
     # Processes, and who talks to them.
     ("any_secret_will_do", "comm/backends/watch_link.cpp", "return difference == 0;", "return true;", "comm_test WatchPort*"),
-    ("strangers_talk_long", "comm/backends/watch_link.cpp", "refused = length > (proven ? kLongest : kLongestHello);", "refused = length > kLongest;", "comm_test WatchPort*"),
-    ("spins_without_files", "comm/backends/watch_tree.cpp", "if (!passing) out_of_files_ = Clock::now() + kPause;", "(void)passing;", "comm_test WatchPort*"),
+    ("strangers_talk_long", "comm/backends/watch_link.cpp", "refused = length > (proven ? longest : kLongestHello);", "refused = length > kLongest;", "comm_test WatchPort*"),
+    ("spins_without_files", "comm/backends/watch_link.cpp", "if (!passing) out_of_files_ = Clock::now() + kPause;", "(void)passing;", "comm_test WatchPort*"),
     ("late_joiner_hears_nothing", "comm/backends/watch_tree.cpp", "    if (cause_) link.put(kCause, *cause_);\n", "", "comm_test WatchTree*"),
     ("failure_before_joining", "comm/backends/watch_tree.cpp", "if (cause_) link.put(kCause, *cause_);  // of a child", "// of a child", "comm_test WatchTree*"),
     ("second_cause_spreads", "comm/backends/watch_tree.cpp", "if (message.kind == kCause && !cause_) {", "if (message.kind == kCause) {", "comm_test WatchTree*"),
@@ -442,4 +442,12 @@ MUTANTS = [
     ("gradients_come_with_the_input_size", "plan/trace_replay.cpp", "goes_forward(a->kind) ? chunk(*a).input : chunk(*a).output", "chunk(*a).input", "train_test MemoryRanks*"),
     ("ahead_only_on_the_last_rank", "config/rules_transformer.cpp", "static_cast<int64_t>(stages.end() - holder) > s_.pp", "static_cast<int64_t>(stages.end() - holder) > 1", "config_test AttentionRules*"),
     ("empty_stages_begin_captured", "pipeline/stage.h", "return !places.empty() && places.front().graph >= 0;", "return places.empty() || places.front().graph >= 0;", "train_test PartialGraphs.StagesWithout*"),
+    ("store_admits_any_client", "comm/backends/store_server.cpp", "  if (!equal_secrets(proof, prove(secret_, store_claim(\"client\", link.nonce, nonce)))) return false;\n", "", "comm_test RunStore*"),
+    ("store_proves_nothing", "comm/backends/store_client.cpp", "      if (welcome.kind == kWelcome &&\n          equal_secrets(welcome.text, prove(address.secret, store_claim(\"server\", nonce.text, link_.nonce))))\n", "      if (welcome.kind == kWelcome)\n", "comm_test RunStore*"),
+    ("store_forgets_what_it_holds", "comm/backends/store_server.cpp", "bytes_ += key.size() + value.size() - before;", "bytes_ = key.size() + value.size();", "comm_test RunStore*"),
+    ("store_sets_what_is_expected_absent", "comm/backends/store_server.cpp", "absent ? !in[1].empty() : found->second != in[1]", "!absent && found->second != in[1]", "comm_test RunStore*"),
+    ("members_are_not_compared", "comm/backends/gloo_state.cpp", "equal_secrets(theirs, proof(peer, index))", "!theirs.empty()", "comm_test CheckMembers*"),
+    ("head_is_trained_with_the_embedding", "config/peft.cpp", "return param == module.param && contains(modules_to_save, module.word);", "return param == module.param && !modules_to_save.empty();", "train_test Adapters*"),
+    ("tied_head_is_not_written", "hf/peft_directory.cpp", "    if (config.model.tied()) all.push_back(exported(run, tensor.name, \"lm_head.weight\"));\n", "", "hf_test Adapters*"),
+    ("epochs_are_left_to_verify", "train/verify.cpp", "  config.train.train_epochs = 0;\n", "", "train_test Verify*"),
 ]
