@@ -97,22 +97,29 @@ PYTHON
 held
 holds "tokenizer decode: to a pipe as it is, to a terminal escaped"
 
-echo "A value that another process writes to the store"
+echo "A value that another process writes to the store of a run without METROPLEX_SECRET"
 port=$(free_port)
 env "${around[@]}" RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
   timeout -k 5 60 "$metroplex" train "${tiny[@]}" "${mock[@]}" > out 2> err < /dev/null &
 job=$!
 python3 - "$port" << 'PYTHON'
-import socket, struct, sys, time
+import hashlib, hmac, socket, struct, sys, time
 for _ in range(300):
     try:
         store = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
         break
     except OSError:
         time.sleep(0.1)
-text = lambda data: struct.pack("<Q", len(data)) + data
-key, value = b"/metroplex/attempt_0/decision", "r\x1b]0;owned\x07\x9b2J\u202e".encode()
-store.sendall(b"\0" + struct.pack("<I", 0x3C85F7CE) + b"\1" + text(key) + text(value))
+field = lambda data: struct.pack("<I", len(data)) + data
+def receive():
+    head = store.recv(5, socket.MSG_WAITALL)
+    return store.recv(struct.unpack("<I", head[1:])[0], socket.MSG_WAITALL)
+nonce = b"anonce"
+proof = hmac.new(b"", b"store client " + receive() + b" " + nonce, hashlib.sha1).hexdigest().encode()
+store.sendall(b"h" + field(nonce + b" " + proof))
+receive()
+key, value = b"metroplex/attempt_0/decision", "r\x1b]0;owned\x07\x9b2J\u202e".encode()
+store.sendall(b"s" + field(field(key) + field(value)))
 time.sleep(1)
 PYTHON
 code=0

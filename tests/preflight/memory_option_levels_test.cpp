@@ -49,5 +49,27 @@ TEST(OptionLevels, OffersToRecomputeWhatTheModelHas) {
       modules_offered({shared[0], shared[1], "model.moe_shared_expert_overlap=true"}).contains("shared_experts"));
 }
 
+// 32 layers on 2 pipeline ranks with 2 chunks each: the root of 8 is 3 layers at a time.
+TEST(OptionLevels, WholeLayersAreTakenByTheRootOfAChunk) {
+  const config::Config config = config::resolved(
+      with({"model.num_layers=32", "parallel.tensor_model_parallel_size=2", "parallel.pipeline_model_parallel_size=2",
+            "parallel.virtual_pipeline_model_parallel_size=2"}),
+      4);
+  std::set<std::string> names, chunks;
+  size_t levels = 0;
+  for (const preflight::OptionLevels& list : preflight::option_levels(config, false)) {
+    if (list.kind != preflight::OptionKind::recompute) continue;
+    for (const preflight::OptionLevel& level : list.levels) {
+      ++levels;
+      names.insert(level.what);
+      for (const std::string& setting : level.settings) {
+        if (setting.starts_with("memory.recompute_num_layers=")) chunks.insert(setting.substr(setting.find('=') + 1));
+      }
+    }
+  }
+  EXPECT_EQ(chunks, (Set{"1", "3"}));
+  EXPECT_EQ(names.size(), levels) << "two levels have one name";
+}
+
 }  // namespace
 }  // namespace metroplex::test::memory_option_levels_test
