@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "comm/backends/watch_tree.h"
+#include "comm/backends/watch_link.h"
 
 namespace metroplex::comm {
 
