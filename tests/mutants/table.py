@@ -446,7 +446,7 @@ MUTANTS = [
     ("store_proves_nothing", "comm/backends/store_client.cpp", "      if (welcome.kind == kWelcome &&\n          equal_secrets(welcome.text, prove(address.secret, store_claim(\"server\", nonce.text, link_.nonce))))\n", "      if (welcome.kind == kWelcome)\n", "comm_test RunStore*"),
     ("store_forgets_what_it_holds", "comm/backends/store_server.cpp", "bytes_ += key.size() + value.size() - before;", "bytes_ = key.size() + value.size();", "comm_test RunStore*"),
     ("store_sets_what_is_expected_absent", "comm/backends/store_server.cpp", "absent ? !in[1].empty() : found->second != in[1]", "!absent && found->second != in[1]", "comm_test RunStore*"),
-    ("members_are_not_compared", "comm/backends/gloo_state.cpp", "equal_secrets(theirs, proof(peer, index))", "!theirs.empty()", "comm_test CheckMembers*"),
+    ("members_are_not_compared", "comm/backends/gloo_state.cpp", "equal_secrets(theirs, proof(peer, index))", "!theirs.empty()", "comm_procs_test CheckMembers*"),
     ("head_is_trained_with_the_embedding", "config/peft.cpp", "return param == module.param && contains(modules_to_save, module.word);", "return param == module.param && !modules_to_save.empty();", "train_test Adapters*"),
     ("tied_head_is_not_written", "hf/peft_directory.cpp", "    if (config.model.tied()) all.push_back(exported(run, tensor.name, \"lm_head.weight\"));\n", "", "hf_test Adapters*"),
     ("epochs_are_left_to_verify", "train/verify.cpp", "  config.train.train_epochs = 0;\n", "", "train_test Verify*"),
