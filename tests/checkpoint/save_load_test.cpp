@@ -90,8 +90,8 @@ TEST(Checkpoint, ACrashAtAnyCallLeavesTheOldOrTheNewOne) {
       FaultFileSystem faulty(disk, {.crash_at_call = crash});
       bool crashed = false;
       const SaveResult result = save_model(faulty, {.ranks = ranks, .layout = 4, .iteration = 20}, &crashed);
-      for (uint64_t seed = 0; seed < 12; ++seed) {
-        const auto after = seed == 11 ? disk.after_kill() : disk.after_power_cut(seed);
+      for (uint64_t seed = 0; seed < 32; ++seed) {
+        const auto after = seed == 31 ? disk.after_kill() : disk.after_power_cut(seed);
         const Latest latest = read_latest(*after, "/ckpt");
         ASSERT_TRUE(latest.name.has_value()) << latest.problem;
         const Found found = newest(*after);

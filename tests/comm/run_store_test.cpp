@@ -150,6 +150,9 @@ TEST(RunStore, ValuesAreLimited) {
   one->set("a", Bytes(950));  // in its place
   EXPECT_THROW(one->set("b", Bytes(100)), c10::DistError);
   EXPECT_THROW(one->check({"a"}), c10::DistError) << "the connection goes on";
+  two->set("c", Bytes(40));
+  EXPECT_THROW(server.client()->set("d", Bytes(10)), c10::DistError) << "951, 41 and 11 bytes";
+  EXPECT_TRUE(two->deleteKey("c"));
   EXPECT_TRUE(two->deleteKey("a"));
   two->set("b", Bytes(998));
   EXPECT_THROW(two->add("a", 1), c10::DistError) << "more than 1000 bytes with the key";

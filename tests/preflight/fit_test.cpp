@@ -161,13 +161,15 @@ TEST(Fit, ThePartOfAMachineThatIsLeftCounts) {
   EXPECT_EQ(fit(request, planted).domain, 1);
 }
 
-// Each of two instances of the optimizer shards its state over two ranks, so the ranks of an instance differ.
+// Each of two instances of the optimizer shards its state over two ranks: two predictions are enough for all four.
 TEST(Fit, RanksOfAnInstanceShareItsState) {
-  const Planted planted{[](const train::RankRequest& request) { return request.rank % 2 == 1 ? 130 : 100; }};
+  int calls = 0;
+  const Planted planted{[](const train::RankRequest& request) { return request.rank % 2 == 1 ? 130 : 100; }, &calls};
   const FitRequest request = fit_request(
       4, {"parallel.data_parallel_sharding_strategy=optim", "parallel.num_distributed_optimizer_instances=2"},
       machine(4, 1000));
   EXPECT_EQ(fit(request, planted).need, 2 * (100 + 130));
+  EXPECT_EQ(calls, 2);
 }
 
 // Two operations a multiply-add, three for forward and backward: by the formula of the iteration line.
