@@ -23,8 +23,8 @@ struct MarkedTokens {
 
 struct Encoder {
   std::function<std::vector<int32_t>(std::string_view)> encode;  // called from several threads at once
-  // Instead of it, of chats: takes a line of JSON and returns the chat's sequences, each a document. PREFIX_loss_mask
-  // (token_source.h) then lies beside PREFIX.
+  // For chats, in place of `encode`: maps a line of JSON to the chat's sequences, each a document. PREFIX_loss_mask
+  // (token_source.h) is then written next to PREFIX.
   std::function<std::vector<MarkedTokens>(std::string_view)> encode_chat;
   std::string chat_sequences = "chats";  // the name of such sequences in messages
   int64_t longest_chat = 0;              // of a sequence in tokens; of longer ones the end is cut; 0: any

@@ -12,7 +12,7 @@
 namespace metroplex::comm::check_members_procs_test {
 namespace {
 
-// What each of three members reports.
+// Returns the error of each of three members, or "".
 std::array<std::string, 3> outcomes(const std::array<std::string, 3>& secrets,
                                     const std::array<std::string, 3>& keys) {
   const auto store = c10::make_intrusive<c10d::HashStore>();

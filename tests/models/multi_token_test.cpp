@@ -39,7 +39,7 @@ class Plain {
   at::Tensor linear(const at::Tensor& x, const std::string& name) {
     return x.matmul(leaves.at(name + ".weight").t());
   }
-  // residual + dropout(x) with the mask of the layer of this number.
+  // Returns residual + dropout(x) with the mask of layer `number`.
   at::Tensor sum(const at::Tensor& x, const at::Tensor& residual, int64_t number, nn::RandomSite site) {
     const nn::BiasDropoutAdd how{{kSeed, number, site, dropout, {}}, nullptr, {}};
     const auto first_rows = [](const at::Tensor& y) { return y.transpose(0, 1).contiguous(); };
@@ -154,7 +154,7 @@ TEST(MultiToken, LossesAndGradientsAreThoseOfTheFormula) {
   for (const bool documents : {false, true}) check(documents, 0);
 }
 
-// Each depth has masks of its own, those of the layer number that it would have in the decoder.
+// Depth k uses the dropout masks of decoder layer num_layers + k - 1.
 TEST(MultiToken, DropoutIsThatOfLayersAfterTheLast) { check(false, 0.4); }
 
 TEST(MultiToken, NothingOfItRunsInEvaluation) {

@@ -1,4 +1,4 @@
-// Adapters of one layer, without ranks: their gradients, and that each drops elements of its own.
+// Adapters of one layer on one rank: their gradients, and one dropout mask per adapter.
 #include "nn/lora.h"
 
 #include <cmath>

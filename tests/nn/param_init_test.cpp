@@ -42,7 +42,7 @@ TEST(ParamInit, FillGivesEveryElementTheIndexItHasInTheWhole) {
   EXPECT_EQ(largest(part.data.select(1, 2)), 0);
 }
 
-// Of n normal numbers the standard deviation is within 5 / sqrt(2 n) of theirs.
+// The sample deviation of n normal numbers has a relative standard error of 1 / sqrt(2 n); the test allows five.
 TEST(ParamInit, ScaledNormalDividesByTheRootOfTwiceTheLayers) {
   nn::LayerContext context = layer_context();
   context.num_layers = 8;

@@ -168,7 +168,7 @@ struct Mixed {
   }
 };
 
-// The second step tells a momentum from Nesterov's: in the first both are multiples of the gradient.
+// In the first step both directions are multiples of the gradient, so the second step is compared.
 TEST(Muon, TakesTheMomentumOrNesterovsStep) {
   for (const bool nesterov : {false, true}) {
     Mixed one(nesterov);

@@ -49,7 +49,7 @@ class StoreServer {
   OwnedFd wake_fd_;
   std::mutex mutex_;  // of the two flags
   bool closing_ = false, port_closes_ = false;
-  // The serving thread's own.
+  // Used by the serving thread only.
   LinkPort port_;
   WatchLinks links_;
   std::map<std::string, std::string> values_;

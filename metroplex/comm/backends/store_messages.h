@@ -38,7 +38,7 @@ inline std::optional<std::vector<std::string>> unpack(const std::string& text) {
   return fields;
 }
 
-// What each end proves, with its own first word.
+// The text that an end proves; `end` is "client" or "server", so one proof is no proof of the other end.
 inline std::string store_claim(const char* end, const std::string& server_nonce, const std::string& client_nonce) {
   return std::string("store ") + end + " " + server_nonce + " " + client_nonce;
 }

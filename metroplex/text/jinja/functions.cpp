@@ -34,18 +34,7 @@ Value make_dict(Interpreter& run, Arguments& a) {
     run.spend(16 + (key.is_string() ? key.string().size() / 4 : dict.items().size()));
     dict.set(key, value);
   };
-  if (!a.positional.empty()) {
-    const Value& from = a.positional[0];
-    if (from.is_dict()) {
-      for (const auto& [key, value] : from.dict().items()) set(key, value);
-    } else {
-      for (const Value& pair : elements(run, from)) {
-        const List two = elements(run, pair);
-        MPX_CHECK(two.size() == 2, "text", "dict() of a list takes pairs");
-        set(two[0], two[1]);
-      }
-    }
-  }
+  if (!a.positional.empty()) for_each_pair(run, a.positional[0], "dict()", set);
   for (const auto& [name, value] : a.named) set(name, value);
   return Value::dict(std::move(dict));
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -103,7 +104,10 @@ bool contains(Interpreter& run, const Value& container, const Value& item);
 Value attribute(Interpreter& run, const Value& object, const std::string& name);
 Value item(Interpreter& run, const Value& object, const Value& key);
 Value slice(Interpreter& run, const Value& object, const Value& from, const Value& to, const Value& step);
-List elements(Interpreter& run, const Value& value);                         // what a for over it takes
+List elements(Interpreter& run, const Value& value);  // what a for over it takes
+// Calls `visit` for each item of a dict, or for each pair in a list of pairs. `taker` is named in the error.
+void for_each_pair(Interpreter& run, const Value& value, const char* taker,
+                   const std::function<void(const Value& key, const Value& value)>& visit);
 Value formatted(Interpreter& run, const Value& format, const List& values);  // Python's %
 
 // methods.cpp and string_methods.cpp: whether a value has a method of this name, and its call.

@@ -246,6 +246,19 @@ Value slice(Interpreter& run, const Value& object, const Value& from, const Valu
   return text_like(object, std::move(out));
 }
 
+void for_each_pair(Interpreter& run, const Value& value, const char* taker,
+                   const std::function<void(const Value& key, const Value& value)>& visit) {
+  if (value.is_dict()) {
+    for (const auto& [key, item] : value.dict().items()) visit(key, item);
+    return;
+  }
+  for (const Value& pair : elements(run, value)) {
+    const List two = elements(run, pair);
+    MPX_CHECK(two.size() == 2, "text", taker, " of a list takes pairs");
+    visit(two[0], two[1]);
+  }
+}
+
 List elements(Interpreter& run, const Value& value) {
   run.pay_items(value.is_list()     ? value.items().size()
                 : value.is_dict()   ? value.dict().items().size()

@@ -76,15 +76,7 @@ Value url_encode(Interpreter& run, const Value& v, Arguments& a) {
   const auto add = [&](const Value& key, const Value& value) {
     out += (out.empty() ? "" : "&") + url_quoted(run, key, true) + "=" + url_quoted(run, value, true);
   };
-  if (v.is_dict()) {
-    for (const auto& [key, value] : v.dict().items()) add(key, value);
-  } else {
-    for (const Value& pair : elements(run, v)) {
-      const List two = elements(run, pair);
-      MPX_CHECK(two.size() == 2, "text", "urlencode of a list takes pairs");
-      add(two[0], two[1]);
-    }
-  }
+  for_each_pair(run, v, "urlencode", add);
   return run.text(std::move(out));
 }
 
@@ -175,7 +167,7 @@ class Wrapper {
 
   static bool is_space_only(Chunk chunk) { return std::all_of(chunk.begin(), chunk.end(), is_space); }
 
-  // How much of a chunk that is longer than a line goes into what is left of this one.
+  // Returns how many characters of a chunk longer than a line fit into the rest of this line.
   size_t broken_at(Chunk chunk, size_t room) const {
     if (!on_hyphens_ || room == 0) return room;
     const size_t found = chunk.rfind(U'-', room - 1);
