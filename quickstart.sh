@@ -59,9 +59,9 @@ if [ ${#text[@]} -eq 0 ]; then
   if [ ! -e "$corpus/.complete" ]; then
     rm -rf "$corpus" && mkdir -p "$corpus"
     # One document a header; generated operator headers all look alike and would drown the rest.
-    find "$torch_root/include" -name '*.h' -not -path '*/ATen/ops/*' -size -200k -print0 | sort -z |
-      while IFS= read -r -d '' file; do printf '%s\0' "$file"; done > "$dir/files"
-    xargs -0 cp --parents -t "$corpus" < "$dir/files"
+    # Relative paths: `metroplex preprocess` skips hidden folders, and the default path of the wheel has one (~/.cache).
+    (cd "$torch_root/include" && find . -name '*.h' -not -path '*/ATen/ops/*' -size -200k -print0 | sort -z > "$dir/files" &&
+      xargs -0 cp --parents -t "$corpus" < "$dir/files")
     touch "$corpus/.complete"
   fi
   text=("$corpus")
@@ -109,11 +109,11 @@ prompt='#include <'
 
 cat <<END
 
-Done. What to try next:
-  build/bin/metroplex inspect $dir/checkpoints            what was saved, with checksums
-  build/bin/metroplex verify examples/llama_tiny.yaml   the layout changes nothing: float64 against one rank
-  build/bin/metroplex ranks --nproc 8 --tp 2 --pp 2       who is where
-  build/bin/metroplex schedule --pp 2 --vpp 2 --microbatches 4            what runs when
-  build/bin/metroplex train --help                        every knob
+Done. Commands to try next:
+  build/bin/metroplex inspect $dir/checkpoints   lists the saved checkpoints
+  build/bin/metroplex verify examples/llama_tiny.yaml   compares this layout with a single rank in float64
+  build/bin/metroplex ranks --nproc 8 --tp 2 --pp 2   draws the rank map
+  build/bin/metroplex schedule --pp 2 --vpp 2 --microbatches 4   draws the pipeline schedule
+  build/bin/metroplex train --help   describes the options of a run
   tensorboard --logdir $dir/tensorboard
 END

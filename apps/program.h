@@ -10,7 +10,7 @@
 
 namespace metroplex::apps {
 
-// Exit codes of every command; README has the table.
+// Exit codes of every command; docs/cli.md has the table.
 inline constexpr int kExitOk = 0, kExitInternal = 1, kExitConfig = 2, kExitData = 3, kExitPeer = 4, kExitNumerics = 5,
                      kExitUnsaved = 6, kExitStopped = 16;
 

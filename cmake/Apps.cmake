@@ -93,6 +93,7 @@ add_test(NAME links COMMAND bash -c "${links_no_cuda} ldd '$<TARGET_FILE:metropl
 add_test(NAME layers COMMAND "${PYTHON3}" "${CMAKE_SOURCE_DIR}/scripts/check_layers.py")
 add_test(NAME layers_breaches COMMAND "${PYTHON3}" "${CMAKE_SOURCE_DIR}/tests/scripts/check_layers_test.py")
 add_test(NAME mutants_apply COMMAND "${PYTHON3}" "${CMAKE_SOURCE_DIR}/tests/scripts/mutants_test.py")
+add_test(NAME evidence COMMAND "${PYTHON3}" "${CMAKE_SOURCE_DIR}/tests/scripts/evidence_test.py")
 add_test(NAME format COMMAND bash "${CMAKE_SOURCE_DIR}/scripts/check_format.sh")
 
 # What bench/*.md measures; built by name only.

@@ -58,6 +58,20 @@ for i in $(seq 1 30); do printf '{"text": "%s"}\n' "$(words 30 "$i" | tr '\n' ' 
 whole_way jsonl lines.jsonl
 holds "JSON lines stay documents"
 
+echo "Without --text, quickstart.sh learns from the headers of the wheel, also under a hidden folder"
+mkdir -p clone/scripts clone/build/bin .cache/torch/include/c10
+cp "$repository/quickstart.sh" clone
+cp "$repository/scripts/text_corpus.sh" clone/scripts
+printf '#!/bin/sh\n' > clone/scripts/build.sh && chmod +x clone/scripts/build.sh
+ln -s "$metroplex" clone/build/bin/metroplex
+ln -s "$(dirname "$metroplex")/metroplex-torch" clone/build/bin/metroplex-torch
+echo "TORCH_ROOT:PATH=$work/.cache/torch" > clone/build/CMakeCache.txt
+for i in $(seq 1 30); do words 60 "$i" > ".cache/torch/include/c10/$i.h"; done
+clone/quickstart.sh > out 2> err && fail "quickstart.sh trained without examples/llama_tiny.yaml"
+run 0 inspect clone/runs/quickstart/data
+prints '30 documents'
+holds "30 headers below .cache are 30 documents"
+
 echo "What cannot be learned from is said first"
 mkdir -p bin
 printf '#!/bin/sh\necho installs >> "%s/installed"\nexit 1\n' "$work" | tee bin/apt-get bin/cmake bin/curl bin/sudo bin/ninja bin/wget > /dev/null

@@ -148,7 +148,8 @@ struct Mixed {
   std::unique_ptr<optim::ParamGroups> groups;
   std::unique_ptr<optim::Optimizer> muon;
 
-  explicit Mixed(bool nesterov = true) {
+  explicit Mixed(bool nesterov = true, at::ScalarType dtype = at::kDouble) {
+    for (nn::Param& param : params) param.data = param.data.to(dtype);
     params[2].placement.role = topology::Role::bias;
     params[3].placement.role = topology::Role::embedding;
     config.optimizer = "muon";
@@ -160,10 +161,10 @@ struct Mixed {
     context.groups = groups.get();
     muon = optim::make_optimizer(config, whole_slices(pointers(params)), context);
   }
-  void step(int64_t number) {
+  void step(int64_t number, double rate = 0.02) {
     for (nn::Param& param : params)
       param.main_grad.copy_(values(param.data.sizes().vec(), static_cast<uint64_t>(10 + number)));
-    const std::vector<optim::GroupRates> rates(groups->factors().size(), {0.02, 0});
+    const std::vector<optim::GroupRates> rates(groups->factors().size(), {rate, 0});
     muon->step(judged(config, rates, 1.0, number));
   }
 };
@@ -200,6 +201,18 @@ TEST(Muon, GoesOnFromRestoredStateOfBothOptimizers) {
   resumed.step(3);
   for (size_t i = 0; i < first.params.size(); ++i)
     EXPECT_TRUE(at::equal(first.params[i].data, resumed.params[i].data)) << first.params[i].name;
+}
+
+// A step at rate 0 writes the main values, so it must keep parameters that were replaced from outside.
+TEST(Muon, BothOptimizersReadReplacedParameters) {
+  Mixed one(true, at::kBFloat16);
+  for (nn::Param& param : one.params) param.data.mul_(2);
+  one.muon->params_changed();
+  std::vector<at::Tensor> expected;
+  for (const nn::Param& param : one.params) expected.push_back(param.data.clone());
+  one.step(1, 0);
+  for (size_t i = 0; i < expected.size(); ++i)
+    EXPECT_TRUE(at::equal(one.params[i].data, expected[i])) << one.params[i].name;
 }
 
 TEST(Muon, CountsTheBytesOfAllMoments) {

@@ -204,6 +204,18 @@ TEST(Listeners, AreToldInOrderAndInReverseAndWhoOnlyLooksLeavesIslandsWhole) {
   EXPECT_EQ(stage.islands().places.size(), 1u);
 }
 
+// The repeated forward of a chunk that begins at the second segment enters the block, so that ZeRO gathers its parameters.
+TEST(Listeners, ARecomputedChunkEntersItsFirstBlock) {
+  pipeline::StageSaving saving;
+  saving.recomputed = {{.begin = 0, .end = 1, .segment = 1}};
+  pipeline::Stage stage(one_block(), saving);
+  std::string text;
+  Speaker a("a", text);
+  stage.listen("a", a);
+  run_stage(stage, 1, 0.5);
+  EXPECT_EQ(text, " [a0 a) (a1 a] [a1 a] [a1 a) (a0 a]");
+}
+
 TEST(Listeners, AUseIsToldInReverseOrderOfJoining) {
   nn::Param param = routed_param("p", 0);
   std::string text;

@@ -58,6 +58,24 @@ TEST_P(MemoryOptionsAt, HoldWhatTheyPromiseWhenTyped) {
 }
 INSTANTIATE_TEST_SUITE_P(Shares, MemoryOptionsAt, testing::Values(0.95, 0.7, 0.4, 0.1));
 
+// With ZeRO 2 and more every microbatch exchanges gradients, without it only the last: (n - 1) more exchanges of n
+// microbatches, as a share of their n forward and backward passes.
+TEST(MemoryOptions, ShardedGradientsAreExchangedPerMicrobatch) {
+  const auto cost = [](int64_t microbatches) {
+    const std::string batch = "train.global_batch_size=" + std::to_string(4 * 4 * microbatches);
+    const auto request = [&](const std::string& strategy) {
+      return fit_request(4, {batch, "parallel.data_parallel_sharding_strategy=" + strategy}, gpus(1));
+    };
+    preflight::RankFigures figures;
+    figures.prediction.num_params = 1000;
+    figures.prediction.flops = static_cast<double>(microbatches) * 1e6;
+    return preflight::added_cost(request("optim"), figures, request("optim_grads"), figures);
+  };
+  EXPECT_EQ(cost(1), 0);
+  EXPECT_GT(cost(2), 0);
+  EXPECT_DOUBLE_EQ(cost(5) / cost(2), (4.0 / 5) / (1.0 / 2));
+}
+
 TEST(MemoryOptions, ChangeNothingThatIsLearned) {
   const std::set<std::string> kept{"parallel.sequence_parallel",
                                    "parallel.data_parallel_sharding_strategy",

@@ -21,9 +21,15 @@
 namespace metroplex::test::background_saves_ranks_test {
 namespace {
 
-// A disk on which files of tensors cannot be made while it is held, nor once it is broken.
+bool creates_tensors(const std::string& what, const std::string& path) {
+  return what == "create" && path.ends_with(".safetensors");
+}
+bool removes_a_file(const std::string& what, const std::string&) { return what == "remove"; }
+
+// A disk whose calls of one kind wait while it is held, and fail once it is broken.
 class SlowDisk {
  public:
+  explicit SlowDisk(bool (*affects)(const std::string&, const std::string&) = creates_tensors) : affects_(affects) {}
   files::FileSystem& disk() { return disk_; }
   void hold() { set(true, false); }
   void release() { set(false, false); }
@@ -31,7 +37,7 @@ class SlowDisk {
 
  private:
   void before(const std::string& what, const std::string& path) {
-    if (what != "create" || !path.ends_with(".safetensors")) return;
+    if (!affects_(what, path)) return;
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return !held_; });
     if (broken_) throw base::Error("files", path + ": Input/output error");
@@ -43,6 +49,7 @@ class SlowDisk {
     changed_.notify_all();
   }
 
+  bool (*affects_)(const std::string&, const std::string&);
   std::mutex mutex_;
   std::condition_variable changed_;
   bool held_ = false, broken_ = false;
@@ -220,6 +227,42 @@ TEST(BackgroundSaves, ABrokenDiskIsToldAndTheOlderOnesStay) {
   EXPECT_NE(told.summary.on_disk.find("iter_000000"), std::string::npos) << told.summary.on_disk;
   files::PosixFileSystem posix;
   EXPECT_TRUE(checkpoint::read_latest(posix, folder.at("now")).name);
+}
+
+// Only rank 0 removes old checkpoints, so rank 1 has finished the save while rank 0 has not.
+TEST(BackgroundSaves, NoRankSavesBeforeAllRanksCan) {
+  const Folder folder;
+  config::Config config = config_of(folder);
+  config.train.train_iters = 6;
+  const Told waits = run(config, std::make_shared<files::PosixFileSystem>());
+  config.checkpoint.save = folder.at("later");
+  config.checkpoint.async_save = true;
+  config.checkpoint.keep_last = 1;
+  const auto disk = std::make_shared<SlowDisk>(removes_a_file);
+  disk->hold();
+  const Told goes_on = run(config, shared(disk), [&](int64_t step) {
+    if (step == 5) disk->release();
+  });
+  EXPECT_GE(count(goes_on, "is still being written"), 1u);
+  EXPECT_EQ(goes_on.summary.last_checkpoint, folder.at("later") + "/iter_0000006");
+  expect_same_tensors(folder.at("later") + "/iter_0000006", folder.at("now") + "/iter_0000006");
+}
+
+TEST(BackgroundSaves, EveryFailedRemovalIsReported) {
+  const Folder folder;
+  config::Config config = config_of(folder);
+  config.train.train_iters = 3;
+  run(config, std::make_shared<files::PosixFileSystem>());
+  config.checkpoint.load = config.checkpoint.save;
+  config.checkpoint.keep_last = 1;
+  config.train.train_iters = 4;
+  config.optim.override_opt_param_scheduler = true;
+  const auto disk = std::make_shared<SlowDisk>(removes_a_file);
+  disk->break_down();
+  const Told told = run(config, shared(disk));
+  EXPECT_EQ(told.summary.last_checkpoint, folder.at("now") + "/iter_0000004");
+  for (const char* name : {"iter_0000001", "iter_0000002", "iter_0000003"})
+    EXPECT_EQ(count(told, std::string(".delete-") + name), 1u) << name;
 }
 
 // Bytes of the file of every rank, without its header.
