@@ -1,4 +1,4 @@
-// Bytes as a person reads them: "812 B", "1.5 GiB".
+// Formats bytes for display: "812 B", "1.5 GiB".
 #pragma once
 
 #include <string>

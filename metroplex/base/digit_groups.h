@@ -1,4 +1,4 @@
-// Numbers as Python writes them: 300_000_000.
+// Numbers with digit groups as in Python: 300_000_000.
 #pragma once
 
 #include <cctype>
@@ -6,7 +6,7 @@
 
 namespace metroplex::base {
 
-// Removes every underscore between two digits, as Python's int() and float() do.
+// Removes every underscore between two digits, like Python's int() and float().
 inline std::string without_digit_groups(const std::string& text) {
   const auto is_digit = [&](size_t i) {
     return i < text.size() && std::isdigit(static_cast<unsigned char>(text[i]));

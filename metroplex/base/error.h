@@ -1,7 +1,7 @@
-// How things fail. A user, file or network mistake throws base::Error through MPX_CHECK, with the room that
-// found it, both values and the way out:
+// Error handling. User, file and network errors throw base::Error through MPX_CHECK, with the module, both values and
+// a suggested fix:
 //   MPX_CHECK(world % n == 0, "topology", world, " ranks are not a multiple of tp*cp*pp = ", n, "; choose ...");
-// Our own mistakes go through MPX_ASSERT. Only apps/ turns an Error into an exit code (by its room).
+// Internal errors use MPX_ASSERT. Only apps/ converts an Error to an exit code (by its module).
 #pragma once
 
 #include <sstream>
@@ -12,7 +12,7 @@ namespace metroplex::base {
 
 class Error : public std::runtime_error {
  public:
-  // what() is "[room] message".
+  // what() is "[module] message".
   Error(std::string room, const std::string& message);
   const std::string& room() const { return room_; }
 
@@ -20,7 +20,7 @@ class Error : public std::runtime_error {
   std::string room_;
 };
 
-// what(), of an Error without the room: for a text that names one already.
+// Returns what(), for an Error without the module.
 std::string message_of(const std::exception& error);
 
 template <class... Parts>
@@ -33,7 +33,7 @@ std::string concat(const Parts&... parts) {
 [[noreturn]] void throw_error(const char* room, const std::string& message);
 [[noreturn]] void throw_assert(const char* file, int line, const char* condition, const std::string& message);
 
-// The candidate nearest to `word` by edit distance, or "" when none is near enough to be a likely slip.
+// Returns the candidate nearest to `word` by edit distance, or "" if none is near enough for a typo.
 template <class Range>
 std::string nearest_name(const std::string& word, const Range& candidates);
 int edit_distance(const std::string& a, const std::string& b);

@@ -24,7 +24,6 @@ std::optional<int64_t> number_in(const std::string& path) {
   return number(word);
 }
 
-// The sum of the lines "NAME VALUE" with one of these names; 0 where there are none.
 int64_t sum_of(const std::string& path, const std::array<const char*, 2>& names) {
   std::ifstream file(path);
   int64_t sum = 0;
@@ -46,9 +45,9 @@ std::optional<int64_t> available(const std::string& meminfo) {
   return std::nullopt;
 }
 
-// The names of files in a memory cgroup, and of what its usage counts although it can be given up.
+// File names of a memory cgroup, and the reclaimable entries of its usage.
 struct Version {
-  const char* folder;  // where the hierarchy is mounted
+  const char* folder;  // mount point of the hierarchy
   const char* limit;
   const char* usage;
   std::array<const char*, 2> cache;
@@ -70,8 +69,8 @@ bool holds_memory(const std::string& controllers) {
   return false;
 }
 
-// The paths of the process's memory cgroups, one a hierarchy: lines "0::/path" of version 2, "4:memory:/path" of 1.
-// In a container these may be paths of the host: then the mount's own root is what counts, which every walk ends at.
+// Returns the paths of the process's memory cgroups, one per hierarchy: lines "0::/path" of v2, "4:memory:/path" of
+// v1. In a container these may be host paths. Then the root of the mount counts, where every search ends.
 std::vector<std::string> memory_cgroups(const std::string& self) {
   std::ifstream file(self);
   std::vector<std::string> paths;
@@ -88,7 +87,7 @@ void lower_to(std::optional<FreeMemory>& least, int64_t bytes, const std::string
   if (!least || bytes < least->bytes) least = FreeMemory{std::max<int64_t>(0, bytes), from};
 }
 
-// The limits of a cgroup and of all above it.
+// Applies the limits of a cgroup and all its ancestors.
 void walk_up(const std::string& root, const Version& version, std::string path, std::optional<FreeMemory>& least) {
   while (true) {
     while (path.ends_with('/')) path.pop_back();

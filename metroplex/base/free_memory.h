@@ -1,5 +1,5 @@
-// The memory that a process of this machine can still take: what the kernel calls available, and what the limits of
-// its cgroups leave, version 1 and 2. Page cache counts as free where the kernel would give it up, swap does not.
+// Memory that a process of this machine can still allocate: the kernel's available memory, limited by the cgroups (v1
+// and v2). Page cache counts as free if the kernel can reclaim it; swap does not count.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@ namespace metroplex::base {
 
 struct FreeMemory {
   int64_t bytes = 0;
-  std::string from;  // what sets it: "/proc/meminfo", "/sys/fs/cgroup/job/memory.max"
+  std::string from;  // source of the limit: "/proc/meminfo", "/sys/fs/cgroup/job/memory.max"
 };
 
-// The least of all that is known; nothing where /proc/meminfo cannot be read. `root` stands before every path: tests
-// hand in a tree of their own. A limit in a file that is not there, or not understood, does not count.
+// Returns the minimum of all known limits; nothing if /proc/meminfo is unreadable. `root` is prepended to every path,
+// for tests. Missing or invalid limit files are ignored.
 std::optional<FreeMemory> free_memory(const std::string& root = "");
 
 }  // namespace metroplex::base

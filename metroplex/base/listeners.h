@@ -1,5 +1,5 @@
-// Listeners of an event, each under a name of its own, in order of registration. Of a pair of events around something
-// the first is told in this order and the second in reverse.
+// Named event listeners in registration order. For a pair of events around an action, callers notify in this order
+// first and in reverse order after it.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ class Listeners {
     MPX_ASSERT(!has(name), "two listeners are called ", name);
     entries_.push_back({std::move(name), std::move(listener)});
   }
-  // Nothing where there is none of that name.
+  // No-op if there is no such name.
   void remove(std::string_view name) {
     std::erase_if(entries_, [&](const Entry& entry) { return entry.name == name; });
   }

@@ -1,4 +1,4 @@
-// Where words to the user go. Rooms below train/ do not log: they return facts or throw. apps/ makes the sink.
+// Output for the user. Modules below train/ do not log: they return values or throw. apps/ creates the sink.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ class Log {
   virtual void warn(const std::string& line) = 0;
 };
 
-// Says nothing: for tests and for ranks that have nothing to add.
+// Discards everything: for tests and for ranks that do not log.
 class NullLog final : public Log {
  public:
   void info(const std::string&) override {}

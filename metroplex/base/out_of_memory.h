@@ -1,4 +1,4 @@
-// What is said of std::bad_alloc and its kind, and where the system starts no more threads.
+// Messages for std::bad_alloc and similar errors, and for a failed thread start.
 #pragma once
 
 namespace metroplex::base {

@@ -1,5 +1,5 @@
 // Philox4x32-10, the counter-based generator of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC'11).
-// A value is a pure function of key and counter: no state, no order, the same on every device and in every layout.
+// A value is a pure function of key and counter, so it is equal on every device and in every layout.
 #pragma once
 
 #include <array>
@@ -24,7 +24,8 @@ constexpr PhiloxBlock philox4x32(uint64_t key, uint64_t counter_low, uint64_t co
   return c;
 }
 
-// Two independent standard normals out of one block (Box-Muller, in double so that float and double runs agree).
+// Returns two independent standard normals from one block (Box-Muller, in double so that float and double runs
+// agree).
 inline std::array<double, 2> normal_pair(const PhiloxBlock& block) {
   const double u = (static_cast<double>(block[0]) + 1.0) * 0x1p-32;  // (0, 1]
   const double v = static_cast<double>(block[1]) * 0x1p-32;
@@ -32,7 +33,7 @@ inline std::array<double, 2> normal_pair(const PhiloxBlock& block) {
   return {radius * std::cos(angle), radius * std::sin(angle)};
 }
 
-// FNV-1a, to turn names into keys.
+// FNV-1a hash; converts names to keys.
 inline uint64_t hash_name(const char* text) {
   uint64_t hash = 14695981039346656037ull;
   for (; *text != '\0'; ++text) hash = (hash ^ static_cast<unsigned char>(*text)) * 1099511628211ull;

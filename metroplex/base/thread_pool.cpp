@@ -35,7 +35,7 @@ void parallel_for(int64_t count, int threads, const std::function<void(int64_t)>
   std::vector<std::thread> helpers;
   try {
     for (int64_t t = 1; t < std::min<int64_t>(threads, count); ++t) helpers.emplace_back(run);
-  } catch (const std::system_error&) {}  // those that have started do all of the work
+  } catch (const std::system_error&) {}  // the started threads do all of the work
   run();
   for (std::thread& helper : helpers) helper.join();
   if (failure) std::rethrow_exception(failure);
@@ -52,7 +52,7 @@ void run_together(int count, const std::function<void(int)>& work) {
         if (begins.get()) work(i);
       });
     }
-  } catch (const std::exception& error) { problem = error.what(); }  // of the system, or no memory for its stack
+  } catch (const std::exception& error) { problem = error.what(); }  // thread limit, or no memory for the stack
   gate.set_value(problem.empty());
   for (std::thread& thread : threads) thread.join();
   MPX_CHECK(problem.empty(), "memory", "only ", threads.size(), " of ", count, " threads can be started (", problem,

@@ -1,4 +1,4 @@
-// Pieces of host work on threads.
+// Parallel loops on host threads.
 #pragma once
 
 #include <cstdint>
@@ -6,13 +6,12 @@
 
 namespace metroplex::base {
 
-// Calls work(i) for i in [0, count) on up to `threads` threads (at least one: the caller's own).
-// Returns when all are done; rethrows the exception of the lowest failing i after the others have finished. Where the
-// system gives fewer threads, those do all of it.
+// Calls work(i) for i in [0, count) on up to `threads` threads, including the caller's. Returns when all are done;
+// then rethrows the exception of the lowest failing i. If the system starts fewer threads, those do all of the work.
 void parallel_for(int64_t count, int threads, const std::function<void(int64_t)>& work);
 
-// Calls work(i), which does not throw, for i in [0, count) on a thread each, for work that waits for the others'.
-// Where not all of them can be started, none calls it: base::Error("memory").
+// Calls work(i) for i in [0, count), each on its own thread, for work that waits for the other threads. `work` must
+// not throw. Throws base::Error("memory") without calling work if not all threads can be started.
 void run_together(int count, const std::function<void(int)>& work);
 
 }  // namespace metroplex::base

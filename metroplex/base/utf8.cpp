@@ -7,8 +7,8 @@
 namespace metroplex::base {
 namespace {
 
-// Bytes of the longest prefix of `text` that begins a valid code point (1 for a byte that begins none), and whether
-// the code point is whole.
+// Returns the bytes of the longest prefix of `text` that starts a valid code point (1 if there is none). Sets `whole`
+// if the code point is complete.
 size_t scan_code_point(std::string_view text, bool& whole) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char lead = byte(0);
@@ -78,7 +78,7 @@ bool is_control(char32_t c) {
   return (c >= 0x7F && c < 0xA0) || (c >= 0x202A && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
 }
 
-// Takes one whole code point.
+// Requires one complete code point.
 char32_t decode(std::string_view point) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(point[i]); };
   if (point.size() == 1) return byte(0);

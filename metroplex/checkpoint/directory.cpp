@@ -71,7 +71,7 @@ std::vector<std::string> other_entries(files::FileSystem& disk, const std::strin
 Latest read_latest(files::FileSystem& disk, const std::string& root) {
   const std::string path = join_path(root, kLatest);
   if (!disk.exists(path)) return {};
-  // A FIFO would be waited for.
+  // Opening a FIFO would block.
   if (!disk.file_size(path)) return {std::nullopt, base::concat("'", path, "' is no regular file")};
   std::string text;
   try {

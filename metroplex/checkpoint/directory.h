@@ -1,9 +1,9 @@
-// The folder that holds a run's checkpoints:
-//   iter_0000100/      complete; iter_0000100.2 when it was saved a second time while the first was in use
-//   latest             the name of the newest complete one, with a checksum; replaced atomically
-//   .tmp-* .delete-*   leftovers of a save or removal that did not end, swept by the next save
-//   .lock              held while a save is under way
-// Which of them are the past of the newest follows from their manifests, and which are kept from that.
+// The folder of a run's checkpoints:
+//   iter_0000100/      complete; iter_0000100.2 if it was saved again while the first was in use
+//   latest             name of the newest complete checkpoint, with a checksum; replaced atomically
+//   .tmp-* .delete-*   leftovers of an interrupted save or removal; the next save removes them
+//   .lock              held during a save
+// The manifests define the ancestors of the newest checkpoint; retention depends on them.
 #pragma once
 
 #include <cstddef>
@@ -26,28 +26,28 @@ struct CheckpointName {
 std::string to_string(const CheckpointName& name);
 std::optional<CheckpointName> parse_name(const std::string& text);
 
-// The names of all complete checkpoints, oldest first, without verifying checksums. Empty when `root` does not exist.
+// Returns the names of all complete checkpoints, oldest first, without verifying checksums. Empty if `root` does not
+// exist.
 std::vector<CheckpointName> list_checkpoints(files::FileSystem& disk, const std::string& root);
 
-// The configuration of the run that saves into a folder.
 inline constexpr const char* kRunConfig = "run.yaml";
-// It, or what a kill leaves of its writing.
+// True for kRunConfig and for the leftovers of an interrupted write.
 bool is_run_config(const std::string& name);
 
-// Names in `root` that are neither hidden nor of this format. Empty when `root` does not exist.
+// Returns the names in `root` that are neither hidden nor part of this format. Empty if `root` does not exist.
 std::vector<std::string> other_entries(files::FileSystem& disk, const std::string& root);
 
 struct Latest {
-  std::optional<CheckpointName> name;  // empty when there is no `latest`, or an unreadable one
-  std::string problem;                 // why it is unreadable; "" when it is missing or sound
+  std::optional<CheckpointName> name;  // empty: no `latest`, or an unreadable one
+  std::string problem;                 // why it is unreadable; "" if missing or valid
 };
 Latest read_latest(files::FileSystem& disk, const std::string& root);
 void write_latest(files::FileSystem& disk, const std::string& root, const CheckpointName& name);
 
-// Removes the leftovers of saves and removals. The caller holds the lock.
+// Removes leftovers of saves and removals. Requires the lock.
 void sweep(files::FileSystem& disk, const std::string& root);
 
-// Renames it to a hidden name, then deletes: a crash leaves a leftover, never a partial checkpoint.
+// Renames the checkpoint to a hidden name before deleting it: a crash leaves a leftover, never a partial checkpoint.
 void remove_checkpoint(files::FileSystem& disk, const std::string& root, const CheckpointName& name);
 
 inline constexpr const char* kTemporaryPrefix = ".tmp-";
@@ -55,33 +55,33 @@ inline constexpr const char* kDeletePrefix = ".delete-";
 inline constexpr const char* kLatest = "latest";
 inline constexpr const char* kLock = ".lock";
 
-// Which checkpoints of a folder are the ancestors of the one in use, and which are on abandoned branches: each names
-// its parent, the checkpoint that its run resumed from. Those of older programs do not name one; there the next lower
-// iteration counts as the parent.
+// Divides the checkpoints of a folder into ancestors of the current one and abandoned branches. Each checkpoint
+// stores its parent, from which its run resumed. Older program versions store none; then the next lower iteration
+// counts as the parent.
 
 struct History {
-  std::vector<CheckpointName> past;   // the one in use, its parent, and so on
+  std::vector<CheckpointName> past;   // the current checkpoint, its parent, and so on
   std::vector<CheckpointName> left;   // on abandoned branches, newest first
-  std::vector<CheckpointName> older;  // below the last of `past`, where `most` cut it short; newest first
+  std::vector<CheckpointName> older;  // older than the last of `past`, if `most` truncated it; newest first
 };
 
-// `names` in any order, `latest` among them. Reads one manifest per ancestor; a damaged one names no parent. `past`
-// ends after `most` names.
+// `names` may have any order and must contain `latest`. Reads one manifest per ancestor; a damaged one has no parent.
+// Limits `past` to `most` names.
 History history_of(files::FileSystem& disk, const std::string& root, std::vector<CheckpointName> names,
                    const CheckpointName& latest, size_t most = std::numeric_limits<size_t>::max());
 
 struct Retention {
-  int64_t keep_last = 0;        // keeps n: the one in use and its ancestors; 0: all, or one with retain_interval
+  int64_t keep_last = 0;        // the current checkpoint and n - 1 ancestors; 0: all, or one with retain_interval
   int64_t retain_interval = 0;  // always keeps iterations that are multiples of it; 0: none
 };
 
-// How many of History::past are kept as the newest; 0: all.
+// Returns how many of History::past are kept as the newest; 0: all.
 size_t kept_of_past(const Retention& retention);
-// The ones to remove. Of an abandoned branch only the multiples of retain_interval are kept.
+// Returns the checkpoints to remove. On abandoned branches only multiples of retain_interval are kept.
 std::vector<CheckpointName> to_remove(const History& history, const Retention& retention);
 
 struct RetentionResult {
-  std::vector<std::string> problems;           // one line per failed removal; these must not end a run
+  std::vector<std::string> problems;           // one line per failed removal; the caller must not abort the run
   std::vector<CheckpointName> removed_branch;  // those on abandoned branches, newest first
 };
 RetentionResult apply_retention(files::FileSystem& disk, const std::string& root, const Retention& retention);

@@ -1,5 +1,5 @@
 // Communication between the ranks that write or read one checkpoint: short texts to rank 0 and back. The caller
-// implements it over its own collectives; every rank makes the same calls in the same order.
+// implements it with its collectives. Every rank makes the same calls in the same order.
 #pragma once
 
 #include <string>
@@ -12,13 +12,12 @@ class Exchange {
   virtual ~Exchange() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // On rank 0 the texts of all ranks, by rank; empty on other ranks. Throws when a peer is lost.
+  // Returns all texts by rank on rank 0, and an empty list elsewhere. Throws if a peer is lost.
   virtual std::vector<std::string> gather(const std::string& text) = 0;
-  // Rank 0's text on every rank. No rank returns before rank 0 has called.
+  // Returns rank 0's text on every rank. No rank returns before rank 0 has called.
   virtual std::string broadcast(const std::string& text) = 0;
 };
 
-// The exchange of a single process.
 class Alone final : public Exchange {
  public:
   int rank() const override { return 0; }

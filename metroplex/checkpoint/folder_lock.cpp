@@ -25,11 +25,12 @@ using files::join_path;
 using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
-// A killed run may need a moment until all of its processes have ended.
+// The processes of a killed run may need a moment to end.
 constexpr std::chrono::seconds kPatience{5};
 constexpr std::chrono::milliseconds kPause{50};
 
-// Field 22 of /proc/PID/stat; behind the name, which may hold blanks and brackets. 0: no such process, or no /proc.
+// Returns field 22 of /proc/PID/stat, parsed after the name, which may contain blanks and brackets. 0: no such
+// process, or no /proc.
 int64_t start_ticks(int64_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   const std::string text{std::istreambuf_iterator<char>(file), {}};
@@ -118,7 +119,7 @@ FolderLock::FolderLock(files::FileSystem& disk, const std::string& folder)
   for (const auto begin = Clock::now(); !take(me); std::this_thread::sleep_for(kPause)) {
     if (Clock::now() - begin > kPatience) refuse(folder, parse_holder(disk_.read(path_)));
   }
-  const auto file = disk_.create(path_);  // the same file, cut to nothing: the lock stays on it
+  const auto file = disk_.create(path_);  // truncates the file in place, so the lock stays on it
   const std::string text = to_text(me);
   file->write(text.data(), text.size());
   file->close();
@@ -137,10 +138,9 @@ FolderLock::~FolderLock() {
     if (made_folder_ && disk_.list(folder_) == std::vector<std::string>{kRunLock}) {
       disk_.remove_tree(folder_);
     } else {
-      disk_.create(path_)->close();  // removed, it could be locked under two names
+      disk_.create(path_)->close();  // not removed: otherwise two runs could lock different files of this name
     }
-  } catch (
-      const base::Error&) {  // gone, or read-only by now: what it says of a process that ended counts for nothing
+  } catch (const base::Error&) {  // missing or read-only: its content no longer matters
   }
 }
 

@@ -1,6 +1,6 @@
-// Only one run at a time may save into a folder: two would take each other's checkpoints for abandoned branches and
-// remove them. The lock is held for the whole run, and its file names the holder. An OS file lock ends with its
-// process; on file systems without locks, the lock is valid while the process named in the file lives.
+// Only one run at a time may save into a folder. Two runs would treat each other's checkpoints as abandoned branches
+// and remove them. The lock is held for the full run, and its file identifies the holder. An OS file lock ends with
+// its process. On file systems without locks, the lock is valid while the process in the file is alive.
 #pragma once
 
 #include <cstdint>
@@ -18,23 +18,23 @@ inline constexpr const char* kRunLock = ".run";
 struct Holder {
   std::string user, host;
   int64_t pid = 0;
-  int64_t start_ticks = 0;  // of the process, since the machine started
-  std::string since;        // in words
+  int64_t start_ticks = 0;  // start time of the process, in clock ticks since boot
+  std::string since;        // as text
   bool operator==(const Holder&) const = default;
 };
 
 Holder this_process();
 std::string to_text(const Holder& holder);
-// Empty for anything else, such as the text of a run that was killed while writing it.
+// Returns nothing for other text, such as a partial write of a killed run.
 std::optional<Holder> parse_holder(const std::string& text);
-// Whether the process is known to be alive: it is on this machine, and it is the one that took the lock.
+// True if the process is known to be alive: it runs on this machine and is the one that took the lock.
 bool lives(const Holder& holder, const std::string& host);
 
-// Throws what taking the lock would throw, without taking it or waiting for its holder.
+// Throws if another process holds the lock, without taking it or waiting.
 void check_unlocked(files::FileSystem& disk, const std::string& folder);
 
-// Held from construction, which creates a missing folder, to destruction, which removes such a folder if it is still
-// empty. Waits some seconds for a run that is ending, then throws base::Error("checkpoint") that names the holder.
+// Holds the lock from construction to destruction. Creates a missing folder, and removes it at the end if it is still
+// empty. Waits some seconds for a run that is ending, then throws base::Error("checkpoint") with the holder.
 class FolderLock {
  public:
   FolderLock(files::FileSystem& disk, const std::string& folder);

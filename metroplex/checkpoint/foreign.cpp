@@ -25,7 +25,7 @@ bool is_weight_file(const std::string& name) {
          (name.starts_with("pytorch_model") && (name.ends_with(".bin") || name.ends_with(".bin.index.json")));
 }
 
-// The format of one checkpoint, not of a folder of checkpoints.
+// Returns the format of a single checkpoint, not of a folder of checkpoints.
 std::string format_of_one(files::FileSystem& disk, const std::string& directory) {
   const std::vector<std::string> names = disk.list(directory);
   const auto has = [&](const char* name) {
@@ -50,7 +50,6 @@ std::string format_of_one(files::FileSystem& disk, const std::string& directory)
   return other_weights ? "transformers' format for JAX or TensorFlow" : "";
 }
 
-// Names that other programs give to the checkpoints in a folder.
 bool is_checkpoint_name(const std::string& name) {
   return name == "release" || name == "huggingface" || name == "weights" ||
          any_of({"iter_", "mp_rank_", "global_step", "checkpoint-", "step-", "step_", "pytorch_model_fsdp"},

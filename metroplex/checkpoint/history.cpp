@@ -12,7 +12,7 @@ namespace {
 
 using files::join_path;
 
-// Empty: it does not say, or cannot be read.
+// Returns nothing if the manifest has no parent or cannot be read.
 std::optional<std::string> parent_of(files::FileSystem& disk, const std::string& root, const CheckpointName& name) {
   const std::string path = join_path(join_path(root, to_string(name)), files::kManifestName);
   try {
@@ -20,20 +20,20 @@ std::optional<std::string> parent_of(files::FileSystem& disk, const std::string&
   } catch (const base::Error&) { return std::nullopt; }
 }
 
-// One step from a checkpoint to its parent. Remaining checkpoints of iterations at or above `bound` are on other
+// One step from a checkpoint to its parent. Remaining checkpoints at or above iteration `bound` are on other
 // branches.
 struct Step {
   std::optional<CheckpointName> next;
   int64_t bound = 0;
 };
 
-// `others`: newest first.
+// `others` is sorted newest first.
 Step step_from(const CheckpointName& from, const std::optional<std::string>& parent,
                const std::vector<CheckpointName>& others) {
   if (parent && parent->empty()) return {};
   const auto named = parent ? parse_name(*parent) : std::nullopt;
   if (named && std::find(others.begin(), others.end(), *named) != others.end()) return {named, named->iteration + 1};
-  // It was removed, or nobody says: what is left of the past lies below.
+  // The parent was removed or is unknown: the remaining ancestors have lower iterations.
   const int64_t bound = named ? std::min(named->iteration + 1, from.iteration) : from.iteration;
   for (const CheckpointName& other : others) {
     if (other.iteration < bound) return {other, bound};

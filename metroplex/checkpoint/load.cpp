@@ -115,7 +115,8 @@ void Reader::verify_cover() const {
 
 namespace {
 
-// Opens and verifies one checkpoint together. `problem` is the same on all ranks; the reader is null when it is set.
+// Opens and verifies one checkpoint on all ranks together. `problem` is equal on all ranks; the reader is null if it
+// is set.
 std::unique_ptr<Reader> open_together(FileSystem& disk, const std::string& directory, Exchange& exchange,
                                       std::string& problem) {
   std::unique_ptr<Reader> reader;
@@ -138,7 +139,7 @@ std::unique_ptr<Reader> open_together(FileSystem& disk, const std::string& direc
   return reader;
 }
 
-// Rank 0 looks at the folder; every rank gets its list of lines, or throws what rank 0 met.
+// Runs `work` on rank 0. Every rank gets its lines, or throws the error of rank 0.
 std::vector<std::string> lines_of_rank_0(Exchange& exchange, const std::function<std::vector<std::string>()>& work) {
   std::string text = "+";
   if (exchange.rank() == 0) {
@@ -157,7 +158,7 @@ std::vector<std::string> lines_of_rank_0(Exchange& exchange, const std::function
   return lines;
 }
 
-// The first to try, and what is wrong with `latest` as a line that begins with '!'.
+// Returns the first candidate, and the problem of `latest` as a line that starts with '!'.
 std::vector<std::string> first_candidates(FileSystem& disk, const std::string& root) {
   std::vector<std::string> lines;
   const Latest latest = read_latest(disk, root);
@@ -167,7 +168,8 @@ std::vector<std::string> first_candidates(FileSystem& disk, const std::string& r
   return {"!'" + join_path(root, kLatest) + "' names " + to_string(*latest.name) + ", which is not there"};
 }
 
-// What to try after it: its past, then what was left. Of a checkpoint that is gone the past is all that is lower.
+// Returns the candidates after the first: its ancestors, then abandoned branches. If the checkpoint is missing, all
+// lower iterations count as ancestors.
 std::vector<std::string> later_candidates(FileSystem& disk, const std::string& root) {
   const std::vector<CheckpointName> names = list_checkpoints(disk, root);
   if (names.empty()) return {};
@@ -176,7 +178,7 @@ std::vector<std::string> later_candidates(FileSystem& disk, const std::string& r
   if (latest.name) {
     history = history_of(disk, root, names, *latest.name);
     history.past.erase(history.past.begin());
-    // A branch that was left below comes before one that is ahead.
+    // An abandoned branch with lower iterations comes before one with higher iterations.
     std::stable_partition(history.left.begin(), history.left.end(),
                           [&](const CheckpointName& name) { return name.iteration <= latest.name->iteration; });
   } else {

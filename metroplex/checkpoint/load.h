@@ -1,5 +1,5 @@
-// Reads a checkpoint into any layout: a box of a tensor is filled from the pieces that cover it. Nothing is used
-// before its checksum has been verified. Files are mapped when first needed.
+// Reads a checkpoint into any layout: a box of a tensor is filled from the shards that cover it. Data is used only
+// after its checksum has been verified. Files are memory-mapped on first use.
 #pragma once
 
 #include <cstdint>
@@ -15,18 +15,17 @@
 
 namespace metroplex::checkpoint {
 
-// One checkpoint directory. fill() also throws where a tensor is not covered exactly once by its pieces, or a piece
-// is damaged, naming the file.
+// One checkpoint directory. fill() also throws, with the file name, if a shard is damaged or the shards do not cover
+// a tensor exactly once.
 class Reader final : public TensorSource {
  public:
-  // Reads and checks the manifest and the sizes of the files. Throws base::Error.
+  // Reads and checks the manifest and the file sizes. Throws base::Error.
   Reader(files::FileSystem& disk, std::string directory);
 
   const files::Manifest& manifest() const { return manifest_; }
 
-  // Verifies the checksum of a whole file (of manifest().files), and that its contents are those in the manifest.
+  // Verifies the checksum of a file in manifest().files, and that its contents match the manifest.
   void verify_file(size_t file);
-  // Checks that the pieces of every tensor cover it exactly once.
   void verify_cover() const;
 
  private:
@@ -41,35 +40,35 @@ class Reader final : public TensorSource {
   files::FileSystem& disk_;
   files::Manifest manifest_;
   std::vector<std::unique_ptr<files::SafetensorsFile>> files_;
-  std::vector<std::vector<bool>> checked_;  // pieces whose checksum was verified, by tensor
-  mutable std::vector<bool> covered_;       // tensors whose coverage was checked
+  std::vector<std::vector<bool>> checked_;  // by tensor: shards with verified checksums
+  mutable std::vector<bool> covered_;       // tensors with verified coverage
 };
 
 struct Found {
-  std::unique_ptr<Reader> reader;     // null when there is no checkpoint at all
-  std::vector<std::string> problems;  // damaged ones that were rejected, and why: each deserves a warning
-  std::vector<std::string> others;    // without a checkpoint: what the folder holds instead
+  std::unique_ptr<Reader> reader;     // null if there is no checkpoint
+  std::vector<std::string> problems;  // damaged checkpoints and the reasons, for warnings
+  std::vector<std::string> others;    // without a checkpoint: the other content of the folder
 };
 
-// Collective over `exchange`: all ranks open the same one, and verify its files between them. `latest` is tried
-// first, then its ancestors, then abandoned branches (directory.h), from the newest to the oldest. Throws base::Error
-// with all reasons when there are checkpoints and none is sound.
+// Collective over `exchange`: all ranks open the same checkpoint and divide the verification of its files. Tries
+// `latest` first, then its ancestors, then abandoned branches (directory.h), newest first. Throws base::Error with
+// all reasons if there are checkpoints but none is valid.
 Found open_newest(files::FileSystem& disk, const std::string& root, Exchange& exchange);
 
-// The same for a given iteration. Throws base::Error when it is missing or damaged.
+// The same for a given iteration. Throws base::Error if it is missing or damaged.
 std::unique_ptr<Reader> open_iteration(files::FileSystem& disk, const std::string& root, int64_t iteration,
                                        Exchange& exchange);
 
-// Opens what checkpoint.load and checkpoint.ckpt_step (0: the newest) say: `path` is a folder of checkpoints or a
-// checkpoint. Throws when it is a file.
+// Opens checkpoint.load at checkpoint.ckpt_step (0: the newest). `path` is a folder of checkpoints or one checkpoint.
+// Throws if it is a file.
 Found open_path(files::FileSystem& disk, const std::string& path, int64_t iteration, Exchange& exchange);
 
-// Recognizes checkpoints of other programs where one of ours was expected, for the error message. They are not read.
+// Detects checkpoints of other programs for error messages. They are not read.
 
-// "Megatron-LM's torch_dist format" or the like if `directory` is such a checkpoint or a folder of them, judged by
-// the file names in it only; "" if not, or if it has a manifest of ours.
+// Returns "Megatron-LM's torch_dist format" or similar if `directory` is such a checkpoint or a folder of them.
+// Checks only file names. Returns "" otherwise, or if there is a manifest of this format.
 std::string foreign_format(files::FileSystem& disk, const std::string& directory);
-// Throws base::Error that names the format and a fix if there is one.
+// Throws base::Error with the format and, if possible, a fix.
 void refuse_foreign(files::FileSystem& disk, const std::string& path);
 
 }  // namespace metroplex::checkpoint

@@ -17,7 +17,7 @@ Dims strides_of(const Dims& size) {
   return strides;
 }
 
-// Appends the boxes of elements [begin, end) of the part of `piece` whose first coordinates are `prefix`.
+// Appends the boxes of elements [begin, end) within the part of `piece` that starts with the coordinates `prefix`.
 void split(const Piece& piece, Dims prefix, int64_t begin, int64_t end, std::vector<Piece>& boxes) {
   if (begin >= end) return;
   const size_t dim = prefix.size(), dims = piece.size.size();
@@ -47,7 +47,6 @@ void split(const Piece& piece, Dims prefix, int64_t begin, int64_t end, std::vec
   if (dim < dims && end % inner != 0) descend(last, 0, end % inner);
 }
 
-// false when they share nothing.
 bool intersect(const Piece& a, const Piece& b, Piece& common) {
   common.offset.resize(a.size.size());
   common.size.resize(a.size.size());
@@ -59,7 +58,6 @@ bool intersect(const Piece& a, const Piece& b, Piece& common) {
   return true;
 }
 
-// Where element `at` of the tensor lies in the piece's own data.
 int64_t position(const Piece& piece, const Dims& strides, const Dims& at) {
   int64_t index = -piece.begin;
   for (size_t d = 0; d < at.size(); ++d) index += (at[d] - piece.offset[d]) * strides[d];
@@ -71,7 +69,7 @@ struct Side {
   Dims strides;
 };
 
-// Copies a box that both sides hold entirely, in runs that are contiguous on both.
+// Copies a box contained in both sides, in ranges that are contiguous on both.
 void copy_box(const Piece& box, const Side& source, const char* from, const Side& target, char* to,
               int64_t element_bytes) {
   int64_t run = 1;
@@ -159,7 +157,7 @@ std::string cover_problem(const Dims& shape, const std::vector<Piece>& pieces) {
     covered += pieces[i].count();
     for (Piece& box : boxes_of(pieces[i])) boxes.push_back({std::move(box), i});
   }
-  // Sweep along the dimension with the most different starts: few boxes are open at once.
+  // Sweeps along the dimension with the most distinct starts, so few boxes are open at once.
   size_t axis = 0, most = 0;
   for (size_t d = 0; d < shape.size(); ++d) {
     std::set<int64_t> starts;

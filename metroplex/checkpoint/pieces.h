@@ -1,6 +1,6 @@
-// A piece of a tensor: the elements [begin, end), in row-major order, of a box of it (offset and size per dimension).
-// Tensor-parallel shards are boxes; shards of an optimizer that cuts flat buffers are ranges in a box. Any pieces can
-// be converted to any others by copying overlaps.
+// A region of a tensor (`Piece`): the elements [begin, end), in row-major order, of a box with offset and size per
+// dimension. Tensor-parallel shards are boxes; shards of an optimizer with flat buffers are ranges in a box. Any
+// regions can be converted to any others by copying overlaps.
 #pragma once
 
 #include <cstdint>
@@ -16,40 +16,38 @@ using Dims = std::vector<int64_t>;
 
 struct Piece {
   Dims offset, size;
-  int64_t begin = 0, end = 0;  // elements; the piece's data holds end - begin of them, contiguously
+  int64_t begin = 0, end = 0;  // elements; the data has end - begin of them, contiguous
 
   int64_t count() const { return end - begin; }
 };
 
-// The whole box.
 Piece box_piece(const Dims& offset, const Dims& size);
 Piece whole_piece(const Dims& shape);
 
-// "[0:60, 0:8]", followed by " elements 3:10" if it is not the whole box.
+// Returns "[0:60, 0:8]", with " elements 3:10" if it is not the complete box.
 std::string describe(const Piece& piece);
 std::string describe_shape(const Dims& shape);
 
-// The piece as disjoint whole boxes of the tensor: at most 2 * dimensions - 1 of them.
+// Returns the region as disjoint complete boxes, at most 2 * dimensions - 1.
 std::vector<Piece> boxes_of(const Piece& piece);
 
-// Whether their boxes overlap; the pieces themselves may still be disjoint.
+// True if the boxes overlap; the regions may still be disjoint.
 bool boxes_meet(const Piece& a, const Piece& b);
 
-// Copies every element that both pieces hold from source to target; returns how many. The data must not overlap.
+// Copies every element in both regions from source to target and returns their number. The data must not overlap.
 int64_t copy_overlap(const Piece& source, const void* source_data, const Piece& target, void* target_data,
                      int64_t element_bytes);
 
-// "" if every element of a tensor of this shape is in exactly one piece; else the problem: two pieces that overlap,
-// or how much is missing.
+// Returns "" if every element of a tensor of this shape is in exactly one region. Otherwise returns the problem: two
+// overlapping regions, or the number of missing elements.
 std::string cover_problem(const Dims& shape, const std::vector<Piece>& pieces);
 
-// The name of a tensor for messages.
 std::string label(const std::string& name, const std::string& kind);
 
 std::vector<Piece> pieces_of(const files::ManifestTensor& tensor);
 
-// The elements [part.begin, part.end) of the box of a LocalPiece or a Target. One that is not inside the tensor is a
-// bug.
+// Returns the elements [part.begin, part.end) of the box of a LocalPiece or Target. Asserts that they are inside the
+// tensor.
 template <class Part>
 Piece region_of(const Part& part) {
   const std::string what = label(part.name, part.kind);

@@ -31,7 +31,7 @@ RetentionResult apply_retention(files::FileSystem& disk, const std::string& root
   if (kept == 0) return result;
   try {
     const Latest latest = read_latest(disk, root);
-    if (!latest.name) return result;  // nobody knows which one is in use
+    if (!latest.name) return result;  // the checkpoint in use is unknown
     const auto names = list_checkpoints(disk, root);
     if (std::find(names.begin(), names.end(), *latest.name) == names.end()) return result;
     const History history = history_of(disk, root, names, *latest.name, kept);

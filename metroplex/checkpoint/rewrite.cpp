@@ -11,7 +11,7 @@
 namespace metroplex::checkpoint {
 namespace {
 
-// Threads that meet in each call. None leaves early: save() throws nothing of its own.
+// Synchronizes threads in each call. No thread leaves early, because save() throws no exceptions of its own.
 class Meeting {
  public:
   explicit Meeting(int ranks) : texts_(static_cast<size_t>(ranks)) {}
@@ -25,7 +25,7 @@ class Meeting {
       changed_.notify_all();
     }
     changed_.wait(lock, [&] { return round_ != round; });
-    return met_;  // the next round ends only when this thread has come again
+    return met_;  // stable: the next round ends only after this thread calls again
   }
 
  private:
@@ -58,7 +58,6 @@ int64_t row_bytes(const files::TensorForm& tensor) {
   return rows == 0 ? 0 : files::element_count(tensor.shape) / rows * (files::dtype_bits(tensor.dtype) / 8);
 }
 
-// The rows [from, to) of a tensor, a slab at a time.
 void produce(TensorSource& source, const files::TensorForm& tensor, int64_t from, int64_t to, const Sink& sink) {
   const int64_t step = std::max<int64_t>(1, kRewriteSlabBytes / std::max<int64_t>(1, row_bytes(tensor)));
   std::vector<char> slab;
@@ -79,8 +78,8 @@ LocalPiece piece_of(TensorSource& source, const files::TensorForm& tensor, int64
   return piece;
 }
 
-// Of the bytes of all tensors, one behind the other, those of `rank`: rows that begin there. A tensor without
-// elements belongs to the first.
+// Returns the shards of `rank`: all tensors are concatenated and divided into equal byte ranges, and a row belongs to
+// the rank in whose range it starts. A tensor without elements belongs to the first rank.
 std::vector<LocalPiece> share(TensorSource& source, int rank, int ranks,
                               const std::function<bool(const files::TensorForm&)>& wanted) {
   int64_t total = 0;
@@ -95,7 +94,6 @@ std::vector<LocalPiece> share(TensorSource& source, int rank, int ranks,
     const int64_t rows = rows_of(tensor), bytes = row_bytes(tensor);
     if (rows * bytes == 0 && rank == 0) pieces.push_back(piece_of(source, tensor, 0, rows));
     if (rows * bytes == 0) continue;
-    // The first row that begins at this place or behind it.
     const auto row_at = [&](int64_t place) {
       return place <= at ? 0 : std::min((place - at + bytes - 1) / bytes, rows);
     };

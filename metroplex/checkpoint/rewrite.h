@@ -1,5 +1,5 @@
-// All tensors of a source (one of our checkpoints, or a reader of another format) as a new checkpoint, without
-// tensors in memory: from another number of files, from another format, or the weights alone.
+// Writes all tensors of a source (a checkpoint or a reader of another format) as a new checkpoint without holding
+// full tensors in memory. It changes the number of files or the format, or extracts the weights.
 #pragma once
 
 #include <functional>
@@ -15,9 +15,9 @@ using OpenSource = std::function<std::unique_ptr<TensorSource>()>;
 
 inline constexpr int64_t kRewriteSlabBytes = int64_t{4} << 20;
 
-// Saves as `ranks` ranks would that hold equal shares of the bytes, tensor after tensor: a tensor lies in one file,
-// or in neighbours that divide its rows. Each rank is a thread with a source of its own and kRewriteSlabBytes.
-// `wanted`: whether to take a tensor. Throws base::Error where the save fails.
+// Saves as `ranks` ranks with equal shares of the bytes would, tensor after tensor. A tensor is in one file, or its
+// rows are divided over adjacent files. Each rank is a thread with its own source and a buffer of kRewriteSlabBytes.
+// `wanted` selects tensors. Throws base::Error if the save fails.
 SaveResult rewrite(files::FileSystem& disk, const OpenSource& open, const std::string& root, const RunState& state,
                    int ranks, const std::function<bool(const files::TensorForm&)>& wanted);
 

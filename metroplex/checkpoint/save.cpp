@@ -23,7 +23,7 @@ using files::ManifestTensor;
 
 const std::string kOk = "ok\n";
 
-// "ok\n" + what `work` returns, or the first line of what it threw (a library's stack trace follows).
+// Returns "ok\n" + the result of `work`, or the first line of its exception. Later lines may be a stack trace.
 template <class Work>
 std::string outcome_of(const Work& work) {
   try {
@@ -36,7 +36,7 @@ std::string outcome_of(const Work& work) {
 
 bool is_ok(const std::string& outcome) { return outcome.starts_with(kOk); }
 
-// One rank's file, with the manifest that describes it alone. The pieces outlive it.
+// One rank's file and its manifest. Holds references to the `LocalPiece`s.
 class Shard {
  public:
   Shard(const std::vector<LocalPiece>& pieces, int rank) {
@@ -144,14 +144,13 @@ Manifest combine(const RunState& state, const std::vector<std::string>& outcomes
   return all;
 }
 
-// What rank 0 does around the shards. Between begin and commit (or abort) it holds the lock.
+// Rank 0's part of a save. Holds the lock from begin() to commit() or abort().
 class Coordinator {
  public:
   Coordinator(FileSystem& disk, const std::string& root, int64_t iteration) : disk_(disk), root_(root) {
     name_.iteration = iteration;
   }
 
-  // Returns the temporary directory, made and empty.
   std::string begin() {
     disk_.make_directories(root_);
     lock_ = disk_.try_lock(join_path(root_, kLock));
@@ -175,7 +174,7 @@ class Coordinator {
     disk_.replace_file(join_path(temporary_, files::kManifestName), files::write_manifest(manifest));
     result.directory = join_path(root_, to_string(name_));
     disk_.rename(temporary_, result.directory);
-    temporary_.clear();  // from here on it is a complete checkpoint and must not be removed
+    temporary_.clear();  // complete from now on, so abort() must not remove it
     disk_.sync_directory(root_);
     write_latest(disk_, root_, name_);
     result.ok = true;
@@ -186,7 +185,7 @@ class Coordinator {
   void abort() {
     try {
       if (!temporary_.empty() && disk_.exists(temporary_)) disk_.remove_tree(temporary_);
-    } catch (const base::Error&) {  // the next save sweeps it
+    } catch (const base::Error&) {  // the next save removes it
     }
   }
 

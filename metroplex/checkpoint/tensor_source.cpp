@@ -25,7 +25,7 @@ void TensorSource::mark_read(const std::string& name, const std::string& kind) {
   if (it != index_.end()) read_[it->second] = true;
 }
 
-// Ranks hold neighbours of the list: ranges are few.
+// Sends index ranges: a rank reads adjacent tensors, so there are few.
 std::vector<std::string> TensorSource::unread(Exchange& exchange) const {
   std::ostringstream mine;
   for (size_t begin = 0, end = 0; begin < read_.size(); begin = end + 1) {

@@ -1,6 +1,6 @@
-// A source of the tensors that a run loads: one of our checkpoints (load.h), or a reader of another format that lists
-// which of our tensors it has. A source may make a tensor out of several of its own, joined or transposed: a region
-// names elements of our whole tensor, not their place in the source.
+// Source of the tensors that a run loads: a checkpoint (load.h), or a reader of another format that lists tensors
+// under our names. A source may build a tensor from several of its own by concatenation or transposition. A region
+// refers to elements of the resulting tensor, not to positions in the source.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,12 @@
 
 namespace metroplex::checkpoint {
 
-// The elements [begin, end) of a box of a tensor, and where to store them.
+// The elements [begin, end) of a box of a tensor, and their destination.
 struct Target {
   std::string name, kind;
   std::vector<int64_t> global_shape, offset, size;
   files::Dtype dtype = files::Dtype::kF32;
-  void* data = nullptr;         // contiguous, host memory
+  void* data = nullptr;         // contiguous host memory
   int64_t begin = 0, end = -1;  // -1: to the end of the box
 };
 
@@ -31,16 +31,16 @@ class TensorSource {
 
   const std::string& directory() const { return directory_; }  // for messages
   const std::vector<files::TensorForm>& tensors() const { return tensors_; }
-  // nullptr where there is no such tensor.
+  // Returns nullptr if there is no such tensor.
   const files::TensorForm* find(const std::string& name, const std::string& kind) const;
 
-  // Throws base::Error naming the tensor when it is missing, has another shape or dtype, or cannot be read;
-  // target.data is then partly written.
+  // Throws base::Error with the tensor name if it is missing, has another shape or dtype, or cannot be read.
+  // target.data may then be partially written.
   void fill(const Target& target);
 
-  // Marks a tensor that is deliberately not read, as fill() marks one that it reads. No such tensor: nothing happens.
+  // Marks a tensor as read although it is skipped deliberately. No-op if there is no such tensor.
   void mark_read(const std::string& name, const std::string& kind);
-  // Collective: the labels of all tensors that no rank has read or marked.
+  // Collective: returns the labels of all tensors that no rank has read or marked.
   std::vector<std::string> unread(Exchange& exchange) const;
 
  protected:

@@ -12,7 +12,7 @@
 namespace metroplex::comm {
 namespace {
 
-// The operation ran on a contiguous stand-in; wait() brings the result home.
+// The operation ran on a contiguous copy; wait() copies the result back.
 class CopyBack final : public Pending {
  public:
   CopyBack(PendingPtr inner, at::Tensor target, at::Tensor result)
@@ -146,7 +146,7 @@ void check_rows(const CountedRows& at, const Group& group) {
              "exchange_rows wants int64 counts of ", group.size(), " members beside the rows");
 }
 
-// All that is lost is lost to `out`'s length or `capacity`, or was not there.
+// In a group of one, rows are dropped only when they exceed `capacity`, the length of `in` or the length of `out`.
 void keep_rows(const CountedRows& out, const CountedRows& in, int64_t capacity, const at::Tensor& overflow) {
   const int64_t most = std::min({capacity, in.rows.size(0), out.rows.size(0)});
   out.rows.narrow(0, 0, most).copy_(in.rows.narrow(0, 0, most));
@@ -174,7 +174,7 @@ Handle exchange_rows_async(const CountedRows& out, const CountedRows& in, int64_
 
 namespace {
 
-// rows [h, ...] at home, slots [s, ...].
+// rows [h, ...] are owned rows, slots [s, ...] the requested ones.
 void check_owners(const at::Tensor& rows, const at::Tensor& slots, const at::Tensor& owners, const Group& group) {
   MPX_ASSERT(rows.is_contiguous() && slots.is_contiguous() && owners.is_contiguous() && rows.dim() > 0 &&
                  rows.sizes().slice(1) == slots.sizes().slice(1) && rows.dtype() == slots.dtype(),
@@ -224,7 +224,7 @@ std::vector<std::string> all_gather_strings(const std::string& mine, const Group
   return strings;
 }
 
-// Rows of one width: the length, then the bytes.
+// Gathers rows of equal width: the length, then the bytes.
 std::vector<std::string> gather_strings(const std::string& mine, const Group& group) {
   if (group.size() == 1) return {mine};
   constexpr int64_t kLength = sizeof(int64_t);

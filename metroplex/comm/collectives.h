@@ -1,5 +1,5 @@
-// Collectives on a group. A group of one is a no-op (all_gather and reduce_scatter return their input).
-// The _async forms return a Handle: see Pending for what may be touched before wait().
+// Collectives on a group. In a group of one they are no-ops (all_gather and reduce_scatter return their input).
+// The _async forms return a Handle; Pending in backends/backend.h lists which tensors may be accessed before wait().
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,20 +29,21 @@ class Handle {
 void all_reduce(const at::Tensor& tensor, const Group& group, ReduceOp op = ReduceOp::sum);
 [[nodiscard]] Handle all_reduce_async(const at::Tensor& tensor, const Group& group, ReduceOp op = ReduceOp::sum);
 
-// Concatenation of every member's `x` along `dim`, in group order. All members hold the same shape.
+// Concatenates `x` of all members along `dim`, in group order. `x` has the same shape on all members.
 at::Tensor all_gather(const at::Tensor& x, int64_t dim, const Group& group);
-// Along dim 0 into `out` ([size*n, ...] for x [n, ...]); both contiguous.
+// Gathers along dim 0 into `out` ([size*n, ...] for x [n, ...]). Both tensors are contiguous.
 [[nodiscard]] Handle all_gather_into_async(const at::Tensor& out, const at::Tensor& x, const Group& group);
 
-// The own slice along `dim` of the sum over members. x.size(dim) is a multiple of the group's size.
+// Returns this member's shard along `dim` of the sum over members. x.size(dim) must be a multiple of the group size.
 at::Tensor reduce_scatter(const at::Tensor& x, int64_t dim, const Group& group);
 [[nodiscard]] Handle reduce_scatter_into_async(const at::Tensor& out, const at::Tensor& x, const Group& group);
 
 void broadcast(const at::Tensor& tensor, int root, const Group& group);
-// Rows of x go to the members by in_splits, and out_splits rows come from each, in group order.
+// Sends in_splits[i] rows of x to member i and receives out_splits[i] rows from it. Rows are packed in group order.
 at::Tensor all_to_all(const at::Tensor& x, const std::vector<int64_t>& out_splits,
                       const std::vector<int64_t>& in_splits, const Group& group);
-// x is contiguous, and lives until wait(); the result may be read from then on. A group of one: x itself.
+// x must be contiguous and stay unmodified until wait(); `out` may be read after wait(). In a group of one `out` is
+// x.
 struct Exchange {
   at::Tensor out;
   Handle handle;
@@ -53,36 +54,37 @@ struct Exchange {
 };
 [[nodiscard]] Exchange all_to_all_async(const at::Tensor& x, const std::vector<int64_t>& out_splits,
                                         const std::vector<int64_t>& in_splits, const Group& group);
-// Rows that move by counts on the device, so that no size reaches the host: GroupBackend::exchange_rows says what is
-// delivered, and when `overflow` is set. Its backward is itself: gradients of out.rows with out.counts as they came
-// are `in`, and the counts that come are those that had been sent. A group of one copies.
+// Moves rows by counts that stay on the device, so no size is copied to the host. GroupBackend::exchange_rows
+// specifies which rows are delivered and when `overflow` is set. The operation is its own backward: pass the gradient
+// of out.rows with out.counts as `in`. The counts received then equal the counts sent in forward. A group of one
+// copies the rows.
 [[nodiscard]] Handle exchange_rows_async(const CountedRows& out, const CountedRows& in, int64_t capacity,
                                          const at::Tensor& overflow, const Group& group);
-// Rows to the slots that want them and, to be added up, back to their owners: GroupBackend::fetch_rows and
-// return_rows. A group of one wants none.
+// Copies owned rows to the slots that request them, and adds slots back into the owned rows. See
+// GroupBackend::fetch_rows and return_rows. In a group of one no slot requests a row.
 [[nodiscard]] Handle fetch_rows_async(const at::Tensor& out, const at::Tensor& in, const at::Tensor& owners,
                                       const Group& group);
 [[nodiscard]] Handle return_rows_async(const at::Tensor& sum, const at::Tensor& in, const at::Tensor& owners,
                                        const Group& group);
 void barrier(const Group& group);
 
-// The own slice along `dim` of a tensor that every member holds whole. No communication.
+// Returns this member's shard along `dim` of a tensor that every member holds in full. No communication.
 at::Tensor own_slice(const at::Tensor& x, int64_t dim, const Group& group);
 
-// Every member's bytes, in group order; lengths may differ. Everybody gets everything: for few members or short
-// texts.
+// Returns the bytes of every member, in group order; lengths may differ. Every member receives all texts, so use it
+// for few members or short texts.
 std::vector<std::string> all_gather_strings(const std::string& mine, const Group& group);
-// The same on member 0; empty elsewhere.
+// The same on member 0; returns an empty vector on other members.
 std::vector<std::string> gather_strings(const std::string& mine, const Group& group);
-// Member 0's bytes on all.
+// Returns the bytes of member 0 on all members.
 std::string broadcast_string(const std::string& text, const Group& group);
 
-// Point to point between the ranks of a group: the transfers of one call are issued together. pipeline/executor makes
-// of it what its table says. Forward and backward of a pipeline use channels of their own, so two ranks that are each
-// other's both neighbours never mix them up.
+// Point-to-point transfers between the ranks of a group. The transfers of one call are issued together. Forward and
+// backward of a pipeline use separate channels. Two ranks that are both neighbors of each other (pipeline size 2)
+// therefore never mix them up.
 
-// Tensors must be contiguous. An empty batch moves nothing, and still is a call of the group, whose first one is a
-// meeting of all its ranks over NCCL: who has nothing to say in a round that others speak in calls with an empty one.
+// Tensors must be contiguous. An empty batch moves nothing but still counts as a call of the group. Over NCCL all
+// ranks of a group must take part in its first call, so a rank without transfers calls this with an empty batch.
 [[nodiscard]] Handle batch_p2p(std::vector<P2pOp> ops, const Group& group);
 
 inline constexpr int kForwardChannel = 0;

@@ -11,7 +11,7 @@ namespace metroplex::comm {
 
 std::string describe_plainly(int rank) { return "rank " + std::to_string(rank); }
 
-// Of libtorch's allocators the CPU's has no type of error of its own.
+// libtorch's CPU allocator has no error type of its own, so the message is compared.
 static bool is_out_of_memory(const c10::Error& error) {
   return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
          std::string(error.what_without_backtrace()).find("can't allocate memory") != std::string::npos;

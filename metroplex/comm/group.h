@@ -1,5 +1,5 @@
-// A group of ranks as a value: copy it, hand it in, nothing is looked up. What it does is in collectives.h;
-// a group of one does nothing there, so no caller asks whether it is parallel.
+// A group of ranks as a value type. Collectives are in collectives.h. They are no-ops in a group of one, so callers
+// need no special case for it.
 #pragma once
 
 #include <compare>
@@ -15,35 +15,35 @@ namespace metroplex::comm {
 
 class GroupBackend;  // backends/backend.h
 
-// What a group is used for. Groups of equal members and equal purpose share a communicator; groups of different
-// purposes never do, so their operations may be under way beside each other.
+// Purpose of a group. Groups with equal members and equal purpose share a communicator. Groups with different
+// purposes never share one, so their operations may overlap.
 enum class Purpose {
-  run,         // what ranks agree on before the first step and between steps
-  layers,      // collectives inside a layer: tensor and context parallelism, sums of a router's losses
-  experts,     // rows of tokens to experts and back
-  clones,      // weights of experts to their clones, and gradients back
-  gradients,   // gradients, sharded parameters, norms, and what an optimizer puts together
-  pipeline,    // messages between stages, which each pair of ranks issues in an order of its own
-  batch,       // the broadcast of data
+  run,         // agreement between ranks before the first step and between steps
+  layers,      // collectives in a layer: tensor and context parallelism, router loss sums
+  experts,     // token rows to experts and back
+  clones,      // expert weights to their replicas, and gradients back
+  gradients,   // gradients, sharded parameters, norms, optimizer all-gathers
+  pipeline,    // messages between stages; each pair of ranks issues them in its own order
+  batch,       // broadcast of data
   checkpoint,  // saves and loads
 };
 const char* to_string(Purpose purpose);
 
-// What a group is made by, the same on all its members. A rank that has several groups of one name and purpose shares
-// at most itself between any two of them.
+// Identifies a group; equal on all its members. If a rank has several groups with one name and purpose, any two of
+// them have at most this rank in common.
 struct GroupSpec {
   std::string name;
   Purpose purpose = Purpose::run;
   std::vector<int> ranks;  // global, in group order
-  bool nvshmem = false;    // over NCCL: exchange_rows by NVSHMEM; of a group of all ranks
+  bool nvshmem = false;    // NCCL only: exchange_rows uses NVSHMEM; the group must contain all ranks
   friend auto operator<=>(const GroupSpec&, const GroupSpec&) = default;
 };
 
 class Group {
  public:
-  // A group of the calling rank alone.
+  // Creates a group that contains only the calling rank.
   Group();
-  // `index`: the calling rank's position among the ranks.
+  // `index` is the position of the calling rank in spec.ranks.
   Group(GroupSpec spec, int index, std::shared_ptr<GroupBackend> backend);
 
   const std::string& name() const { return spec_.name; }
@@ -55,7 +55,8 @@ class Group {
   bool last() const { return index_ + 1 == size(); }
   // Requires size() > 1.
   GroupBackend& backend() const;
-  // The same group, whose calls `recorder` is told of (backends/recording.h). It outlives the group and its copies.
+  // Returns the same group with every call reported to `recorder` (backends/recording.h). `recorder` must outlive the
+  // group and its copies.
   Group recorded(cuda::Recorder& recorder) const;
 
  private:

@@ -44,7 +44,6 @@ void check_clock(int world_size, const ThreadsOptions& options) {
             options.gpu < 0 ? " threads" : " threads and a GPU", "; set threads_per_rank to 1 and gpu to -1");
 }
 
-// The communicators of one rank.
 GroupFactory rank_factory(const Hub& hub, int rank, const ThreadsOptions& options) {
   GroupFactory factory = shared([&hub, rank, &options](const GroupSpec& spec) {
     std::shared_ptr<GroupBackend> backend = hub.backend(spec, rank);
@@ -54,7 +53,7 @@ GroupFactory rank_factory(const Hub& hub, int rank, const ThreadsOptions& option
   return options.traffic ? counted(std::move(factory), options.traffic) : factory;
 }
 
-// The failure that came first; one that a rank caused itself goes before one that it heard of.
+// Keeps the first failure. A rank's own failure takes precedence over one received from another rank.
 class FirstFailure {
  public:
   void add(const std::exception_ptr& failure) {
@@ -75,8 +74,9 @@ class FirstFailure {
   bool own_ = false;
 };
 
-// MKL looks at the processor in the first call of its matrix products and of its functions of vectors. Two threads in
-// that call at once may be served by different variants, and a run then starts with other bits: one thread makes it.
+// MKL detects the processor in the first call of its matrix products and of its vector functions. Two threads in that
+// call at once may get different kernels, and results then differ in the last bits. One thread therefore makes the
+// first call.
 void call_mkl_once() {
   static std::once_flag called;
   std::call_once(called, [] {
@@ -89,7 +89,7 @@ void call_mkl_once() {
   });
 }
 
-// Of the process: cuBLAS may otherwise add the parts of a product of halves in that type.
+// Process-wide: otherwise cuBLAS may accumulate partial sums of fp16 and bf16 products in that type.
 void sum_halves_in_fp32() {
   at::globalContext().setAllowBF16ReductionCuBLAS(/*allow_reduced_precision=*/false);
   at::globalContext().setAllowFP16ReductionCuBLAS(/*allow_reduced_precision=*/false);
@@ -97,7 +97,7 @@ void sum_halves_in_fp32() {
 
 }  // namespace
 
-// libtorch's pool waits forever for a thread that the system does not start.
+// libtorch's pool waits forever for a thread that the system cannot start, so this tries to start them first.
 static void check_threads(int count) {
   base::run_together(count, [](int) {});
 }
@@ -145,16 +145,15 @@ void report_cause(const LaunchEnvironment& launch, const ProcessOptions& options
   [[maybe_unused]] const ssize_t written = ::write(launch.cause_fd, text.data(), text.size());
 }
 
-// c10d logs each failed attempt and each closed connection, which we report once ourselves.
+// c10d logs every failed attempt and closed connection; these are reported once elsewhere.
 void quiet_c10d() {
   ::setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
   c10::initLogging();  // reads the variable
 }
 
-// The store's server, its client's limit, the watch, the monitor, and gloo's device, event loop and worker.
+// Store server, limit of its client, watch, monitor, and gloo's device, event loop and worker.
 constexpr int kThreadsOfConnections = 7;
 
-// What leads to the store.
 GlooOptions store_options(const LaunchEnvironment& launch) {
   GlooOptions gloo;
   gloo.rank = launch.rank;
@@ -165,7 +164,7 @@ GlooOptions store_options(const LaunchEnvironment& launch) {
   gloo.agent_store = launch.agent_store;
   gloo.secret = launch.secret;
   gloo.attempt = launch.attempt;
-  gloo.meet_first = launch.cause_fd < 0;  // our own launcher ends the others of a rank that cannot start
+  gloo.meet_first = launch.cause_fd < 0;  // our own launcher ends the other ranks if one cannot start
   return gloo;
 }
 
@@ -206,10 +205,12 @@ void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid
     sum_halves_in_fp32();
     prepare_rank_thread(options.threads_per_rank, device_of(options.gpu));
     if (options.backend == ProcessBackend::nccl && !options.interface.empty())
-      ::setenv("NCCL_SOCKET_IFNAME", ("=" + options.interface).c_str(), /*overwrite=*/0);  // =: no prefix of a name
+      ::setenv("NCCL_SOCKET_IFNAME", ("=" + options.interface).c_str(),
+               /*overwrite=*/0);  // =: match the exact name, not a prefix
     quiet_c10d();
     GlooContext control(control_options(launch, options, describe));
-    std::shared_ptr<NcclContext> nccl;  // outlives the telling below: to destroy its communicators may block
+    std::shared_ptr<NcclContext>
+        nccl;  // outlives the failure report below, because destroying communicators may block
     try {
       if (options.backend == ProcessBackend::nccl)
         nccl =

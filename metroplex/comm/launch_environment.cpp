@@ -8,7 +8,6 @@
 namespace metroplex::comm {
 namespace {
 
-// Reads the variables of one launcher and collects what is missing.
 class Variables {
  public:
   Variables(std::string launcher, const Environment& environment)
@@ -53,7 +52,7 @@ constexpr int kMaxRanks = 1 << 24;
 constexpr int kMaxPort = 65535;
 constexpr int kDefaultPort = 29500;
 
-// First host of a Slurm list: "node[003-005,7],other" -> "node003".
+// Returns the first host of a Slurm list: "node[003-005,7],other" -> "node003".
 std::string first_host(const std::string& list) {
   std::string host;
   for (size_t i = 0; i < list.size() && list[i] != ','; ++i) {
@@ -68,7 +67,7 @@ std::string first_host(const std::string& list) {
   return host;
 }
 
-// SLURM_TASKS_PER_NODE "4(x2),3" at a node.
+// Returns the tasks of one node in SLURM_TASKS_PER_NODE, e.g. "4(x2),3".
 int tasks_on_node(const std::string& list, int node) {
   size_t i = 0;
   while (i < list.size()) {
@@ -85,8 +84,8 @@ int tasks_on_node(const std::string& list, int node) {
   return 1;
 }
 
-// torchrun's six variables, and ours, which are called the same behind METROPLEX_. `alone`: who leaves out the local
-// ones has no other machine.
+// Reads torchrun's six variables, or ours with the prefix METROPLEX_. With `alone`, missing local variables mean that
+// all ranks run on one machine.
 LaunchEnvironment read_six(Variables& variables, const std::string& prefix, bool alone) {
   LaunchEnvironment launch;
   launch.rank = variables.number(prefix + "RANK", 0, kMaxRanks);
@@ -127,7 +126,7 @@ LaunchEnvironment read_open_mpi(const Environment& environment) {
   launch.world_size = variables.number("OMPI_COMM_WORLD_SIZE", 1, kMaxRanks);
   launch.local_rank = variables.number("OMPI_COMM_WORLD_LOCAL_RANK", 0, kMaxRanks);
   launch.local_size = variables.number("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMaxRanks);
-  // mpirun names no master: within one machine it is the loopback, else it must be given.
+  // mpirun sets no master address: on one machine it is the loopback, otherwise MASTER_ADDR is required.
   if (variables.has("MASTER_ADDR") || launch.local_size < launch.world_size)
     launch.master_addr = variables.text("MASTER_ADDR");
   launch.master_port = static_cast<uint16_t>(variables.number_or("MASTER_PORT", kDefaultPort, kMaxPort));
@@ -154,15 +153,15 @@ LaunchEnvironment read_slurm(const Environment& environment) {
     const bool step_list = variables.has("SLURM_STEP_NODELIST");
     launch.master_addr = first_host(variables.text(step_list ? "SLURM_STEP_NODELIST" : "SLURM_JOB_NODELIST"));
   }
-  // Jobs that share a node must not meet on one port.
+  // Jobs that share a node must not use the same port.
   const int from_job = 20000 + variables.number_or("SLURM_JOB_ID", kDefaultPort - 20000, 2147483647) % 20000;
   launch.master_port = static_cast<uint16_t>(variables.number_or("MASTER_PORT", from_job, kMaxPort));
   variables.check_complete();
   return launch;
 }
 
-// A batch script bears the variables of the job's first task. What srun starts has a step besides; the last ids are
-// those of steps that Slurm makes by itself, for batch scripts, shells of salloc and what is outside of the job.
+// A batch script has the variables of the job's first task; a process started by srun also has a step id. Ids above
+// kLastStep are steps that Slurm creates itself: for batch scripts, salloc shells and processes outside the job.
 bool is_task_of_srun(const Environment& environment) {
   constexpr int64_t kLastStep = 0xfffffff0;
   if (environment("SLURM_PROCID") != "0") return true;

@@ -90,7 +90,7 @@ std::vector<std::string> addresses_of(const std::string& names, const std::strin
 
 std::string address_towards(const std::string& master, bool others) {
   std::string own = "127.0.0.1";
-  const Addresses list = resolve(master, 9, SOCK_DGRAM, 0);  // nothing is sent: the kernel only chooses the route
+  const Addresses list = resolve(master, 9, SOCK_DGRAM, 0);  // no packet is sent: the kernel only chooses the route
   const int fd = list ? ::socket(list->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1;
   sockaddr_storage address{};
   socklen_t size = sizeof address;
@@ -118,8 +118,8 @@ std::string why_unknown(const std::string& host, std::chrono::milliseconds patie
 }
 
 void allow_open_files(int64_t world_size) {
-  // The first rank has the most: a connection to each other rank, and one of the store and one of the watch from
-  // each. Besides those 22 were counted in training with saves; 10 more are for files of data and of reports.
+  // Rank 0 opens the most files: one connection to each other rank, plus one store and one watch connection from
+  // each. 22 further files were counted in training with saves; 10 more are reserved for data and reports.
   constexpr int64_t kOfARank = 32, kOfAPeer = 3;
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;

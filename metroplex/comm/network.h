@@ -1,4 +1,4 @@
-// Addresses and sockets of this machine: which interface the control plane uses, and connections between ranks.
+// Network interfaces, addresses and sockets of this machine.
 #pragma once
 
 #include <chrono>
@@ -13,44 +13,45 @@ struct Interface {
   std::string name;     // "eth0"
   std::string address;  // numeric
 };
-// Those that are up, the loopback too; an interface with several addresses gives its first of IPv4, else of IPv6.
+// Returns the interfaces that are up, including the loopback, each with its first IPv4 address, else its first IPv6
+// address.
 std::vector<Interface> network_interfaces();
 
-// The addresses of `names` ("eth0" or "eth0,eth1"). Throws base::Error("config") that names `source` (a key or a
-// variable), the name that does not exist, and those that do.
+// Returns the addresses of `names` ("eth0" or "eth0,eth1"). Throws base::Error("config") with `source` (a key or
+// variable), the unknown name and the existing names.
 std::vector<std::string> addresses_of(const std::string& names, const std::string& source);
 
-// The address by which this machine reaches `master`: a host whose own name is 127.0.1.1 is known to others by it.
-// Where that is the loopback but `others` (there are ranks on other machines), the first address that is not.
+// Returns the local address of the route to `master`. Some hosts resolve their own name to 127.0.1.1, which other
+// machines cannot reach. If the route uses the loopback and `others` is true (ranks on other machines), returns the
+// first other address.
 std::string address_towards(const std::string& master, bool others);
 
 bool is_loopback(const std::string& host);
 
-// Why the name of `host` leads to no address; empty: it does. A name server may learn of a machine after its ranks
-// have started, so it is asked again for `patience`.
+// Returns why `host` cannot be resolved, or "" if it can. Retries for `patience`, because a name server may learn of
+// a machine after its ranks have started.
 std::string why_unknown(const std::string& host, std::chrono::milliseconds patience);
 
-// Gives this process as many open files (RLIMIT_NOFILE) as it may have, and throws base::Error("config") where that
-// is less than a rank of `world_size` over gloo opens.
+// Raises RLIMIT_NOFILE to its hard limit. Throws base::Error("config") if that is less than a rank of `world_size`
+// ranks opens over gloo.
 void allow_open_files(int64_t world_size);
 
-// The name that this machine gives itself.
 std::string host_name();
 
-// A socket listening at `address` (numeric), and its port.
+// Returns a socket that listens at the numeric `address`, and its port.
 std::pair<int, uint16_t> listen_at(const std::string& address);
-// Connected; -1 with `error` set.
+// Returns a connected socket, or -1 with `error` set.
 int connect_to(const std::string& address, uint16_t port, std::chrono::milliseconds timeout, std::string& error);
-// The numeric address of the other end; empty if there is none.
+// Returns the numeric address of the peer; empty if there is none.
 std::string peer_address(int fd);
-// A socket listening on `port` of the first address of `host` that this machine has; on all addresses if it has none
-// of them (an address that is translated), or if `others` (ranks on other machines) cannot reach a loopback name.
-// Throws base::Error("comm").
+// Listens on `port` of the first address of `host` that belongs to this machine. Listens on all addresses if none
+// does (address translation), or if `others` (ranks on other machines) could not reach a loopback name. Throws
+// base::Error("comm").
 int listen_at_name(const std::string& host, uint16_t port, bool others);
-// A connection to the first address of `host` that accepts one on `port`; repeated for `timeout`, then -1 with the
-// last error.
+// Connects to the first address of `host` that accepts on `port`. Retries for `timeout`, then returns -1 with the
+// last error in `error`.
 int connect_by_name(const std::string& host, uint16_t port, std::chrono::milliseconds timeout, std::string& error);
-// Small messages leave at once, calls do not block, and the kernel gives a silent machine up after `silence`.
+// Sets TCP_NODELAY and non-blocking mode. The kernel closes the connection to a silent machine after `silence`.
 void prepare_socket(int fd, std::chrono::seconds silence);
 
 }  // namespace metroplex::comm

@@ -8,7 +8,7 @@
 namespace metroplex::comm {
 namespace {
 
-constexpr const char* kNoteWords[] = {"ready", "signal", "again"};  // by NoteKind
+constexpr const char* kNoteWords[] = {"ready", "signal", "again"};  // indexed by NoteKind
 
 struct StopSignal {
   int number;

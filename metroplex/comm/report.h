@@ -1,6 +1,6 @@
-// What a rank says to our own launcher through LaunchEnvironment::cause_fd: notes, a line each, that it is ready to
-// be stopped and that a signal reached it, and at last the report of why it fails. And which of these signals are one
-// request to stop.
+// Messages from a rank to our own launcher through LaunchEnvironment::cause_fd. Notes are one line each: the rank can
+// be stopped after a step, or a signal arrived. The last message is the report of a failure. This file also decides
+// which signals count as one stop request.
 #pragma once
 
 #include <cstdint>
@@ -11,44 +11,42 @@
 namespace metroplex::comm {
 
 struct Report {
-  bool own = false;   // its own failure, not what it suffered from another rank
-  int exit_code = 1;  // with which the process is going to end
+  bool own = false;   // caused by this rank, not by another one
+  int exit_code = 1;  // exit code the process will use
   std::string cause;
 };
 
-// Fits into one write to a pipe.
+// The result fits into one atomic write to a pipe.
 std::string encode(const Report& report);
-// Nothing unless the text is whole.
+// Returns nothing if the text is incomplete.
 std::optional<Report> decode_report(const std::string& text);
 
 enum class NoteKind {
-  ready,   // from here on a signal stops the rank after a step
-  signal,  // a first one reached this rank, not from the launcher
-  again    // a second one did
+  ready,   // from now on a signal stops the rank after a step
+  signal,  // first signal to this rank that the launcher did not send
+  again    // second one
 };
 struct Note {
   NoteKind kind = NoteKind::ready;
   int signal = 0;
 };
-// Safe in a signal handler. Does nothing without a launcher (fd -1).
+// Async-signal-safe. No-op if fd is -1 (no launcher).
 void write_note(int fd, Note note);
-// Takes the whole notes off the front of `text`.
+// Removes the complete notes from the front of `text` and returns them.
 std::vector<Note> take_notes(std::string& text);
 
-// What asks a run to stop: supervisors, a terminal, its hang-up, and Slurm's --signal=USR1. Those that are ignored
-// when the process begins (nohup) stay so.
+// Returns the signals that request a stop: from supervisors, terminal, hang-up, and Slurm's --signal=USR1. Signals
+// that are ignored at process start (nohup) stay ignored.
 std::vector<int> stop_signals();
 const char* stop_signal_name(int signal);  // "SIGTERM"
 
-// Supervisors send to all processes of a group or a cgroup, timeout(1) even twice to its child; a person who means it
-// sends again later.
-
-// How long after the first signal another one to the same process still is the same request.
+// Window in which a further signal to one process belongs to the same request. Supervisors signal every process of a
+// group or cgroup, and timeout(1) signals its child twice. A user who repeats the request sends it later.
 inline constexpr int64_t kSameRequestMs = 250;
 
 enum class StopAction { none, stop /* after the step */, end /* at once */ };
 
-// Of one process: of each signal sent to it, what is meant. Safe in a signal handler.
+// Maps each signal sent to one process to an action. Async-signal-safe.
 struct SignalCount {
   int64_t first_ms = -1;
   StopAction next(int64_t now_ms) {
@@ -60,7 +58,7 @@ struct SignalCount {
   }
 };
 
-// Of a launcher: its own signals, and what ranks say of theirs. Each is asked for once.
+// Stop requests of a launcher: its own signals, and signals that ranks report. Each action is returned once.
 class StopRequests {
  public:
   StopAction signal(int64_t now_ms) { return once(own_.next(now_ms)); }

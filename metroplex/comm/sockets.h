@@ -1,4 +1,4 @@
-// The sockets of this process that libraries opened: found through /proc/self/fd.
+// Finds and controls sockets that libraries opened in this process, through /proc/self/fd.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,7 @@
 
 namespace metroplex::comm {
 
-// Closes its descriptor; -1: none.
+// Owns a file descriptor; -1: none.
 class OwnedFd {
  public:
   explicit OwnedFd(int fd = -1) : fd_(fd) {}
@@ -28,18 +28,19 @@ class OwnedFd {
   int fd_;
 };
 
-// Descriptors of the sockets that accept connections, by inode: a descriptor is used again, by other threads too.
+// Returns the descriptors of listening sockets, keyed by inode. The key is not the descriptor, because other threads
+// may reuse it.
 std::map<uint64_t, int> listening_sockets();
 
-// From now on the kernel drops every packet for a new connection to this listening socket. Existing connections
-// continue. The owner may keep, poll and close the descriptor.
+// Makes the kernel drop packets for new connections to this listening socket. Existing connections continue. The
+// owner may keep, poll and close the descriptor.
 void refuse_connections(int listening_fd);
 
-// Every blocking read and write on the connections to `port` of another socket fails after `limit`.
+// Limits every blocking read and write on connections to remote `port` to `limit`.
 void limit_calls(uint16_t port, std::chrono::seconds limit);
 
-// While it lives: cuts the connections to `port` every `limit`, so that a library's call without a limit on one of
-// them ends.
+// Closes the connections to `port` every `limit` during its lifetime. This ends library calls on them that have no
+// limit of their own.
 class CallLimit {
  public:
   CallLimit(uint16_t port, std::chrono::seconds limit);

@@ -18,8 +18,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Signals that the launcher waits for instead of being interrupted by them, and SIGPIPE, which it ignores: Ctrl-C
-// ends the reader of its output (tee) too.
+// Signals that the launcher waits for, so they do not interrupt it. SIGPIPE is ignored because Ctrl-C also ends the
+// reader of its output (tee).
 class WatchedSignals {
  public:
   WatchedSignals() {
@@ -29,7 +29,7 @@ class WatchedSignals {
     pthread_sigmask(SIG_BLOCK, &watched_, &before_);
     struct sigaction standard {};
     standard.sa_handler = SIG_DFL;
-    ::sigaction(SIGCHLD, &standard, &child_before_);  // inherited as ignored, no child could be waited for
+    ::sigaction(SIGCHLD, &standard, &child_before_);  // if SIGCHLD is inherited as ignored, waitpid finds no child
     struct sigaction ignored {};
     ignored.sa_handler = SIG_IGN;
     ::sigaction(SIGPIPE, &ignored, &pipe_before_);
@@ -42,7 +42,7 @@ class WatchedSignals {
   WatchedSignals(const WatchedSignals&) = delete;
   WatchedSignals& operator=(const WatchedSignals&) = delete;
   const sigset_t& before() const { return before_; }
-  // The next signal, or -1 after a moment.
+  // Returns the next signal, or -1 after 20 ms.
   int next() const {
     const timespec moment{0, 20'000'000};
     return sigtimedwait(&watched_, nullptr, &moment);
@@ -54,7 +54,7 @@ class WatchedSignals {
   struct sigaction pipe_before_ {};
 };
 
-// What the rank has said since: its report is kept, of its notes those about signals come back.
+// Reads new messages of a rank. Stores its report and returns its notes about signals.
 std::vector<Note> read_words(Child& child) {
   char buffer[4096];
   ssize_t size = 0;
@@ -68,7 +68,7 @@ std::vector<Note> read_words(Child& child) {
   return notes;
 }
 
-// Who has ended, and who has said that it will. Gives what ranks say of signals.
+// Updates which ranks have ended or reported a failure. Returns the notes about signals of all ranks.
 std::vector<Note> look_after(std::vector<Child>& children, int64_t round, int stopped_code) {
   std::vector<Note> all;
   for (Child& child : children) {
@@ -97,7 +97,7 @@ int64_t milliseconds() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now().time_since_epoch()).count();
 }
 
-// Hands on what is asked of a run by signals, as orders that a rank tells from a signal of its own.
+// Forwards stop requests to the ranks as orders, which a rank can distinguish from other signals.
 class Orders {
  public:
   Orders(const SpawnOptions& options, std::vector<Child>& children) : options_(options), children_(children) {}
@@ -141,7 +141,7 @@ bool any(const std::vector<Child>& children, Which which) {
   return false;
 }
 
-// Who failed first: one that did so by itself goes before those that stopped because of another.
+// Returns the rank that failed first. Independent failures take precedence over failures caused by other ranks.
 int first_to_fail(const std::vector<Child>& children) {
   constexpr int kBecauseOfAnother = 3;
   const auto place = [](const Child& child) {
@@ -167,7 +167,7 @@ SpawnResult result_of(const std::vector<Child>& children, const SpawnOptions& op
   const Child& child = children[static_cast<size_t>(result.rank)];
   const bool signalled = WIFSIGNALED(child.status);
   result.exit_code = signalled ? 128 + WTERMSIG(child.status) : WEXITSTATUS(child.status);
-  // It had said what it was going to exit with when it was killed for taking too long.
+  // The rank had reported its exit code before it was killed for taking too long.
   if (child.report && child.killed_by_us) result.exit_code = child.report->exit_code;
   const std::string end =
       signalled && !child.killed_by_us

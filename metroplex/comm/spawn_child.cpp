@@ -87,7 +87,7 @@ Child start_child(int rank, const SpawnOptions& options, const Listener& listene
   const std::string not_started = encode(Report{true, 127, "the program could not be started"});
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
-  if (pid == 0) {  // only async-signal-safe calls from here to exec
+  if (pid == 0) {  // only async-signal-safe calls until exec
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(127);
     pthread_sigmask(SIG_SETMASK, &mask, nullptr);

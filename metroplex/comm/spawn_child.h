@@ -1,4 +1,4 @@
-// One process of a rank as its launcher sees it, and how it is started.
+// One rank's process as seen by the launcher.
 #pragma once
 
 #include <sys/types.h>
@@ -21,15 +21,15 @@ struct Child {
   bool killed_by_us = false;
   bool stopped = false;  // ended with SpawnOptions::stopped_code
   int status = 0;
-  std::string text;    // what came through cause_fd and is not understood yet
-  bool ready = false;  // a signal stops it after a step, and does not end it
+  std::string text;    // received through cause_fd, not yet parsed
+  bool ready = false;  // a signal stops it after a step instead of ending it
   std::optional<Report> report;
-  int64_t noticed = -1;  // round in which the launcher saw that it fails
+  int64_t noticed = -1;  // polling round in which the launcher first noticed the failure
 
   bool failed() const { return ended && status != 0 && !stopped; }
   bool fails() const { return failed() || report; }
-  // Of those seen to fail in one round, what a rank suffered because of others comes last, and one that something
-  // outside killed first: it is the cause of whatever its peers then ran into.
+  // Order of failures noticed in one round; the smallest is the cause. A rank that something outside killed comes
+  // first, because its peers then fail too. Failures caused by other ranks come last.
   int blame() const {
     if (report) return report->own ? 1 : 3;
     if (killed_by_us) return 4;
@@ -37,10 +37,10 @@ struct Child {
   }
 };
 
-// A socket listening on the loopback; closes itself.
+// Owns a socket that listens on the loopback.
 class Listener {
  public:
-  explicit Listener(uint16_t port);  // 0: a free one
+  explicit Listener(uint16_t port);  // 0: a free port
   ~Listener();
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
@@ -54,7 +54,7 @@ class Listener {
   uint16_t port_ = 0;
 };
 
-// Starts one rank with the signal mask `mask`. It ends with the launcher's thread, whatever ends that.
+// Starts one rank with signal mask `mask`. The kernel kills the rank when the launcher's thread ends.
 Child start_child(int rank, const SpawnOptions& options, const Listener& listener, const sigset_t& mask);
 
 }  // namespace metroplex::comm

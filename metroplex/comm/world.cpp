@@ -57,8 +57,8 @@ Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory&
     return make(name, purpose, grid.group_of(rank, axes));
   };
   Groups groups;
-  // First, so that its communicator bears this name in every layout: ranks that were given different layouts by hand
-  // meet in it, and find out.
+  // Created first, so its communicator has this name in every layout. Ranks with different hand-written layouts meet
+  // in it and detect the mismatch.
   std::vector<int> everyone(static_cast<size_t>(grid.world_size()));
   for (size_t i = 0; i < everyone.size(); ++i) everyone[i] = static_cast<int>(i);
   groups.world = make("world", Purpose::run, everyone);

@@ -56,7 +56,6 @@ AttentionChoice gpu_attention(const AttentionCase& c) {
   return {AttentionBy::own, why_none(c)};
 }
 
-// What of a model keeps scores from being plain, in words; empty: nothing.
 static std::string not_plain(const Model& m) {
   if (m.attn_logit_softcapping > 0) return base::concat("model.attn_logit_softcapping = ", m.attn_logit_softcapping);
   return m.softmax_type == SoftmaxType::vanilla ? "" : base::concat("model.softmax_type = ", m.softmax_type.text());
@@ -75,7 +74,8 @@ static AttentionCase attention_case(const Config& config, int capability) {
   c.capability = capability;
   c.queries = c.keys = config.train.seq_length;
   c.deterministic = config.run.deterministic_mode;
-  c.plain_mask = config.parallel.cp() == 1 || is_half(c.dtype);  // of context parallelism the operators take halves
+  c.plain_mask = config.parallel.cp() == 1 ||
+                 is_half(c.dtype);  // with context parallelism the operators support only fp16 and bf16
   if (config.parallel.hybrid_context_parallel) c.plain_mask = false;
   return c;
 }
@@ -104,7 +104,7 @@ std::string own_attention(const Config& config, int capability) {
 
 DocumentBound document_bound(const Config& config, int capability) {
   const AttentionCase c = attention_case(config, capability);
-  // For one query a sample the operator would reorder heads.
+  // For one query per sample the operator would reorder heads.
   if (!c.documents || config.train.seq_length == 1 || gpu_attention(c).by == AttentionBy::own) return {};
   const int64_t given = config.data.max_documents_per_sample;
   return {given > 0 ? given : (config.train.seq_length + kRowsOfADocument - 1) / kRowsOfADocument,

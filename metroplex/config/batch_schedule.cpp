@@ -12,7 +12,7 @@ namespace metroplex::config {
 
 using base::concat;
 
-constexpr double kLargestCount = 9e15;  // integers up to here are exact in a double
+constexpr double kLargestCount = 9e15;  // integers up to this value are exact in a double
 
 static double unit(char letter) {
   switch (std::toupper(static_cast<unsigned char>(letter))) {
@@ -50,7 +50,6 @@ std::optional<int64_t> read_count(const std::string& written, std::string& probl
   return static_cast<int64_t>(count);
 }
 
-// Its threshold as it is written.
 static std::optional<BatchStep> read_step(const std::string& entry, std::string& problem) {
   const size_t colon = entry.find(':');
   if (colon == std::string::npos || entry.find(':', colon + 1) != std::string::npos) {

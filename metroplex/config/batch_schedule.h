@@ -1,6 +1,6 @@
-// The texts that let the batch size grow: steps "0:768 250B:1536" and a ramp-up "16 16 300000". Read here for the
-// checks of a configuration and for plan/microbatches.h alike. Readers return nothing for what is no such text, and
-// say why in `problem`.
+// Parses batch size schedules: steps "0:768 250B:1536" and ramp-up "16 16 300000". The configuration checks and
+// plan/microbatches.h share these readers. A reader returns nothing for invalid text and sets `problem` to the
+// reason.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace metroplex::config {
 
-// "1.5K" -> 1500, with K, M, B, T as powers of 1000 (either case).
+// "1.5K" -> 1500. K, M, B, T are powers of 1000 in either case.
 std::optional<int64_t> read_count(const std::string& text, std::string& problem);
 
 struct BatchStep {
@@ -18,22 +18,22 @@ struct BatchStep {
   int64_t global_batch_size = 1;
 };
 
-// THRESHOLD:BATCH_SIZE, separated by blanks or commas, in the order of their thresholds, the first of which is 0.
-// Thresholds are tokens of samples that hold `seq_length`, or samples with seq_length 0.
+// Reads THRESHOLD:BATCH_SIZE entries, separated by blanks or commas, with ascending thresholds that start at 0.
+// Thresholds are tokens of samples with `seq_length` tokens, or samples if seq_length is 0.
 std::optional<std::vector<BatchStep>> read_batch_steps(const std::string& text, int64_t seq_length,
                                                        std::string& problem);
 
 struct BatchRampup {
   int64_t start = 1;      // first global batch size
-  int64_t increment = 1;  // added in equal shares of `samples`
+  int64_t increment = 1;  // added at equal intervals over `samples`
   int64_t samples = 1;
-  int64_t global_batch_size = 1;  // the last one
+  int64_t global_batch_size = 1;  // final size
 };
 
-// "" when such a ramp-up can run, else the rule it breaks.
+// Returns "" if the ramp-up can run, else the violated rule.
 std::string rampup_problem(const BatchRampup& rampup);
 
-// "START INCREMENT SAMPLES", to end at `global_batch_size`.
+// Reads "START INCREMENT SAMPLES"; the ramp-up ends at `global_batch_size`.
 std::optional<BatchRampup> read_batch_rampup(const std::string& text, int64_t global_batch_size,
                                              std::string& problem);
 

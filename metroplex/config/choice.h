@@ -1,6 +1,6 @@
-// A key whose value is one of a few words. Each such key has an enum and beside it one table of {enumerator, word}:
-// from there the words are in YAML, options, --help, errors, the printed and the saved config. A Choice holds the
-// enumerator, compares as it, and prints as its word.
+// A key with an enumerated value. Each such key has an enum and one table of {enumerator, word}. YAML, options,
+// --help, errors and the saved config use the words of this table. A Choice holds the enumerator, compares like it
+// and prints as its word.
 #pragma once
 
 #include <optional>
@@ -18,7 +18,7 @@ struct Word {
   const char* text;
 };
 
-// The table of an enum, specialised beside it.
+// The table of an enum; each enum specializes it.
 template <class E>
 inline constexpr int kWords = 0;
 
@@ -48,14 +48,14 @@ std::vector<std::string> words_of() {
   return words;
 }
 
-// Throws base::Error("config") that lists `words` and the nearest one.
+// Throws base::Error("config") with the valid words and the nearest one.
 [[noreturn]] void refuse_word(const std::string& text, const std::vector<std::string>& words);
 
 template <HasWords E>
 class Choice {
  public:
   constexpr Choice(E value) : value_(value) {}
-  // A word of the table; throws base::Error("config") for any other.
+  // Throws base::Error("config") unless `text` is a word of the table.
   Choice(const std::string& text) : value_(read(text)) {}
   Choice(const char* text) : value_(read(text)) {}
 
@@ -64,7 +64,7 @@ class Choice {
 
   friend std::ostream& operator<<(std::ostream& out, const Choice& choice) { return out << choice.text(); }
   friend std::string operator+(const std::string& left, const Choice& choice) { return left + choice.text(); }
-  // Compared with an enumerator, never with a word.
+  // Compare with an enumerator, not with a word.
   bool operator==(const char*) const = delete;
   bool operator==(const std::string&) const = delete;
 

@@ -1,5 +1,5 @@
-// The whole configuration of a run: one struct a section. Fields are visited (fields.h), loaded from YAML and
-// --section.key=value (load.h), and checked together (validate.h). A room takes its own section by const reference.
+// The full configuration of a run: one struct per section. fields.h visits its fields, load.h reads them from YAML
+// and --section.key=value, validate.h checks them together. A module takes its own section by const reference.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace metroplex::config {
 
-// The process side of a run: how many ranks, where, over what, seeded how.
+// Processes of a run: number of ranks, device, backend, seed.
 
 enum class Backend { automatic, threads, gloo, nccl };
 template <>
@@ -29,16 +29,14 @@ template <>
 inline constexpr Word<Device> kWords<Device>[] = {
     {Device::automatic, "auto"}, {Device::cpu, "cpu"}, {Device::cuda, "cuda"}};
 
-// Its keys, each with type, default and help: run_keys.inc.
 struct Run {
 #define KEY(type, name, value, limits, help) type name = value;
 #include "config/run_keys.inc"
 #undef KEY
 };
 
-// The loop: batch sizes, how long, what is printed and when.
+// Training loop: batch sizes, length, logging.
 
-// Its keys, each with type, default and help: train_keys.inc.
 struct Train {
 #define KEY(type, name, value, limits, help) type name = value;
 #include "config/train_keys.inc"
@@ -46,12 +44,12 @@ struct Train {
 
   bool captures_parts() const;      // partial graphs: local, transformer_engine
   bool captures_iteration() const;  // one graph: full_iteration
-  // The parts of layers that partial graphs hold: all where none is named. Empty without partial graphs.
+  // Returns the captured parts of layers: all if none is named. Empty without partial graphs.
   CudaGraphModules captured_modules() const;
 };
 
-// Number formats, the loss scale, and what is checked of losses and gradients. "fp64" is a real training dtype:
-// layouts are compared in it.
+// Number formats, loss scale, and checks of losses and gradients. fp64 is a full training dtype; tests compare
+// layouts in it.
 
 enum class ParamsDtype { fp32, fp64, bf16, fp16 };
 template <>
@@ -67,7 +65,6 @@ inline constexpr Word<MainGradsDtype> kWords<MainGradsDtype>[] = {
 
 inline bool is_half(ParamsDtype dtype) { return dtype == ParamsDtype::bf16 || dtype == ParamsDtype::fp16; }
 
-// Its keys, each with type, default and help: precision_keys.inc.
 struct Precision {
 #define KEY(type, name, value, limits, help) type name = value;
 #include "config/precision_keys.inc"
@@ -78,16 +75,13 @@ struct Precision {
   bool scales_dynamically() const { return params_dtype == ParamsDtype::fp16 && loss_scale == 0; }
 };
 
-// Saving and loading.
-
-// Its keys, each with type, default and help: checkpoint_keys.inc.
 struct Checkpoint {
 #define KEY(type, name, value, limits, help) type name = value;
 #include "config/checkpoint_keys.inc"
 #undef KEY
 };
 
-// Where samples come from, as in Megatron's GPT dataset.
+// Data sources, as in Megatron's GPT dataset.
 
 enum class TokenizerType { none, bytes, sentencepiece, bpe };
 template <>
@@ -101,7 +95,6 @@ template <>
 inline constexpr Word<Dataloader> kWords<Dataloader>[] = {{Dataloader::single, "single"},
                                                           {Dataloader::cyclic, "cyclic"}};
 
-// Its keys, each with type, default and help: data_keys.inc.
 struct Data {
 #define KEY(type, name, value, limits, help) type name = value;
 #include "config/data_keys.inc"
@@ -121,7 +114,8 @@ struct Config {
   Train train;
 };
 
-// Padded rows of the vocabulary table: the next multiple of make_vocab_size_divisible_by * tp (Megatron's rule).
+// Returns the padded rows of the embedding table: the next multiple of make_vocab_size_divisible_by * tp (Megatron's
+// rule).
 int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int64_t tp);
 
 }  // namespace metroplex::config

@@ -1,5 +1,5 @@
-// What of a training step is captured once and replayed from then on (train.cuda_graph_*), and what Megatron's names
-// of before say in today's. Modules are parts of a layer; a set of them is a scope.
+// The parts of a training step that are captured once and then replayed (train.cuda_graph_*), and the translation of
+// Megatron's older keys. Modules are parts of a layer; a set of them is a scope.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,8 @@
 
 namespace metroplex::config {
 
-// local, transformer_engine: parts of layers, each a forward and a backward graph. full_iteration: a whole step.
+// local, transformer_engine: parts of layers, each with a forward and a backward graph. full_iteration: the full
+// step.
 enum class CudaGraphImpl { none, local, transformer_engine, full_iteration };
 template <>
 inline constexpr Word<CudaGraphImpl> kWords<CudaGraphImpl>[] = {
@@ -47,18 +48,17 @@ class CudaGraphModules {
   unsigned bits_ = 0;
 };
 
-// Of the words of train.cuda_graph_modules; words that are no modules are passed over.
+// Converts the words of train.cuda_graph_modules; ignores unknown words.
 CudaGraphModules cuda_graph_module_set(const std::vector<std::string>& words);
 
-// Key and value, as YAML writes it.
 using NewerKey = std::pair<std::string, std::string>;
-// What a key of section train that Megatron had before says in those of today; `problem` says why nothing can.
+// Translation of an older Megatron key of section train into current keys. `problem` is the reason if there is none.
 struct NewerKeys {
   bool known = false;
   std::vector<NewerKey> keys;
   std::string problem;
 };
-// enable_cuda_graph, external_cuda_graph, cuda_graph_scope; `words`: the value, or the items of a list.
+// Translates enable_cuda_graph, external_cuda_graph and cuda_graph_scope. `words`: the value, or the items of a list.
 NewerKeys newer_keys(const std::string& key, const std::vector<std::string>& words);
 
 }  // namespace metroplex::config

@@ -12,7 +12,8 @@ namespace metroplex::config {
 
 int64_t ffn_width(const Model& model) {
   if (model.ffn_hidden_size > 0) return model.ffn_hidden_size;
-  // 2/3 of 4h, so that three matrices hold about what two of 4h would; in whole multiples of 64.
+  // 2/3 of 4h, so that three matrices have about as many parameters as two of width 4h. The result is a multiple of
+  // 64.
   return model.gated_linear_unit ? 8 * model.hidden_size / 3 / 64 * 64 : 4 * model.hidden_size;
 }
 

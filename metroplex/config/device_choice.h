@@ -1,5 +1,5 @@
-// Where the ranks of a process compute and how they talk: what run.device and run.backend leave to the machine. As in
-// PyTorch a GPU is used where there is one; a run that asked for GPUs never falls back to the CPU.
+// Resolves run.device and run.backend on a machine. Like PyTorch, a run uses a GPU if there is one. A run with
+// explicit GPUs never falls back to the CPU.
 #pragma once
 
 #include <cstdint>
@@ -9,23 +9,23 @@
 
 namespace metroplex::config {
 
-// What the calling process sees.
+// The machine as visible to the calling process.
 struct Machine {
   int64_t num_gpus = 0;
   std::string no_gpu = "no GPU was found";  // why num_gpus is 0
-  std::string launcher;                     // that started this process as one rank; empty: none did
-  int64_t local_ranks = 1;                  // of this machine
-  int64_t local_rank = 0;                   // with a launcher
+  std::string launcher;                     // launcher that started this process as one rank; empty: none
+  int64_t local_ranks = 1;                  // on this machine
+  int64_t local_rank = 0;                   // only with a launcher
 };
 
 struct DeviceChoice {
   Backend backend;   // threads, gloo or nccl
-  int64_t gpu = -1;  // of this process' ranks; -1: the CPU
+  int64_t gpu = -1;  // of the ranks in this process; -1: CPU
 };
 
-// Slurm and Open MPI may show every process its own GPU alone: a single one then counts as the rank's own, and NCCL
-// refuses ranks that share it. Throws base::Error("config", ...) where GPUs are asked for and are not there.
-// Requires: no violations of the rules about run.
+// Slurm and Open MPI may expose to each process only its own GPU. A single visible GPU therefore counts as the rank's
+// own, and NCCL rejects ranks that share it. Throws base::Error("config", ...) if required GPUs are missing. Requires
+// that the rules about run hold.
 DeviceChoice choose_device(const Run& run, const Machine& machine);
 
 }  // namespace metroplex::config

@@ -14,11 +14,11 @@ namespace {
 
 using base::concat;
 
-constexpr int64_t kMost = 1 << 17;  // of layers, and of any number in a pattern
-constexpr int kDeepest = 64;        // parentheses in parentheses
+constexpr int64_t kMost = 1 << 17;  // limit of layers and of every number in a pattern
+constexpr int kDeepest = 64;        // nesting limit of parentheses
 
-// A Python expression of whole numbers and lists: "([1]*3+[0]*1)*2". Every reader leaves `at_` behind what it read
-// and says in `problem_` why it did not; the first problem stays.
+// Parses a Python expression of integers and lists: "([1]*3+[0]*1)*2". Every reader moves `at_` past the text it
+// consumes. On failure it sets `problem_`; the first problem is kept.
 class PatternReader {
  public:
   PatternReader(const std::string& text, std::string& problem) : problem_(problem) {
@@ -35,7 +35,7 @@ class PatternReader {
  private:
   struct Value {
     bool is_list = false;
-    std::vector<int64_t> numbers;  // one, unless a list
+    std::vector<int64_t> numbers;  // one element unless is_list
   };
 
   bool good() const { return problem_.empty(); }
@@ -266,7 +266,7 @@ int64_t expert_ffn_width(const Model& model) {
 }
 
 int64_t expert_capacity(const Model& model, int64_t tokens) {
-  // In Megatron's order: another one rounds otherwise where the product is a whole number.
+  // Megatron's order of operations: another order may round a whole product differently.
   const double even =
       static_cast<double>(tokens * model.moe_router_topk) / static_cast<double>(model.num_moe_experts);
   const double asked = std::ceil(even * model.moe_expert_capacity_factor);
@@ -279,7 +279,7 @@ int64_t echo_slots(const Model& model, int64_t ep) {
   return model.moe_enable_echo ? model.moe_num_echo_experts / ep : 0;
 }
 
-// Of one rank to one rank, at most: a token goes to an expert once.
+// Returns the maximum rows from one rank to another: a token goes to an expert once.
 static int64_t most_rows_of_pair(const Model& model, int64_t tokens, int64_t ep) {
   return tokens * std::min(model.moe_router_topk, model.num_moe_experts / ep + echo_slots(model, ep));
 }
@@ -335,8 +335,7 @@ TokenDispatcher token_dispatcher(const Model& model, int64_t expert_ranks) {
 
 namespace {
 
-// sends_counted_rows: messages between ranks are as long as what is sent, unless every expert is padded to its
-// capacity.
+// sends_counted_rows: message lengths depend on the routed rows, unless every expert is padded to its capacity.
 struct DispatcherTraits {
   TokenDispatcher type;
   bool sends_counted_rows;

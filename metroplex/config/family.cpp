@@ -7,7 +7,7 @@
 
 namespace metroplex::config {
 
-// RMSNorm, rotary positions, gated MLP, no biases (qkv excepted), and what else the family has.
+// RMSNorm, rotary positions, gated MLP, no biases (except qkv), plus the presets in `more`.
 static std::vector<Preset> llama_with(const std::vector<Preset>& more) {
   std::vector<Preset> presets = {{"model.normalization", "RMSNorm", Means::only},
                                  {"model.position_embedding_type", "rope", Means::only},

@@ -1,5 +1,5 @@
-// The model families: what each one's name presets, what of it another setting would make another family, and what
-// the ground floor has to know of it. How it is built is models/registry.h's.
+// Model families: the presets of each name, the presets that define the family, and family properties that
+// configuration checks need. models/registry.h builds the models.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@
 
 namespace metroplex::config {
 
-// For a key that nobody gave. Beside the name of the family it may have any other value, that of the preset alone, or
-// any above 0.
+// Constraint on a preset key next to the family name. free: any value; only: the preset value; above_zero: any value
+// > 0.
 enum class Means { free, only, above_zero };
 struct Preset {
   const char *key, *value;
@@ -19,16 +19,16 @@ struct Preset {
 
 struct Family {
   const char* name;
-  bool top_query;  // the last layer takes its queries from an embedding of the position
+  bool top_query;  // the last layer computes its queries from a position embedding
   std::vector<Preset> presets;
 };
 
 std::vector<std::string> family_names();
-// Null where there is none of this name.
+// Returns null for an unknown name.
 const Family* find_family(const std::string& name);
-// Throws base::Error("config") with the nearest name instead.
+// Throws base::Error("config") with the nearest name if unknown.
 const Family& family(const std::string& name);
-// Throws base::Error("models") with all that the name of the family means, where the model is another.
+// Throws base::Error("models") with all defining presets if the model differs from its family.
 void check_family(const Model& model);
 
 }  // namespace metroplex::config

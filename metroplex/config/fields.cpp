@@ -250,7 +250,7 @@ static bool inside(double value, const Limits& limits) {
   return low && high;
 }
 
-// What a checkpoint saves of a configuration is JSON.
+// Checkpoints store the configuration as JSON, so text must be UTF-8.
 static bool is_text(const Field& field) {
   const auto* const one = std::get_if<std::string*>(&field.member);
   const auto* const list = std::get_if<std::vector<std::string>*>(&field.member);

@@ -1,6 +1,5 @@
-// Every knob, once: a line of <section>_keys.inc says type, name, default, what the value may be, and a help
-// paragraph. The section's struct is made of it, and YAML, --section.key=value, --help, the saved run and the per-key
-// checks all walk the same list.
+// The list of all keys. A line of <section>_keys.inc has type, name, default, limits and help. The section's struct,
+// YAML, --section.key=value, --help, the saved run and the per-key checks all use this list.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +12,14 @@
 
 namespace metroplex::config {
 
-// What one value may be by itself; rules between keys live in validate.h.
+// Limits of a single value; rules between keys are in validate.h.
 struct Limits {
-  std::vector<std::string> choices;  // of a string, and the words of a Choice; empty: any text
+  std::vector<std::string> choices;  // valid strings, or the words of a Choice; empty: any text
   double low = -std::numeric_limits<double>::infinity();
   double high = std::numeric_limits<double>::infinity();
   bool low_excluded = false;
   bool high_excluded = false;
-  bool infinite = false;  // inf is a value
+  bool infinite = false;  // inf is allowed
 };
 
 Limits any();
@@ -32,16 +31,15 @@ Limits from_to_below(double low, double high);  // [low, high)
 Limits above_up_to(double low, double high);    // (low, high]
 Limits or_infinite(Limits limits);
 
-// A Choice (choice.h) of whatever enum.
 struct ChoiceMember {
   void* member;
   const char* (*text)(const void* member);
-  bool (*assign)(void* member, const std::string& text);  // false: no word of the table
+  bool (*assign)(void* member, const std::string& text);  // false: not a word of the table
 };
 
 using Member = std::variant<bool*, int64_t*, double*, std::string*, std::vector<std::string>*, ChoiceMember>;
 
-// One knob of one Config object. Valid as long as that object is.
+// One key of a Config object. Valid while that object lives.
 struct Field {
   std::string section;
   std::string name;
@@ -62,29 +60,29 @@ std::string section_names();  // "run, model, ..."
 std::vector<Field> fields(Config& config);
 std::vector<std::string> all_keys();
 
-// "an integer", "true or false", ...; and with the limits: "an integer, at least 1".
+// type_name returns "an integer", "true or false", ...; expectation adds the limits: "an integer, at least 1".
 std::string type_name(const Field& field);
 std::string expectation(const Field& field);
 
-// The value as YAML writes it. Doubles come back bit for bit (infinity is .inf); text is always quoted.
+// Returns the value in YAML syntax. Doubles round-trip bit for bit (infinity is .inf). Text is always quoted.
 std::string to_yaml(const Field& field);
-// The value as a person reads it: text without quotes, lists with commas.
+// Returns the value for display: text without quotes, lists with commas.
 std::string to_text(const Field& field);
 std::string quoted(const std::string& text);
-// The fewest digits that read back to the same double; a whole number keeps ".0".
+// Returns the shortest text that reads back to the same double; a whole number keeps ".0".
 std::string number_text(double value);
 
-// Reads one scalar into a field that is no list. False when it is not one; the field is then unchanged.
+// Parses one scalar into a field that is not a list. Returns false and leaves the field unchanged if the text is
+// invalid.
 bool assign_scalar(const Field& field, const std::string& text);
 
-// Copies the value of the same field of another Config.
 void copy_value(const Field& to, const Field& from);
 
-// "" when the value is inside the field's own limits, else the rule it breaks.
+// Returns "" if the value is within the field's limits, else the violated rule.
 std::string broken_limit(const Field& field);
 
-// Help for one section, for one key ("model.num_layers"), or for all of them ("" or "all"). Throws base::Error with
-// the nearest name for anything else.
+// Returns help for a section, a key ("model.num_layers"), or everything ("" or "all"). Throws base::Error with the
+// nearest name for other topics.
 std::string help(const std::string& topic);
 
 }  // namespace metroplex::config

@@ -1,4 +1,3 @@
-// The words for people: --help, made from the field list.
 #include <algorithm>
 
 #include "base/error.h"

@@ -7,7 +7,7 @@ namespace metroplex::config {
 
 constexpr size_t kMaxLetters = 1 << 17;
 
-// Reads "*n" at `at` and moves past it; 1 when there is none, nothing when the number is too large to be meant.
+// Reads "*n" at `at` and moves past it. Returns 1 without a repetition, and nothing if the number exceeds the limit.
 static std::optional<size_t> repetition(const std::string& text, size_t& at) {
   if (at + 1 >= text.size() || text[at] != '*' || std::isdigit(static_cast<unsigned char>(text[at + 1])) == 0)
     return 1;
@@ -19,7 +19,7 @@ static std::optional<size_t> repetition(const std::string& text, size_t& at) {
   return times;
 }
 
-// Unrolls "(...)*n" when `groups`, else "x*n"; each in one pass, so groups do not nest.
+// Unrolls "(...)*n" if `groups`, else "x*n". Each takes one pass, so groups cannot be nested.
 static std::optional<std::string> unroll(const std::string& text, bool groups, std::string& problem) {
   std::string out;
   for (size_t at = 0; at < text.size();) {

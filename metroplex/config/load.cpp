@@ -58,7 +58,6 @@ static std::string wrong_type(const Field& field, const std::string& value) {
   return nearest.empty() ? problem : problem + "; did you mean " + nearest + "?";
 }
 
-// Which kind of YAML value this is, in the words of a message.
 static std::string yaml_text(const YAML::Node& node) {
   if (node.IsNull()) return "nothing";
   if (node.IsSequence()) return "a list";
@@ -66,7 +65,7 @@ static std::string yaml_text(const YAML::Node& node) {
   return node.Tag() == "!" ? quoted(node.Scalar()) : node.Scalar();
 }
 
-// "" or what is wrong. Quoted text is text only: "3" does not fill an integer.
+// Returns "" or the problem. Quoted text is a string only: "3" is not an integer.
 static std::string assign_yaml(const Field& field, const YAML::Node& node) {
   if (auto* const* list = std::get_if<std::vector<std::string>*>(&field.member)) {
     std::vector<std::string> items;
@@ -84,7 +83,7 @@ static std::string assign_yaml(const Field& field, const YAML::Node& node) {
   return assign_scalar(field, node.Scalar()) ? "" : wrong_type(field, yaml_text(node));
 }
 
-// A scalar, or the items of a list of scalars; an empty word for anything else.
+// Returns a scalar, or the items of a list of scalars; an empty word for anything else.
 static std::vector<std::string> plain_values(const YAML::Node& node) {
   if (node.IsScalar()) return {node.Scalar()};
   std::vector<std::string> values;
@@ -94,13 +93,12 @@ static std::vector<std::string> plain_values(const YAML::Node& node) {
 
 namespace {
 
-// Keys that nothing has ever read, in configurations of before: passed over where they say nothing.
+// Obsolete keys; accepted only with their default value.
 bool is_retired(const std::string& key, const YAML::Node& value) {
   const bool known = key == "model.num_tokentypes" || key == "parallel.variable_seq_lengths";
   return known && value.IsScalar() && (value.Scalar() == "0" || value.Scalar() == "false");
 }
 
-// One pass over a YAML document; problems are collected, so that one run tells them all.
 class YamlReader {
  public:
   YamlReader(Config& config, std::set<std::string>& given) : list_(fields(config)), given_(given) {}
@@ -118,7 +116,7 @@ class YamlReader {
   const std::vector<std::string>& problems() const { return problems_; }
 
  private:
-  // A file of another kind would fill the screen.
+  // Limits the output for a file that is not a configuration.
   bool full() const { return problems_.size() >= kMaxProblems; }
 
   void problem(const YAML::Node& where, const std::string& what) {
@@ -167,7 +165,6 @@ class YamlReader {
     given_.insert(key);
   }
 
-  // "" where no section has such a key.
   std::string section_of(const std::string& name) const {
     for (const Field& field : list_) {
       if (field.name == name || newer_keys(field.section + "." + name, {}).known) return field.section;
@@ -192,7 +189,6 @@ static void refuse(const std::string& source, const std::vector<std::string>& pr
 
 namespace {
 
-// Hears what a document holds, and keeps nothing of it.
 class Deaf final : public YAML::EventHandler {
   using Mark = YAML::Mark;
   void OnDocumentStart(const Mark&) override {}
@@ -208,7 +204,8 @@ class Deaf final : public YAML::EventHandler {
 
 }  // namespace
 
-// Where a document begins with a comma yaml-cpp 0.7 finds empty ones without end: LoadAll does not return.
+// yaml-cpp 0.7 does not return from LoadAll if a document begins with a comma, because it finds endless empty
+// documents.
 static void check_one_document(const std::string& text, const std::string& source) {
   std::istringstream stream(text);
   YAML::Parser parser(stream);
@@ -221,7 +218,7 @@ static void check_one_document(const std::string& text, const std::string& sourc
 void Draft::merge_yaml(const std::string& text, const std::string& source) {
   MPX_CHECK(text.size() <= kMaxFileBytes, "config", source, ": ", text.size(), " bytes are no configuration (limit ",
             kMaxFileBytes, ")");
-  // Work on copies: a refused text changes nothing.
+  // Works on a copy, so that rejected text changes nothing.
   Draft next = *this;
   YamlReader reader(next.config_, next.given_);
   try {
@@ -257,7 +254,6 @@ static std::vector<std::string> split_commas(const std::string& text) {
   return items;
 }
 
-// "[a, b]" or "a,b".
 static std::vector<std::string> split_list(const std::string& text) {
   const bool brackets = text.size() >= 2 && text.front() == '[' && text.back() == ']';
   return split_commas(brackets ? text.substr(1, text.size() - 2) : text);
@@ -318,13 +314,13 @@ void Draft::retract(const std::string& key) {
 Config Draft::finish() const {
   Config config = config_;
   const std::vector<Field> list = fields(config);
-  const Family* family = find_family(config_.model.family);  // an unknown one is check()'s to refuse
+  const Family* family = find_family(config_.model.family);  // check() rejects an unknown family
   for (const Preset& preset : family == nullptr ? std::vector<Preset>{} : family->presets) {
     if (given_.contains(preset.key)) continue;
     const Field* field = find(list, preset.key);
     MPX_ASSERT(field != nullptr && assign_scalar(*field, preset.value), "preset ", preset.key);
   }
-  // As in Megatron, where the value 0 and no value differ.
+  // As in Megatron, where 0 and unset differ.
   if (config.optim.decoupled_lr > 0 && !given_.contains("optim.decoupled_min_lr"))
     config.optim.decoupled_min_lr = config.optim.min_lr;
   return config;

@@ -1,4 +1,4 @@
-// What is kept, recomputed, split or moved away between forward and backward (activations), and the memory meter.
+// Activation memory: recomputation, chunking and offload between forward and backward. Also the memory meter.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace metroplex::config {
 
-// The places of a transformer layer at which something is kept, and the names of modules as sets of these places:
-// what memory.recompute_modules, offload and capture name is one table.
+// Save points are the places in a transformer layer at which a tensor is saved for backward. One table maps module
+// names to sets of them for memory.recompute_modules, offload and capture.
 
 enum class SavePoint : uint8_t {
   norm,
@@ -44,8 +44,8 @@ class SavePointSet {
   unsigned bits_ = 0;
 };
 
-// mlp: what lies between fc1 and fc2, with fc1's product; shared_experts likewise. activation, moe_act: the input of
-// fc2 alone. moe names no places: the whole layer of experts runs again (nn/recompute.h).
+// mlp and shared_experts: the tensors between fc1 and fc2, including fc1's product. activation, moe_act: only the
+// input of fc2. moe has no save points, because it recomputes the MoE layer as a unit (nn/recompute.h).
 struct Module {
   const char* name;
   SavePointSet points;
@@ -78,7 +78,6 @@ template <>
 inline constexpr Word<FitCheck> kWords<FitCheck>[] = {
     {FitCheck::refuse, "refuse"}, {FitCheck::warn, "warn"}, {FitCheck::off, "off"}};
 
-// Its keys, each with type, default and help: memory_keys.inc.
 struct Memory {
 #define KEY(type, name, value, limits, help) type name = value;
 #include "config/memory_keys.inc"
@@ -86,7 +85,7 @@ struct Memory {
 
   bool recomputes_all() const { return recompute_granularity == Recompute::full; }
   bool recomputes(const std::string& module) const;
-  SavePointSet recomputed_save_points() const;  // of all modules that selective recomputes
+  SavePointSet recomputed_save_points() const;  // over all modules of selective recompute
 };
 
 }  // namespace metroplex::config

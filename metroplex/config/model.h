@@ -1,4 +1,4 @@
-// The shape of the network. Names are Megatron's (TransformerConfig); 0 means "derived", see validate.h.
+// Model architecture. Names are Megatron's (TransformerConfig). 0 means "derived", see validate.h.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,7 @@ template <>
 inline constexpr Word<RouterDtype> kWords<RouterDtype>[] = {
     {RouterDtype::automatic, "auto"}, {RouterDtype::fp32, "fp32"}, {RouterDtype::fp64, "fp64"}};
 
-// Of scores that are made of one logit each.
+// For scores that depend on one logit each.
 enum class TopkNormalization { automatic, always, never };
 template <>
 inline constexpr Word<TopkNormalization> kWords<TopkNormalization>[] = {{TopkNormalization::automatic, "auto"},
@@ -70,20 +70,19 @@ inline constexpr Word<TokenDispatcher> kWords<TokenDispatcher>[] = {
     {TokenDispatcher::hierarchical, "hierarchical"},
     {TokenDispatcher::static_buffer, "static_buffer"}};
 
-// What a step does in which more rows come to a rank than its static buffer has room for.
+// Reaction of a step to more rows for a rank than its static buffer can hold.
 enum class OverflowPolicy { redo, drop, stop };
 template <>
 inline constexpr Word<OverflowPolicy> kWords<OverflowPolicy>[] = {
     {OverflowPolicy::redo, "redo"}, {OverflowPolicy::drop, "drop"}, {OverflowPolicy::stop, "stop"}};
 
-// How static buffers exchange rows on GPUs: blocks of equal size for each pair of ranks, over NCCL, or the rows
-// alone, over NVSHMEM.
+// Row exchange of static buffers on GPUs: blocks of equal size per pair of ranks (NCCL), or only the rows (NVSHMEM).
 enum class RowExchangeKind { equal_capacity, nvshmem };
 template <>
 inline constexpr Word<RowExchangeKind> kWords<RowExchangeKind>[] = {
     {RowExchangeKind::equal_capacity, "equal_capacity"}, {RowExchangeKind::nvshmem, "nvshmem"}};
 
-// Who decides which experts get clones on which ranks (plan/echo.h).
+// Planner that assigns expert replicas to ranks (plan/echo.h).
 enum class EchoPlanner { greedy, binpack, capfill, exact };
 template <>
 inline constexpr Word<EchoPlanner> kWords<EchoPlanner>[] = {{EchoPlanner::greedy, "greedy"},
@@ -91,14 +90,13 @@ inline constexpr Word<EchoPlanner> kWords<EchoPlanner>[] = {{EchoPlanner::greedy
                                                             {EchoPlanner::capfill, "capfill"},
                                                             {EchoPlanner::exact, "exact"}};
 
-// How the rows of an expert replica are taken from the source ranks (plan/echo_split.cpp).
+// Division of a replica's rows over the source ranks (plan/echo_split.cpp).
 enum class EchoSplit { automatic, local_first, breadth_then_depth };
 template <>
 inline constexpr Word<EchoSplit> kWords<EchoSplit>[] = {{EchoSplit::automatic, "auto"},
                                                         {EchoSplit::local_first, "local_first"},
                                                         {EchoSplit::breadth_then_depth, "breadth_then_depth"}};
 
-// Its keys, each with type, default and help: model_keys.inc, and of the experts moe_keys.inc.
 struct Model {
 #define KEY(type, name, value, limits, help) type name = value;
 #include "config/model_keys.inc"

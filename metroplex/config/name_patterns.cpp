@@ -5,7 +5,8 @@
 namespace metroplex::config {
 
 bool matches(const std::string& pattern, const std::string& name) {
-  // Where the last * stood, and how much of the name it covers so far: a mismatch lets it cover one letter more.
+  // Position of the last *, and the end of the text it covers so far. A mismatch extends the covered text by one
+  // character.
   size_t star = std::string::npos, covered = 0, p = 0, n = 0;
   while (n < name.size()) {
     if (p < pattern.size() && pattern[p] == '*') {

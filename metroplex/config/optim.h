@@ -1,4 +1,4 @@
-// Optimizer, learning-rate and weight-decay schedules. Lengths are in iterations or in samples, never both.
+// Optimizer and schedules of learning rate and weight decay. Lengths are either all in iterations or all in samples.
 #pragma once
 
 #include <cstdint>
@@ -53,32 +53,31 @@ template <>
 inline constexpr Word<MomentDtype> kWords<MomentDtype>[] = {
     {MomentDtype::fp32, "fp32"}, {MomentDtype::bf16, "bf16"}, {MomentDtype::eight_bit, "8bit"}};
 
-// Its keys, each with type, default and help: optim_keys.inc.
 struct Optim {
 #define KEY(type, name, value, limits, help) type name = value;
 #include "config/optim_keys.inc"
 #undef KEY
 };
 
-// optim.param_groups: which parameters, by their global names, learn faster or slower or decay otherwise. A rule
-// reads "PATTERN lr_mult=X wd_mult=Y start_wd=A end_wd=B"; the first whose pattern fits a name counts.
+// optim.param_groups: learning rate and weight decay by global parameter name. A rule has the form "PATTERN lr_mult=X
+// wd_mult=Y start_wd=A end_wd=B". The first matching rule applies.
 
 struct ParamGroupRule {
-  std::string pattern;              // * stands for any text, ? for any one letter; must fit the whole name
-  double lr_mult = 1.0;             // times the learning rate the parameter would have
-  std::optional<double> wd_mult{};  // times its weight decay, whatever the parameter is; unset: 0 or 1 by its kind
-  std::optional<double> start_wd{}, end_wd{};  // unset: optim.start_weight_decay and optim.end_weight_decay
+  std::string pattern;                         // * matches any text, ? any one character; must match the full name
+  double lr_mult = 1.0;                        // factor of the default learning rate
+  std::optional<double> wd_mult{};             // factor of weight decay for any parameter; unset: 0 or 1 by kind
+  std::optional<double> start_wd{}, end_wd{};  // unset: optim.start_weight_decay, end_weight_decay
 
   bool match(const std::string& name) const;
 };
 
-// Nothing when `text` is not a rule; `problem` says why.
+// Returns nothing and sets `problem` if `text` is not a rule.
 std::optional<ParamGroupRule> read_param_group(const std::string& text, std::string& problem);
 
-// All of optim.param_groups, in order. Throws base::Error("config") for one that cannot be read.
+// Returns all of optim.param_groups, in order. Throws base::Error("config") for an invalid rule.
 std::vector<ParamGroupRule> param_group_rules(const Optim& optim);
 
-// The rule that counts for this parameter, or null.
+// Returns the first rule that matches `name`, or null.
 const ParamGroupRule* find_param_group(const std::vector<ParamGroupRule>& rules, const std::string& name);
 
 }  // namespace metroplex::config

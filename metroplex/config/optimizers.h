@@ -1,6 +1,6 @@
-// The optimizers by name: what each keeps of a parameter, and which ways of storing it its update can read. The
-// choices of optim.optimizer, the rules between keys, the memory formula and the optimizers themselves read this
-// table; optim/registry.cpp has their updates.
+// Optimizers by name: their state per parameter and the storage formats that their updates support. The choices of
+// optim.optimizer, the rules between keys, the memory formula and the optimizers read this table. The updates are in
+// optim/registry.cpp.
 #pragma once
 
 #include <cstdint>
@@ -11,31 +11,31 @@
 
 namespace metroplex::config {
 
-// A number for every element beside the parameter.
+// One state value per parameter element.
 struct OptimizerMoment {
   const char* kind;                   // its name in a checkpoint
-  Choice<MomentDtype> Optim::*dtype;  // the key that says in which format it is stored
+  Choice<MomentDtype> Optim::*dtype;  // key of its storage format
   bool non_negative = false;
-  double Optim::*unless_zero = nullptr;  // set: kept only where this is not 0
+  double Optim::*unless_zero = nullptr;  // set: exists only if this key is not 0
 };
 
 struct OptimizerTraits {
   const char* name;
   const char* help;
   std::vector<OptimizerMoment> moments;
-  bool low_precision_state = false;  // takes moments and main parameters in fewer than 32 bits
-  bool takes_sign = false;           // of gradients: one that is zero but for rounding moves a parameter by chance
-  // Set: updates only matrices (embeddings and output layer excepted), each as a whole, and leaves everything else to
-  // the optimizer of this name. Its state is fp32 or fp64.
+  bool low_precision_state = false;  // supports moments and main parameters below 32 bits
+  bool takes_sign = false;           // uses the sign of gradients, so rounding noise can move a parameter
+  // If set, the optimizer updates only matrices (except embeddings and output layer), each as a unit. The named
+  // optimizer updates the other parameters. The state is fp32 or fp64.
   const char* others = nullptr;
-  int64_t whole_matrices = 0;  // that the update of one makes, in fp32 or fp64
+  int64_t whole_matrices = 0;  // temporary matrices of one update, in fp32 or fp64
 
   std::vector<OptimizerMoment> kept(const Optim& config) const;
 };
 
 const std::vector<OptimizerTraits>& optimizers();
 std::vector<std::string> optimizer_names();
-const char* optimizer_help();                                    // of optim.optimizer
+const char* optimizer_help();
 const OptimizerTraits* find_optimizer(const std::string& name);  // null: unknown
 
 }  // namespace metroplex::config

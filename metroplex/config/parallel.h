@@ -1,4 +1,4 @@
-// How the ranks are cut: the degree of every axis, and how layers are laid over pipeline stages.
+// Parallelism degrees of every axis, and the distribution of layers over pipeline stages.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace metroplex::config {
 
-// What the data-parallel ranks share instead of each holding all of it: the stages of ZeRO (Rajbhandari et al.,
-// arXiv:1910.02054) as three policies, each of which takes in those before it. Whoever acts on a stage asks here.
+// State that data-parallel ranks shard instead of replicating: the stages of ZeRO (Rajbhandari et al.,
+// arXiv:1910.02054). Each policy includes the previous ones. All code that depends on a stage queries this struct.
 
 enum class ShardingStrategy { no_shard, optim, optim_grads, optim_grads_params };
 template <>
@@ -22,18 +22,18 @@ inline constexpr Word<ShardingStrategy> kWords<ShardingStrategy>[] = {
     {ShardingStrategy::optim_grads_params, "optim_grads_params"}};
 
 struct Sharding {
-  bool optimizer_state = false;  // main parameters and moments: a rank updates its own slices only
-  bool gradients = false;        // of reduced ones a rank keeps its own slices only
-  bool parameters = false;       // between uses a rank keeps its own slices only
+  bool optimizer_state = false;  // main parameters and moments: a rank updates only its shards
+  bool gradients = false;        // a rank keeps only its shards of reduced gradients
+  bool parameters = false;       // a rank keeps only its shards between uses
 
-  // Buckets are cut into own parts, aligned for it; off: all ranks hold and update everything.
+  // Buckets are divided into aligned shards. Off: all ranks hold and update everything.
   bool any() const { return optimizer_state; }
-  // Parameters lie in one range that every rank holds whole; its buckets are gathered after an update.
+  // Parameters are in one range that every rank holds in full; its buckets are gathered after an update.
   bool gathers_updates() const { return optimizer_state && !parameters; }
-  // The parameters of a segment are a unit: made by themselves, in buckets of their own, gathered before forward and
-  // backward of the segment and freed after.
+  // The parameters of a segment form a unit with its own buckets. The unit is gathered before forward and backward of
+  // the segment and freed afterwards.
   bool gathers_units() const { return parameters; }
-  // A bucket of gradients exists from the first one that goes into it until it is reduced, once a microbatch.
+  // A gradient bucket exists from its first gradient until its reduction, once per microbatch.
   bool transient_gradients() const { return gradients; }
   int stage() const { return int{optimizer_state} + int{gradients} + int{parameters}; }  // 0 to 3, for names
 };
@@ -48,14 +48,14 @@ inline constexpr Word<Schedule> kWords<Schedule>[] = {{Schedule::automatic, "aut
                                                       {Schedule::one_f_one_b, "1f1b"},
                                                       {Schedule::interleaved, "interleaved"}};
 
-// Which tokens of a sequence a context-parallel rank holds (plan/sequence_cut.h).
+// Assignment of a sequence's tokens to context-parallel ranks (plan/sequence_cut.h).
 enum class SequenceCutKind { zigzag, contiguous, balanced };
 template <>
 inline constexpr Word<SequenceCutKind> kWords<SequenceCutKind>[] = {{SequenceCutKind::zigzag, "zigzag"},
                                                                     {SequenceCutKind::contiguous, "contiguous"},
                                                                     {SequenceCutKind::balanced, "balanced"}};
 
-// How queries reach the keys of other context-parallel ranks (nn/context_attention.h).
+// Exchange of keys between context-parallel ranks (nn/context_attention.h).
 enum class CpCommType { p2p, all_gather, a2a, a2a_p2p };
 template <>
 inline constexpr Word<CpCommType> kWords<CpCommType>[] = {{CpCommType::p2p, "p2p"},
@@ -63,7 +63,6 @@ inline constexpr Word<CpCommType> kWords<CpCommType>[] = {{CpCommType::p2p, "p2p
                                                           {CpCommType::a2a, "a2a"},
                                                           {CpCommType::a2a_p2p, "a2a+p2p"}};
 
-// Its keys, each with type, default and help: parallel_keys.inc.
 struct Parallel {
 #define KEY(type, name, value, limits, help) type name = value;
 #include "config/parallel_keys.inc"
@@ -78,8 +77,8 @@ struct Parallel {
   int64_t etp() const { return expert_tensor_parallel_size == 0 ? tp() : expert_tensor_parallel_size; }
 };
 
-// One string of E (embedding), t (layer), m (multi-token prediction), L (loss) a stage; `problem` says why there is
-// none (an unknown letter, parentheses that do not close or nest, a repetition too large to be meant).
+// Returns one string of E (embedding), t (layer), m (multi-token prediction), L (loss) per stage. Returns nothing and
+// sets `problem` for an unknown letter, unbalanced or nested parentheses, or an excessive repetition.
 std::optional<std::vector<std::string>> unrolled_layout(const std::string& layout, std::string& problem);
 
 }  // namespace metroplex::config

@@ -1,4 +1,3 @@
-// Derived values, written out.
 #include <algorithm>
 
 #include "config/derived.h"
@@ -42,7 +41,7 @@ static void fill_schedule(Config& c) {
   if (o.end_weight_decay < 0) o.end_weight_decay = o.weight_decay;
 }
 
-// With dynamic loss scaling a gradient that is not finite is what the scaler waits for.
+// A dynamic loss scaler relies on non-finite gradients, so the NaN checks are switched off.
 static void fill_formats(Config& c) {
   Precision& p = c.precision;
   if (p.main_grads_dtype == MainGradsDtype::automatic)

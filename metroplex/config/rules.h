@@ -1,5 +1,5 @@
-// Inside the room: what a group of rules gets and where it puts what it finds. Rules name other keys in full, so
-// that a consequence of a key that already breaks its own limits can be left out.
+// Internal to this module: input and result list of the rules. Rules use full key names. This allows dropping
+// consequences of a key that already violates its own limits.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ class Rules {
     }
   }
 
-  // The same for a value that changes nothing, where Megatron ignores the flag instead of refusing it.
+  // The same for a value without effect, where Megatron ignores the flag instead of rejecting it.
   template <class Value>
   void require_effect(bool holds, const char* key, const Value& value, const std::string& rule,
                       const std::string& fix) {
@@ -40,14 +40,14 @@ class Rules {
   }
 
   bool trains() const { return use != Use::evaluation; }
-  // How the steps are captured; none: they are not.
+  // Returns how the steps are captured; none: they are not.
   Choice<CudaGraphImpl> captured_by() const {
     const Choice<CudaGraphImpl> asked = config.train.cuda_graph_impl;
     if (!trains()) return CudaGraphImpl::none;
     const bool whole = use == Use::capture && asked == CudaGraphImpl::none;
     return whole ? Choice<CudaGraphImpl>(CudaGraphImpl::full_iteration) : asked;
   }
-  // A way out, and the other one where graphs were asked for.
+  // Appends the suggested fix to disable graphs if the user enabled them.
   std::string or_no_graphs(const std::string& fix) const {
     const bool asked = config.train.cuda_graph_impl != CudaGraphImpl::none;
     return fix + (asked ? ", or set cuda_graph_impl to none" : "");
@@ -56,15 +56,13 @@ class Rules {
   const Config& config;
   int64_t world_size;
   Use use;
-  int64_t dp;  // 0: the ranks do not divide
+  int64_t dp;  // 0: the ranks do not divide evenly
   std::vector<Violation> list;
 };
 
-// "key = value", for the text of a rule.
 inline std::string key_is(const char* key, int64_t value) { return base::concat(key, " = ", value); }
 
-// Refuses every key of which `belongs` is true that has another value than its default: it has no effect without
-// `switched`, a flag that is off.
+// Rejects every non-default key for which `belongs` is true: it has no effect while the flag `switched` is off.
 void refuse_without(Rules& rules, const char* switched, bool (*belongs)(std::string_view name));
 
 void check_ranks(Rules& rules);
@@ -73,9 +71,9 @@ void check_context_parallel(Rules& rules);
 void check_hybrid_context(Rules& rules);
 void check_model(Rules& rules);
 void check_attention(Rules& rules);
-void check_peft(Rules& rules);  // and of what is frozen
+void check_peft(Rules& rules);  // and frozen parameters
 void check_experts(Rules& rules);
-void check_echo(Rules& rules);  // of a model with experts
+void check_echo(Rules& rules);  // requires a model with experts
 void check_pipeline(Rules& rules);
 void check_batch(Rules& rules);
 void check_lengths(Rules& rules);
@@ -91,8 +89,8 @@ void check_paths(Rules& rules);
 void check_loop(Rules& rules);
 void check_cuda_graphs(Rules& rules);
 
-// The batch sizes of train.step_batch_size_schedule or train.rampup_batch_size, in order; nothing when the text
-// cannot be read (`problem` says why).
+// Returns the batch sizes of train.step_batch_size_schedule or train.rampup_batch_size, in order. Returns nothing and
+// sets `problem` if the text is invalid.
 std::optional<std::vector<int64_t>> scheduled_batch_sizes(const Train& train, std::string& problem);
 
 }  // namespace metroplex::config

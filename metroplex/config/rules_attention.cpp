@@ -1,4 +1,4 @@
-// Rules about what attention, positions and the parts of a layer can be.
+// Rules for attention, positions and layer components.
 #include <algorithm>
 #include <string_view>
 
@@ -29,7 +29,7 @@ bool of_latents(std::string_view name) {
 bool of_yarn(std::string_view name) {
   return std::find(std::begin(kYarnKeys), std::end(kYarnKeys), name) != std::end(kYarnKeys);
 }
-// The softmax of latent attention is scaled by mscale_all_dim and rotary_scaling_factor with any rope_type.
+// The softmax scale of latent attention uses mscale_all_dim and rotary_scaling_factor with any rope_type.
 bool of_yarn_alone(std::string_view name) {
   return of_yarn(name) && name != "rotary_scaling_factor" && name != "mscale_all_dim";
 }
@@ -112,7 +112,6 @@ void check_softmax(Rules& rules) {
                 "excludes parallel.cp_comm_type = a2a and a2a+p2p", "use p2p or all_gather");
 }
 
-// Of layers: further norms, limits of gated units.
 void check_layer_parts(Rules& rules) {
   const Model& m = rules.config.model;
   rules.require(!m.sandwich_norm || !m.has_experts(), "model.sandwich_norm", "true",

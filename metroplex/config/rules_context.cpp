@@ -1,4 +1,4 @@
-// Rules about context parallelism: lengths that can be cut, and exchanges that a layer can make.
+// Rules for context parallelism: divisible lengths and supported exchanges.
 #include <algorithm>
 #include <functional>
 #include <numeric>
@@ -35,7 +35,7 @@ void check_lengths_of_parts(Rules& rules) {
                 "choose another length, or parallel.context_parallel_cut = balanced");
 }
 
-// Of layers whose exchange is `word`, in which `ranks` ranks share the heads.
+// For layers with exchange `word`, in which `ranks` ranks share the heads.
 void check_heads(Rules& rules, const std::string& word, int64_t ranks) {
   const Model& m = rules.config.model;
   const Parallel& p = rules.config.parallel;
@@ -51,7 +51,7 @@ void check_heads(Rules& rules, const std::string& word, int64_t ranks) {
                 "choose p2p or all_gather, or another context_parallel_size");
 }
 
-// How many ranks share the heads of a layer with a2a+p2p; 0 where the sizes are refused.
+// Returns the number of ranks that share heads with a2a+p2p; 0 if the sizes are rejected.
 int64_t check_levels(Rules& rules, bool used) {
   const Parallel& p = rules.config.parallel;
   const std::string& text = p.hierarchical_context_parallel_sizes;
@@ -63,7 +63,7 @@ int64_t check_levels(Rules& rules, bool used) {
   const auto sizes = read_context_levels(p);
   if (!used) {
     refuse("has no effect: no layer exchanges by a2a+p2p", "leave it out, or set parallel.cp_comm_type");
-    // Megatron refuses another product anyway.
+    // Megatron rejects other products in any case.
     rules.list.back().without_effect =
         sizes && sizes->size() <= 3 &&
         std::accumulate(sizes->begin(), sizes->end(), int64_t{1}, std::multiplies<>()) == p.cp();
@@ -78,7 +78,6 @@ int64_t check_levels(Rules& rules, bool used) {
   return (*sizes)[0];
 }
 
-// Of the groups that share sequences.
 std::vector<int64_t> group_sizes(const Rules& rules) {
   const Parallel& p = rules.config.parallel;
   if (!p.hybrid_context_parallel || rules.dp == 0) return {p.cp()};
@@ -112,7 +111,7 @@ void check_exchanges(Rules& rules) {
   if (ranks > 0) check_heads(rules, "a2a+p2p", ranks);
 }
 
-// A replay sends what its capture sent, from the same rows.
+// A replay sends the same rows as its capture.
 void check_graphs(Rules& rules) {
   const Parallel& p = rules.config.parallel;
   const Choice<CudaGraphImpl> graphs = rules.captured_by();
@@ -131,7 +130,7 @@ void check_graphs(Rules& rules) {
                 rules.or_no_graphs("set the cut to zigzag"));
 }
 
-// Ranks of which each holds another number of tokens: what wants equal ones is refused.
+// Ranks may hold different numbers of tokens: rejects settings that require equal numbers.
 void check_slack(Rules& rules) {
   const Parallel& p = rules.config.parallel;
   const Model& m = rules.config.model;

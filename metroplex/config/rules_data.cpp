@@ -1,4 +1,4 @@
-// Rules about datasets, tokenizers and checkpoints.
+// Rules for datasets, tokenizers and checkpoints.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -18,7 +18,7 @@ static std::optional<double> number(const std::string& text, std::chars_format f
   return value;
 }
 
-// PREFIX..., or WEIGHT PREFIX pairs with positive weights.
+// Accepts PREFIX..., or WEIGHT PREFIX pairs with positive weights.
 static void check_blend(Rules& rules, const char* key, const std::vector<std::string>& path) {
   size_t weights = 0, bad = 0;
   for (size_t i = 0; i < path.size(); i += 2) {
@@ -45,7 +45,7 @@ static void check_split(Rules& rules) {
   std::istringstream stream(d.split);
   for (std::string part; std::getline(stream, part, ',');) {
     const size_t begin = part.find_first_not_of(' '), end = part.find_last_not_of(' ');
-    // As Megatron reads them, which knows no exponents.
+    // Like Megatron, which accepts no exponents.
     const auto share = begin == std::string::npos
                            ? std::nullopt
                            : number(part.substr(begin, end - begin + 1), std::chars_format::fixed);
@@ -130,7 +130,7 @@ static void check_allow(Rules& rules) {
 void check_checkpoint(Rules& rules) {
   check_allow(rules);
   const Checkpoint& c = rules.config.checkpoint;
-  const bool saves = !c.save.empty() || !rules.trains();  // what only evaluates takes a run's keys
+  const bool saves = !c.save.empty() || !rules.trains();  // evaluation accepts the keys of a training run
   static constexpr const char* kRetain = "checkpoint.save_retain_interval";
   const bool multiple = c.save_interval > 0 && c.save_retain_interval % c.save_interval == 0;
   rules.require(c.save_retain_interval == 0 || multiple || !saves, kRetain, c.save_retain_interval,

@@ -1,4 +1,4 @@
-// Rules about clones of hot experts (model.moe_enable_echo).
+// Rules for replicas of hot experts (model.moe_enable_echo).
 #include <cmath>
 
 #include "config/experts.h"
@@ -48,7 +48,8 @@ void check_dispatcher(Rules& rules) {
                 concat("excludes ", kEnable, ": plans are made of what was routed, before anything is dropped"),
                 "set it to 0");
   if (type != TokenDispatcher::static_buffer || m.moe_echo_planner != EchoPlanner::capfill) return;
-  const double content = std::round((1 + m.moe_echo_eps) * 1e12) / 1e12;  // 1 + 0.0131 alone is above 1.0131
+  const double content =
+      std::round((1 + m.moe_echo_eps) * 1e12) / 1e12;  // 1 + 0.0131 is slightly above 1.0131 in double
   rules.require(m.moe_expert_rank_capacity_factor >= content, kFactor, m.moe_expert_rank_capacity_factor,
                 concat("is less than 1 + model.moe_echo_eps = ", number_text(content),
                        ", the load that the planner capfill is content with"),

@@ -1,5 +1,5 @@
-// Rules about experts beyond Megatron's TransformerConfig (rules_transformer_experts.cpp): what its other code
-// refuses, and what would have no effect.
+// Rules for experts beyond Megatron's TransformerConfig (rules_transformer_experts.cpp): restrictions in other parts
+// of Megatron, and settings without effect.
 #include <algorithm>
 
 #include "config/derived.h"
@@ -12,7 +12,7 @@ using base::concat;
 
 namespace {
 
-// In a dense model nothing may be said of experts; parallel.expert_tensor_parallel_size is filled in by resolved().
+// Rejects MoE keys in a dense model. parallel.expert_tensor_parallel_size is exempt, because resolved() sets it.
 void check_dense(Rules& rules) {
   Config here = rules.config, defaults;
   const std::vector<Field> given = fields(here), standard = fields(defaults);
@@ -23,7 +23,7 @@ void check_dense(Rules& rules) {
     rules.require_effect(false, given[i].key().c_str(), to_text(given[i]),
                          "has no meaning in a model without experts (model.num_moe_experts = 0)",
                          "leave it out, or give the model experts");
-    // Megatron refuses a width of experts unless moe_layer_freq leaves layers without them.
+    // Megatron rejects an expert width unless moe_layer_freq leaves dense layers.
     if (given[i].name == "moe_ffn_hidden_size" && here.model.moe_layer_freq == defaults.model.moe_layer_freq)
       rules.list.back().without_effect = false;
   }
@@ -235,7 +235,7 @@ void check_balancing(Rules& rules) {
                        "set it to 0, or name a loss");
 }
 
-// Sinkhorn's choice and its weights are its own.
+// Sinkhorn routing ignores these settings.
 void check_sinkhorn(Rules& rules) {
   const Model& m = rules.config.model;
   if (!sinkhorn(m)) return;
@@ -247,7 +247,7 @@ void check_sinkhorn(Rules& rules) {
                 m.moe_router_topk_scaling_factor, none, "set it to 0");
 }
 
-// What replaces the router's choice: at most one of them.
+// At most one setting may replace the router's choice.
 void check_forced(Rules& rules) {
   const Model& m = rules.config.model;
   const bool trace = !m.moe_router_force_trace.empty(), skew = m.moe_router_force_skew > 0;

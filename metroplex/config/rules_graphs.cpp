@@ -1,5 +1,5 @@
-// Rules about graph capture beyond Megatron's (rules_transformer_graphs.cpp): what a replay here could not do, and
-// what would have no effect. Of training: what generates, or evaluates alone, heeds none of these.
+// Rules for graph capture beyond Megatron's (rules_transformer_graphs.cpp): cases that a replay cannot handle, and
+// settings without effect. They apply to training only; generation and evaluation ignore them.
 #include "config/experts.h"
 #include "config/rules.h"
 
@@ -12,7 +12,7 @@ namespace {
 constexpr const char* kImpl = "train.cuda_graph_impl";
 constexpr const char* kScope = "train.cuda_graph_modules";
 
-// What the host reads of layers with experts, and what reads nothing in its place; both empty: nothing.
+// The value that the host reads in MoE layers, and the setting that avoids the read; both empty if there is none.
 struct HostReads {
   std::string what, instead;
 };
@@ -48,8 +48,8 @@ void check_parts_of_experts(Rules& rules) {
                 "leave it out, or capture neither moe nor moe_preprocess");
 }
 
-// pipeline/stage.cpp captures no segment that backward runs again: with module moe everything from a router to the
-// end of its layer. The other modules recompute inside a segment and can be captured.
+// pipeline/stage.cpp captures no segment that backward recomputes. Module moe recomputes everything from the router
+// to the end of the layer. The other modules recompute within a segment and can be captured.
 void check_recomputed_experts(Rules& rules) {
   const Train& t = rules.config.train;
   if (!rules.config.model.has_experts() || !rules.config.memory.recomputes("moe")) return;

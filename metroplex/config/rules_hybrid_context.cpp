@@ -1,5 +1,5 @@
-// Rules about hybrid context parallelism: groups whose size differs by document, and what cannot be combined with
-// ranks that have different numbers of microbatches.
+// Rules for hybrid context parallelism: group sizes per document, and settings that require equal numbers of
+// microbatches on all ranks.
 #include <algorithm>
 
 #include "config/derived.h"
@@ -15,7 +15,7 @@ namespace {
 constexpr const char* kHybrid = "parallel.hybrid_context_parallel";
 constexpr const char* kMostTokens = "parallel.max_seqlen_per_dp_cp_rank";
 
-// What the plan is made from: documents of single samples.
+// The plan requires documents of single samples.
 void check_hybrid_documents(Rules& rules) {
   const Config& c = rules.config;
   rules.require(c.data.reset_attention_mask, kHybrid, "true",
@@ -62,7 +62,7 @@ void check_hybrid_sizes(Rules& rules) {
                 concat("raise it to ", (seq + sizes.back() - 1) / sizes.back(), " or more"));
 }
 
-// What counts on as many microbatches on every rank, or on all of one length.
+// Rejects settings that require equal numbers or lengths of microbatches on all ranks.
 void check_hybrid_neighbours(Rules& rules) {
   const Config& c = rules.config;
   const Parallel& p = c.parallel;

@@ -1,4 +1,4 @@
-// Rules about what data-parallel ranks share, and about kept activations.
+// Rules for sharding over data-parallel ranks and for saved activations.
 #include <algorithm>
 
 #include "config/parallel.h"
@@ -27,7 +27,7 @@ void check_sharding(Rules& rules) {
       "turn it off");
 }
 
-// Layers of the largest model chunk, as the pipeline's keys split them; 0 where they do not.
+// Returns the layers of the largest model chunk under the pipeline keys; 0 if they do not divide.
 static int64_t largest_chunk(const Config& config) {
   const Parallel& p = config.parallel;
   if (!p.pipeline_model_parallel_layout.empty()) {
@@ -85,7 +85,7 @@ static void check_saved_activations(Rules& rules) {
                 "choose sizes that divide");
 }
 
-// What Megatron refuses of recomputation stands in rules_transformer.cpp.
+// rules_transformer.cpp has Megatron's rules about recomputation.
 void check_recompute(Rules& rules) {
   const Memory& m = rules.config.memory;
   check_saved_activations(rules);

@@ -1,4 +1,4 @@
-// Rules about ranks, the network, and the pipeline.
+// Rules for ranks, the network and the pipeline.
 #include <algorithm>
 #include <sstream>
 
@@ -37,7 +37,7 @@ void check_ranks(Rules& rules) {
                 "use tp-cp-ep-dp-pp or tp-cp-ep-pp-dp");
 }
 
-// Of dense layers: where all have experts that have a width of their own, nobody reads it.
+// For dense layers. If all layers have experts of an explicit width, ffn_hidden_size is unused.
 static void check_ffn(Rules& rules) {
   const Model& m = rules.config.model;
   const int64_t tp = rules.config.parallel.tp(), ffn = ffn_width(m);

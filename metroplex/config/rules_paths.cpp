@@ -1,4 +1,4 @@
-// Rules about paths, as far as no file system is needed to tell.
+// Rules for paths that need no file system access.
 #include "config/rules.h"
 
 namespace metroplex::config {

@@ -1,4 +1,4 @@
-// Rules about what is frozen and about adapters.
+// Rules for frozen parameters and adapters.
 #include <algorithm>
 
 #include "config/family.h"

@@ -1,4 +1,4 @@
-// Rules about number formats, the loss scale, and what the optimizer keeps.
+// Rules for number formats, the loss scale and optimizer state.
 #include <limits>
 
 #include "base/error.h"
@@ -33,7 +33,7 @@ void check_precision(Rules& rules) {
                 "is for half-precision parameters, but " + format_of(p) + " is fp32 anyway", "use auto");
 }
 
-// Whether formats below fp32 are not the optimizer's; `rule` then says whose they are.
+// True if the optimizer does not support formats below fp32; `rule` then contains the optimizers that do.
 static bool refuses_formats(const Optim& o, std::string& rule) {
   const OptimizerTraits* const chosen = find_optimizer(o.optimizer);
   if (chosen != nullptr && chosen->low_precision_state) return false;
@@ -45,7 +45,7 @@ static bool refuses_formats(const Optim& o, std::string& rule) {
   return true;
 }
 
-// A float64 run stays float64 throughout.
+// An fp64 run uses fp64 throughout.
 static void check_moments(Rules& rules) {
   const Optim& o = rules.config.optim;
   const Precision& p = rules.config.precision;
@@ -83,7 +83,7 @@ static void check_main_params(Rules& rules) {
   rules.require(!refused, kRemainders, "true", others, "turn it off");
 }
 
-// Why fp32 does not hold `value` (0 or more); "": it does, if rounded.
+// Returns why fp32 cannot represent `value` (>= 0), or "" if it can after rounding.
 static std::string fp32_problem(double value) {
   using Fp32 = std::numeric_limits<float>;
   if (value > Fp32::max()) return "is infinite in fp32, in which the optimizer computes";
@@ -92,7 +92,7 @@ static std::string fp32_problem(double value) {
 
 static const std::string kFp32Fix = "give a number from 1.5e-45 to 3.4e38, or precision.params_dtype = fp64";
 
-// Numbers that mean something else when they have become 0 or infinite. Betas do not.
+// Values that change their meaning when rounded to 0 or infinity. Betas do not.
 static void check_fp32_numbers(Rules& rules) {
   const Optim& o = rules.config.optim;
   if (rules.config.precision.params_dtype == ParamsDtype::fp64) return;

@@ -1,5 +1,4 @@
-// Rules about where ranks compute and how they talk, as far as no machine is needed to tell (device_choice.h has the
-// rest).
+// Rules for device and backend that need no machine (device_choice.h has the others).
 #include "config/rules.h"
 
 namespace metroplex::config {

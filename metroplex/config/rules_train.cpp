@@ -1,4 +1,4 @@
-// Rules about batch sizes, lengths and schedules of a run.
+// Rules for batch sizes, lengths and schedules.
 #include "config/batch_schedule.h"
 #include "config/derived.h"
 #include "config/rules.h"
@@ -69,7 +69,7 @@ void check_batch(Rules& rules) {
   }
   const size_t before = rules.list.size();
   for (const int64_t size : sizes.value_or(std::vector<int64_t>{})) {
-    if (rules.list.size() > before) break;  // one bad step of a schedule tells enough
+    if (rules.list.size() > before) break;  // one invalid step of a schedule is enough
     check_batch_size(rules, step ? kStep : rampup ? kRampup : kGlobal, size);
   }
   if (t.eval_global_batch_size > 0) check_batch_size(rules, "train.eval_global_batch_size", t.eval_global_batch_size);
@@ -174,7 +174,7 @@ void check_optim(Rules& rules) {
 
 void check_loop(Rules& rules) {
   const Train& t = rules.config.train;
-  // What only evaluates says so in words of its own.
+  // Evaluation-only runs have a separate message for this.
   rules.require(t.eval_interval == 0 || t.eval_iters > 0 || t.full_validation || rules.use != Use::training,
                 "train.eval_iters", t.eval_iters,
                 concat("must be at least 1 with train.eval_interval = ", t.eval_interval),

@@ -28,7 +28,7 @@ class SettingsChecker {
   }
 
  private:
-  // The divisors below are at least 1.
+  // Divisors used below must be at least 1.
   bool sizes() {
     const std::pair<const char*, int64_t> sizes[] = {
         {"model.num_layers", s_.num_layers},
@@ -141,7 +141,6 @@ class SettingsChecker {
     }
   }
 
-  // One end of the pipeline with a number of layers of its own.
   void end_stage(const char* key, const std::optional<int64_t>& layers, int64_t& middle_layers,
                  int64_t& middle_stages) {
     if (!layers) return;

@@ -1,6 +1,6 @@
-// The rules of Megatron's TransformerConfig that keys of ours fall under: the floor that the product's own stricter
-// rules (validate.h) stand on. Unset is not the same as a number here: a first stage of 0 layers is refused, none is
-// not. tests/megatron/oracle/transformer_config.h adds what only Megatron has, and is compared with recorded cases.
+// The rules of Megatron's TransformerConfig for keys that exist here; the stricter rules in validate.h extend them.
+// Unset differs from a number: a first stage of 0 layers is rejected, an unset one is not.
+// tests/megatron/oracle/transformer_config.h adds Megatron-only rules and is compared with recorded cases.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,10 @@ namespace metroplex::config {
 
 bool among(const std::string& word, const std::vector<std::string>& words);
 
-// Of models with experts.
 struct ExpertSettings {
   std::optional<int64_t> num_moe_experts;
   std::optional<int64_t> moe_ffn_hidden_size;
-  bool some_layers_dense = false;  // by moe_layer_freq, whether or not there are experts
+  bool some_layers_dense = false;  // by moe_layer_freq, even without experts
   int64_t topk = 2;
   std::string score_function = "softmax";
   bool pre_softmax = false;
@@ -27,8 +26,8 @@ struct ExpertSettings {
   std::optional<int64_t> group_topk;
   bool expert_bias = false;
   std::vector<std::string> balancing{"aux_loss"};
-  std::optional<size_t> num_coefficients;  // of a list of several kinds of balancing; unset: one for all
-  std::optional<double> capacity_factor;   // below 0: none
+  std::optional<size_t> num_coefficients;  // length of the list for several loss types; unset: one for all
+  std::optional<double> capacity_factor;   // negative: none
   bool pad_to_capacity = false;
   std::string dispatcher = "allgather";
   bool grouped_gemm = false;
@@ -36,7 +35,6 @@ struct ExpertSettings {
   bool shared_overlap = false;
 };
 
-// Of graph capture.
 struct GraphSettings {
   std::string impl = "none";
   std::vector<std::string> modules;  // empty: whole layers
@@ -68,16 +66,13 @@ struct TransformerSettings {
   GraphSettings graphs;
 };
 
-// What memory.recompute_modules may name.
 const std::vector<std::string>& recompute_module_names();
 
 TransformerSettings transformer_settings(const Config& config);
 
-// All rules that `settings` breaks, under the names of Config's keys.
+// Returns all violated rules, with Config's key names.
 std::vector<Violation> transformer_violations(const TransformerSettings& settings);
-// Those about experts (rules_transformer_experts.cpp).
 std::vector<Violation> expert_violations(const TransformerSettings& settings);
-// Those about graph capture (rules_transformer_graphs.cpp).
 std::vector<Violation> graph_violations(const TransformerSettings& settings);
 
 }  // namespace metroplex::config

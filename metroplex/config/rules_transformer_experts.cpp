@@ -1,4 +1,4 @@
-// What Megatron's TransformerConfig refuses of experts.
+// Rules of Megatron's TransformerConfig for experts.
 #include <algorithm>
 
 #include "base/error.h"
@@ -111,7 +111,7 @@ class ExpertChecker {
       refuse(list_, "model.moe_shared_expert_intermediate_size", *e_.shared_size,
              "must be at least 1: shared experts times the width of one", "choose 1 or more");
     }
-    // Which one auto becomes depends on the ranks alone, and one rank has nothing to overlap with.
+    // auto depends only on the ranks, and one rank has nothing to overlap with.
     static const std::vector<std::string> kSending{"alltoall", "flex", "hierarchical", "static_buffer", "auto"};
     if (e_.shared_overlap && !among(e_.dispatcher, kSending)) {
       refuse(list_, "model.moe_shared_expert_overlap", "true",

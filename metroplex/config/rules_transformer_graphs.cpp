@@ -1,4 +1,4 @@
-// What Megatron's TransformerConfig refuses of graph capture, as far as keys of ours fall under it.
+// Rules of Megatron's TransformerConfig for graph capture, for keys that exist here.
 #include "config/cuda_graph.h"
 #include "config/rules_transformer.h"
 
@@ -43,7 +43,7 @@ class GraphChecker {
   void parts(CudaGraphImpl impl) {
     using enum CudaGraphModule;
     const bool routes = modules_.has(moe_router), prepares = modules_.has(moe_preprocess);
-    const bool local = impl == CudaGraphImpl::local;  // which takes moe_router and moe_preprocess for one
+    const bool local = impl == CudaGraphImpl::local;  // local treats moe_router and moe_preprocess as one
     if (modules_.has(moe) && (routes || (local && prepares))) {
       refuse(list_, kGraphModules, "moe",
              base::concat("excludes ", routes ? "moe_router" : "moe_preprocess", ", which is a part of it"),

@@ -1,4 +1,3 @@
-// The descriptions of all sections, from their lists of keys.
 #include "config/section_fields.h"
 
 #include "config/optimizers.h"

@@ -1,4 +1,4 @@
-// Inside the room: what a section's description is written with. Not for other rooms; they use fields.h.
+// Internal to this module: helpers that build a section's field list. Other modules use fields.h.
 #pragma once
 
 #include <optional>

@@ -39,8 +39,8 @@ static std::string fix_for_limit(const Field& field) {
   return number ? "choose a value inside" : "choose another name or path";
 }
 
-// The violations of each key's own limits. Those keys get their default in `config`, so that the rules behind can
-// count on sane numbers.
+// Returns the violations of each key's own limits. Resets those keys to their defaults in `config`, so that later
+// rules see valid numbers.
 static std::vector<Violation> check_limits(Config& config) {
   Config defaults;
   const std::vector<Field> list = fields(config), standard = fields(defaults);
@@ -55,7 +55,7 @@ static std::vector<Violation> check_limits(Config& config) {
   return found;
 }
 
-// The key of a broken limit must not be blamed a second time, nor may a rule that compares with it.
+// True if the violation repeats, or compares with, a key that already violates its own limits.
 static bool follows_from(const Violation& violation, const std::vector<Violation>& limits) {
   return std::any_of(limits.begin(), limits.end(), [&](const Violation& limit) {
     return violation.key == limit.key || violation.rule.find(limit.key) != std::string::npos;

@@ -6,7 +6,7 @@
 namespace metroplex::cuda {
 namespace {
 
-constexpr int kOldest = 80;  // bf16 in the tensor cores
+constexpr int kOldest = 80;  // first architecture with bf16 tensor cores
 
 bool runs_on(std::string_view one, int capability) {
   int number = 0;

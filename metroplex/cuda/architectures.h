@@ -1,6 +1,6 @@
-// Which GPUs the device code of a build runs on, by CUDA's rules of compatibility: code for sm_XY runs on X.Z with Z
-// not below Y; code for sm_XYa on X.Y alone; PTX of compute_XY is compiled by the driver for all that came later, and
-// that of compute_XYa for X.Y alone.
+// Decides which GPUs the device code of a build supports, by CUDA's compatibility rules. Code for sm_XY runs on X.Z
+// with Z >= Y; code for sm_XYa on X.Y only. The driver compiles PTX of compute_XY for all later GPUs, and PTX of
+// compute_XYa for X.Y only.
 #pragma once
 
 #include <initializer_list>
@@ -9,14 +9,15 @@
 
 namespace metroplex::cuda {
 
-// `built`: as CMAKE_CUDA_ARCHITECTURES spells them, between spaces, commas or semicolons: "80-real", "90a-real",
-// "90-virtual", "100" (both), "100f-real" (of a family: as sm_100, for 10.Z). What it does not know runs nowhere.
+// `built`: entries of CMAKE_CUDA_ARCHITECTURES, separated by spaces, commas or semicolons: "80-real", "90a-real",
+// "90-virtual", "100" (both), "100f-real" (family: same as sm_100, for 10.Z). Unknown entries support no GPU.
 bool architectures_run_on(std::string_view built, int compute_capability);
 
-// Spelt so, of nvcc's __CUDA_ARCH_LIST__: 800 is sm_80.
+// Converts nvcc's __CUDA_ARCH_LIST__ to the same format; 800 is sm_80.
 std::string real_architectures(std::initializer_list<int> of_nvcc);
 
-// What to build, with tensor cores that multiply bf16: "90a-real" for 90. Empty: no build of ours runs there.
+// Returns the architecture to build for a GPU, "90a-real" for 90. Empty if the GPU has no bf16 tensor cores
+// (unsupported).
 std::string architecture_for(int compute_capability);
 
 }  // namespace metroplex::cuda

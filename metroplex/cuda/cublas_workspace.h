@@ -1,5 +1,5 @@
-// The memory in which cuBLAS adds up partial products. libtorch takes it from its allocator in the first product of a
-// thread, which has a handle of its own, on a stream, and keeps it: one for each thread and stream.
+// cuBLAS's workspace for partial products. libtorch allocates one per thread and stream, in the first product, and
+// never frees it. Each thread has its own handle.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,12 @@
 
 namespace metroplex::cuda {
 
-// Bytes of one, after libtorch 2.11's CublasHandlePool.cpp. `capability`: of the GPU, 90 for sm_90; 0: unknown, as if
-// it took most. `setting`: of CUBLAS_WORKSPACE_CONFIG, pairs of ":KiB:number", which counts more than the GPU does.
+// Size of one workspace in bytes, as in libtorch 2.11's CublasHandlePool.cpp. `capability`: of the GPU, 90 for sm_90;
+// 0: unknown, returns the maximum. `setting`: value of CUBLAS_WORKSPACE_CONFIG, pairs of ":KiB:number"; it overrides
+// the GPU's default.
 int64_t cublas_workspace_bytes(int capability, const std::optional<std::string>& setting);
 
-// The setting with which cuBLAS adds in the same order on every stream, where nothing else is set.
+// The default setting of this program: cuBLAS then adds in the same order on every stream.
 inline constexpr const char* kDeterministicCublas = ":4096:8";
 
 }  // namespace metroplex::cuda

@@ -1,25 +1,25 @@
-// What the machine has, and what this build has for it. Every question is safe on a machine with neither GPU nor
+// Properties of the machine's GPUs and of this build's device code. All queries are safe on a machine without GPU or
 // driver, and in a build without CUDA.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
-struct CUstream_st;  // what cudaStream_t points to
+struct CUstream_st;
 
 namespace metroplex::cuda {
 
-int device_count();        // 0 where there is no GPU, no driver, or no CUDA in this build
-int compute_capability();  // of the first GPU, 90 for sm_90, asked for once; 0 where there is none
-int64_t total_memory();    // of the first GPU, in bytes, whoever uses it; 0 where there is none. Makes no context
+int device_count();        // 0 without GPU, driver, or CUDA support in this build
+int compute_capability();  // of the first GPU, 90 for sm_90, cached; 0 without GPU
+int64_t total_memory();    // of the first GPU, in bytes, used or not; 0 without GPU. Creates no CUDA context
 
-// The others throw base::Error("cuda", ...) where device_count() is 0.
-CUstream_st* current_stream();  // the calling thread's
-void set_device(int index);     // of the calling thread
-void synchronize();             // waits for all that was enqueued on the calling thread's GPU
+// These functions throw base::Error("cuda", ...) if device_count() is 0.
+CUstream_st* current_stream();  // of the calling thread
+void set_device(int index);     // for the calling thread
+void synchronize();             // waits for all work enqueued on the calling thread's GPU
 
-// What libtorch's allocator has taken of the calling thread's GPU at most, for all threads of the process: blocks
-// that tensors asked for, and memory that it keeps for later ones besides.
+// Peak memory of libtorch's allocator on the calling thread's GPU, over all threads of the process. `allocated`
+// counts blocks of tensors; `reserved` also counts cached blocks.
 struct AllocatorPeak {
   int64_t allocated_bytes = 0, reserved_bytes = 0;
 };
@@ -29,12 +29,12 @@ AllocatorPeak allocator_peak();
 
 namespace metroplex::cuda::kernels {
 
-// Whether this program holds device code: it does where nvcc built the .cu files, and no_nvcc.cpp stands in for them
-// otherwise.
+// Returns whether this program contains device code. It does if nvcc compiled the .cu files; otherwise no_nvcc.cpp
+// replaces them.
 bool compiled();
-// As CMAKE_CUDA_ARCHITECTURES spells them, between commas; empty: there is no device code.
+// Returns the compiled architectures as in CMAKE_CUDA_ARCHITECTURES, separated by commas; empty without device code.
 std::string architectures();
-// For a GPU of this compute capability, 90 for sm_90, by the rules of cuda/architectures.h.
+// Returns whether the device code supports a compute capability (90 for sm_90), by the rules of cuda/architectures.h.
 bool compiled_for(int compute_capability);
 
 }  // namespace metroplex::cuda::kernels

@@ -54,7 +54,7 @@ at::Tensor read_on_host(const Target& target, const at::Tensor& x) {
   return host;
 }
 
-// Pinned, or the copy would be waited for.
+// Uses pinned memory on a GPU: copies from pageable memory block the host.
 void write_from_host(const Target& target, const at::Tensor& x, const at::Tensor& host) {
   const bool waits = target.gpu() && !target.meta;
   x.copy_(waits ? host.pin_memory() : host, /*non_blocking=*/true);

@@ -1,6 +1,7 @@
-// Where an operator of our own is started: once in the source, by the device of its target, never by that of a
-// tensor. What hangs at the target as a Recorder is told of every such call, of every communication call
-// (comm/backends/recording.h) and of libtorch's products; its other operators it can see by libtorch's dispatcher.
+// Launches our own operators: every operator has one launch site, which selects the CPU or GPU version by the device
+// of its target, never by a tensor's device. The target's Recorder receives every such call, every communication call
+// (comm/backends/recording.h) and libtorch's products. It can observe libtorch's other operators through the
+// dispatcher.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +19,7 @@
 
 namespace metroplex::cuda {
 
-// A number that the host gave to an operator: a replay repeats it.
+// A host number passed to an operator; a replay uses the same value.
 struct HostScalar {
   template <class T>
   HostScalar(const char* its_name, T number) : name(its_name) {
@@ -29,55 +30,55 @@ struct HostScalar {
   std::variant<int64_t, double> value;
 };
 
-// One call of an operator. What it updates in place is among `reads` and `writes`; of all else in `writes` the old
-// values do not matter. The tensors keep the memory alive that `run` works on.
+// One call of an operator. Tensors updated in place are in both `reads` and `writes`; other tensors in `writes` are
+// overwritten. The tensors keep alive the memory that `run` uses.
 struct Operation {
-  std::string name;   // of the kernel (without _cuda) or the collective
-  std::string group;  // of a communication call; empty for a kernel
+  std::string name;   // name of the kernel (without _cuda) or collective
+  std::string group;  // group of a communication call; empty for a kernel
   std::vector<at::Tensor> reads, writes;
   std::vector<HostScalar> scalars;
-  std::function<void()> run;   // as often as one likes, on the same memory with the same scalars
-  double flops = 0;            // of its products as they are computed, two a multiply-add; 0 where memory bounds it
-  const void* work = nullptr;  // of a communication call and of the "wait" for it, the same
-  std::string arguments{};     // of a kernel, all but tensors: argument_bytes
-  // Instead of `run` in replays, where that one holds its memory: a call whose rank fails under way needs it until
-  // the peers are done.
+  std::function<void()> run;   // may run any number of times, on the same memory with the same scalars
+  double flops = 0;            // of its products as computed, two per multiply-add; 0 if memory-bound
+  const void* work = nullptr;  // identifies a communication call and its "wait"
+  std::string arguments{};     // argument_bytes of a kernel's arguments except tensors
+  // Used instead of `run` in replays, if `run` owns its memory. A communication call of a failing rank must keep its
+  // memory until the peers are done.
   std::function<void()> replay{};
-  size_t scratch = 0;  // how many of the last in `writes` are room to work in: what is left there is nobody's result
+  size_t scratch = 0;  // number of trailing tensors in `writes` that are scratch and have no result
 };
 
-// What it moves at least: each of its tensors once in and once out, scratch aside.
+// Minimum memory traffic in bytes: each tensor of `reads` once and each of `writes` once, without scratch.
 int64_t bytes_of(const Operation& operation);
 
 class Recorder {
  public:
   virtual ~Recorder() = default;
-  // Is called instead of the operator, by the thread that issues it: calls operation.run(), once, before it returns.
+  // Receives the operator instead of launching it, in the thread that issues it. Must call operation.run() once
+  // before returning.
   virtual void run(Operation operation) = 0;
-  // What a replay shall work on instead of x, which the caller hands it: x, or a tensor on the same memory that does
-  // not hold it.
+  // Returns the tensor that a replay must use instead of x: x, or an alias of its memory that does not own it.
   virtual at::Tensor held(const at::Tensor& x) { return x; }
-  // Is told of a group that this rank speaks on and whose calls it will be told of: its global ranks, two or more.
-  // Groups of equal ranks and equal purpose share a communicator.
+  // Announces a group of two or more ranks that this rank is a member of, with its global ranks, before its first
+  // call. Groups with equal ranks and purpose share a communicator.
   virtual void joins(const std::string& /*group*/, const std::string& /*purpose*/,
                      const std::vector<int>& /*ranks*/) {}
-  // Runs `host`, and again at this place of every replay.
+  // Runs `host` now and at the same position of every replay.
   virtual void mark(std::function<void()> host) { host(); }
-  // Is told of a product of libtorch (matrix product, attention) once its caller has issued it: `run` is empty.
+  // Reports a product of libtorch (matrix product, attention) after the caller has issued it; `run` is empty.
   virtual void issued(const Operation& /*product*/) {}
 };
 
-// What a rank computes on. A plain value: every layer and optimizer gets it through its context.
+// The device that a rank computes on. A plain value, passed to every layer and optimizer through its context.
 struct Target {
   at::Device device = at::kCPU;
-  Recorder* recorder = nullptr;  // outlives whoever has the target
-  bool meta = false;  // tensors are on the meta device: the paths of `device` are taken, nothing is computed
+  Recorder* recorder = nullptr;  // must outlive all copies of the target
+  bool meta = false;  // tensors are on the meta device: code takes the paths of `device`, but nothing is computed
 
   bool gpu() const { return device.is_cuda(); }
-  at::Device memory() const { return meta ? at::Device(at::kMeta) : device; }  // where tensors are made
+  at::Device memory() const { return meta ? at::Device(at::kMeta) : device; }  // device of new tensors
 };
 
-// The tensors of one call, named where it is made; null and undefined ones do not count.
+// Tensors of one call. Null pointers and undefined tensors are skipped.
 struct Operands {
   const char* name;
   at::ArrayRef<const at::Tensor*> reads, writes;
@@ -89,12 +90,12 @@ struct Operands {
 void record(Recorder& recorder, const Operands& operands, std::function<void()> run, std::string arguments);
 void record_issued(Recorder& recorder, const Operands& operands);
 
-// Beside each product of libtorch that is issued for the target.
+// Reports a libtorch product; call it for each product issued for the target.
 inline void issued(const Target& target, const Operands& operands) {
   if (target.recorder != nullptr) record_issued(*target.recorder, operands);
 }
 
-// Stands for the GPU form of an operator that only the CPU's paths use.
+// Placeholder GPU version of an operator that only CPU paths use.
 struct CpuOnly {
   template <class... Args>
   void operator()(const Args&...) const {
@@ -102,7 +103,7 @@ struct CpuOnly {
   }
 };
 
-// An argument as a replay has it.
+// The argument as a replay uses it.
 template <class Arg>
 Arg held(Recorder& recorder, const Arg& argument) {
   if constexpr (std::is_same_v<Arg, at::Tensor>) {
@@ -116,8 +117,8 @@ Arg held(Recorder& recorder, const Arg& argument) {
   }
 }
 
-// The values of arguments: bytes without padding, each from a multiple of 8 on, of tensors none. So a number that the
-// launch does not name as a scalar is seen where it changes. Empty where the compiler cannot clear padding.
+// Bytes of the arguments' values without padding, each aligned to 8 bytes; tensors are skipped. They reveal changed
+// numbers that the launch does not list as scalars. Empty if the compiler cannot clear padding.
 template <class... Args>
 std::string argument_bytes(const Args&... args) {
   std::string all;
@@ -141,8 +142,8 @@ void start(const Target& target, OnCpu on_cpu, OnGpu on_gpu, const Args&... args
   else on_cpu(args...);
 }
 
-// Calls on_cpu(args...), or on_gpu(args..., stream) on the current stream. A replay has copies of the arguments, so
-// the two are functions, or lambdas without captures.
+// Calls on_cpu(args...), or on_gpu(args..., stream) on the current stream. A replay uses copies of the arguments, so
+// both must be functions or lambdas without captures.
 template <class OnCpu, class OnGpu, class... Args>
 void launch(const Target& target, const Operands& operands, OnCpu on_cpu, OnGpu on_gpu, const Args&... args) {
   static_assert(
@@ -157,12 +158,11 @@ void launch(const Target& target, const Operands& operands, OnCpu on_cpu, OnGpu 
       argument_bytes(args...));
 }
 
-// How the numbers of a device come to the host: a copy of x, a tensor of target.memory(). It waits for all that was
-// enqueued before, so all reads go through this function, which a Recorder sees; on the CPU too. Asserts that there
-// are values (Target::meta).
+// Copies x, a tensor of target.memory(), to the host, after waiting for all enqueued work. All reads of device values
+// use this function, also on the CPU, so that a Recorder sees them. Asserts that values exist (not Target::meta).
 at::Tensor read_on_host(const Target& target, const at::Tensor& x);
 
-// Overwrites x, a tensor of `target`'s, with a host's tensor of its shape and type. Nobody waits.
+// Overwrites x, a tensor of `target`, with a host tensor of the same shape and type. Does not block the host.
 void write_from_host(const Target& target, const at::Tensor& x, const at::Tensor& host);
 
 }  // namespace metroplex::cuda

@@ -1,8 +1,8 @@
-// Bytes of tensors that one thread has allocated and not yet freed, now and at peak, in host memory or on GPUs: what
-// the CPU allocator and the CUDA caching allocator report (there in blocks of 512 bytes, without what the cache
-// holds). A rank is a thread, so this is memory by rank even where ranks share a process. Blocks from before the
-// meter are not counted, and blocks that another thread frees stay counted: a test of ranks keeps what it measures to
-// its own thread.
+// Bytes of tensors that one thread has allocated and not yet freed, current and peak, in host memory or on GPUs. The
+// numbers come from the CPU allocator and the CUDA caching allocator (the latter in blocks of 512 bytes, without
+// cached blocks). A rank is a thread, so this is per-rank memory even if ranks share a process. Blocks allocated
+// before the meter are not counted, and blocks freed by another thread remain counted. Tests must therefore free
+// measured tensors in the thread that allocated them.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace metroplex::cuda {
 class MemoryMeter {
  public:
   enum class Of { host, gpu };
-  // Counts for the calling thread (and what autograd runs for it) until destroyed there; meters nest, in order.
+  // Counts for the calling thread (and autograd work on its behalf) until destroyed there. Meters may nest.
   explicit MemoryMeter(Of memory = Of::host);
   ~MemoryMeter();
   MemoryMeter(const MemoryMeter&) = delete;
@@ -21,7 +21,7 @@ class MemoryMeter {
 
   int64_t bytes() const;
   int64_t peak_bytes() const;
-  void reset_peak();  // to what is there now
+  void reset_peak();  // sets the peak to the current bytes
 
  private:
   struct Counter;
@@ -30,24 +30,24 @@ class MemoryMeter {
   std::unique_ptr<Guard> guard_;
 };
 
-// Bytes of tensors on the meta device: what a real device would allocate and free for the calling thread, exactly as
-// the sizes say, in the order in which it would. Nothing is allocated.
+// Bytes of tensors on the meta device: the allocations and frees of a real device for the calling thread, with exact
+// sizes and in the same order. No memory is allocated.
 
 class MetaMemory {
  public:
   class Listener {
    public:
     virtual ~Listener() = default;
-    // Never 0 bytes. `block` identifies the allocation: it is never null and never used again. It is the context of
+    // `bytes` is never 0. `block` identifies the allocation: it is never null and never reused. It is the context of
     // the storage's DataPtr.
     virtual void allocated(int64_t bytes, const void* block) = 0;
-    // Blocks from before the listener came count as well; one from before the first MetaMemory of the process does
-    // not.
+    // Also called for blocks that are older than this listener. Blocks older than the process's first MetaMemory are
+    // not reported.
     virtual void freed(int64_t bytes, const void* block) = 0;
   };
 
-  // Tells of the calling thread (and of what autograd runs for it) until destroyed there; it nests with others and
-  // with MemoryMeter, in order. What another thread frees is told to the listener of that one.
+  // Reports for the calling thread (and autograd work on its behalf) until destroyed there. It may nest with others
+  // and with MemoryMeter. A free in another thread is reported to that thread's listener.
   explicit MetaMemory(Listener& listener);
   ~MetaMemory();
   MetaMemory(const MetaMemory&) = delete;

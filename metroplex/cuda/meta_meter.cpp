@@ -13,12 +13,12 @@ namespace {
 
 const c10::Device kMeta{c10::DeviceType::Meta};
 
-// Reports to the listener of this thread, as the allocators of real devices do.
+// Reports to the listener of this thread, like the allocators of real devices.
 void report(void* block, int64_t bytes) {
   if (bytes != 0 && c10::memoryProfilingEnabled()) c10::reportMemoryUsageToProfiler(block, bytes, 0, 0, kMeta);
 }
 
-// The sizes of allocated blocks. A block is a number, which c10 passes to the deleter as the context of the memory.
+// Sizes of allocated blocks. A block is a number, which c10 passes to the deleter as the context of the memory.
 class Blocks {
  public:
   void* add(size_t bytes) {
@@ -41,7 +41,7 @@ class Blocks {
   uintptr_t last_ = 0;
 };
 
-// Never destroyed: tensors may be freed after everything static.
+// Never destroyed: tensors may be freed after static objects are destroyed.
 Blocks& blocks() {
   static auto* const all = new Blocks;
   return *all;
@@ -60,7 +60,7 @@ class CountingAllocator final : public c10::Allocator {
   void copy_data(void* /*to*/, const void* /*from*/, size_t /*bytes*/) const override {}
 };
 
-// Never destroyed: tensors may outlive whatever is static.
+// Never destroyed: tensors may outlive static objects.
 void install_meter() {
   static CountingAllocator* const ours = [] {
     auto* const allocator = new CountingAllocator;

@@ -8,7 +8,7 @@ namespace {
 
 c10::impl::VirtualGuardImpl guard_of(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()); }
 
-// `then` goes on when `first` has come to where it is now.
+// Makes `then` wait for the work enqueued on `first`.
 void chain(const c10::Stream& first, const c10::Stream& then) {
   c10::Event event(first.device_type());
   event.record(first);

@@ -1,5 +1,5 @@
-// A stream beside the current one of a GPU, for copies that computation need not wait for. On the CPU and the meta
-// device there is no such thing: what is run on it is done at once, and waiting is nothing.
+// A GPU stream in addition to the current one, for copies that computation does not wait for. On the CPU and the meta
+// device work runs immediately, and waits are no-ops.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,13 +15,13 @@ class SideStream {
  public:
   explicit SideStream(at::Device device);
 
-  // What `work` enqueues goes to this stream, behind what it has already.
+  // Enqueues the work of `work` on this stream.
   void run(const std::function<void()>& work) const;
-  // This stream goes on when the current one has come to where it is now; and the other way round.
+  // wait_for_current: this stream waits for the work enqueued on the current one. current_waits: the reverse.
   void wait_for_current() const;
   void current_waits() const;
 
-  // A point on this stream. block(): the current stream waits for it; synchronize(): the host does.
+  // A point on this stream. block(): the current stream waits for it; synchronize(): the host waits for it.
   class Mark {
    public:
     void block() const;

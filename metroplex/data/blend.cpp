@@ -22,7 +22,7 @@ std::optional<double> parse_number(const std::string& word) {
   return value;
 }
 
-// numpy adds up to 128 numbers in eight running sums, longer arrays in halves.
+// numpy adds up to 128 numbers in eight running sums and longer arrays in halves.
 double numpy_sum(std::span<const double> values) {
   const size_t n = values.size();
   if (n < 8) return std::accumulate(values.begin(), values.end(), 0.0);
@@ -41,7 +41,6 @@ double numpy_sum(std::span<const double> values) {
   return sum;
 }
 
-// The dataset among the candidates that is furthest behind, after n samples.
 template <class IsCandidate>
 size_t furthest_behind(const std::vector<double>& weights, const std::vector<int64_t>& counts, int64_t n,
                        IsCandidate is_candidate) {

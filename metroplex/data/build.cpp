@@ -15,7 +15,7 @@ namespace metroplex::data {
 
 namespace {
 
-constexpr double kSurplus = 0.005;  // of samples built for each dataset of a blend, against rounding
+constexpr double kSurplus = 0.005;  // extra samples per dataset of a blend, against rounding
 constexpr const char* kMockSplit = "1,1,1";
 using Datasets = std::array<std::shared_ptr<const Dataset>, 3>;
 
@@ -24,7 +24,6 @@ class Builder {
   Builder(const config::Data& config, const BuildOptions& options, files::FileSystem& disk, IndexCache cache)
       : config_(config), options_(options), disk_(disk), cache_(std::move(cache)) {}
 
-  // The three splits of one source; sizes as in BuildOptions.
   Datasets from_source(std::shared_ptr<const TokenSource> source, const SplitBounds& bounds,
                        const std::array<int64_t, 3>& sizes) const {
     Datasets out;
@@ -34,7 +33,7 @@ class Builder {
     return out;
   }
 
-  // What from_blend() would refuse of documents that it finds none of.
+  // Throws like from_blend() for missing documents.
   void look(const Blend& blend, const SplitBounds& bounds, const std::array<int64_t, 3>& sizes) const {
     const auto wanted = built_of(blend, bounds, sizes);
     for (size_t d = 0; d < blend.prefixes.size(); ++d) {
@@ -45,7 +44,7 @@ class Builder {
     }
   }
 
-  // The first order_problem of what from_blend() would build; "" if there is none.
+  // Returns the first order_problem of the datasets that from_blend() would build; "" if there is none.
   std::string order_problem(const Blend& blend, const SplitBounds& bounds,
                             const std::array<int64_t, 3>& sizes) const {
     const auto wanted = built_of(blend, bounds, sizes);
@@ -58,7 +57,7 @@ class Builder {
 
   std::string order_problem(const std::shared_ptr<const TokenSource>& source, const SplitBounds& bounds,
                             const std::array<int64_t, 3>& sizes) const {
-    if (source->holds_chats()) return "";  // whole chats are packed: they have another index
+    if (source->holds_chats()) return "";  // chats are packed whole and have another index
     for (size_t i = 0; i < 3; ++i) {
       if (!bounds[i] || sizes[i] == 0) continue;
       const std::vector<int32_t> documents = documents_of(source, *bounds[i], i, sizes[i]);
@@ -103,7 +102,7 @@ class Builder {
     return out;
   }
 
-  // Blends that are equal so have samples of equal numbers from equal places.
+  // Equal results mean equal sample counts from equal sources.
   TrainOrder train_order(const Blend& blend, const SplitBounds& bounds, const std::array<int64_t, 3>& sizes) const {
     const auto built = built_of(blend, bounds, sizes);
     std::string identity, laid_out;
@@ -117,9 +116,8 @@ class Builder {
     return {files::to_hex(files::checksum(identity.data(), identity.size())), laid_out};
   }
 
-  // TrainOrder::epochs of one source.
   std::string epochs(const TokenSource& source, const std::pair<double, double>& bounds, int64_t size) const {
-    // Of chats the first samples are the same for any number of epochs.
+    // The first samples of chats do not depend on the number of epochs.
     if (source.holds_chats()) return "of chats";
     const auto [begin, end] = split_range(bounds, source.num_sequences());
     int64_t tokens = 0;
@@ -138,7 +136,6 @@ class Builder {
     return {options_.sequence_length, size, static_cast<uint32_t>(options_.seed), options_.vocab_size, split};
   }
 
-  // Samples that are built of each dataset for each split.
   static std::vector<std::array<int64_t, 3>> built_of(const Blend& blend, const SplitBounds& bounds,
                                                       const std::array<int64_t, 3>& sizes) {
     if (blend.weights) {
@@ -181,7 +178,6 @@ class Builder {
                 ": weights need a number of samples; leave the weights out to read every sample once");
   }
 
-  // What to do about a split without a document.
   std::string way_to_fill(size_t split, int64_t documents) const {
     static constexpr const char* kFair = "80,10,10";
     const auto [begin, end] = split_range(*split_bounds(parse_split(kFair))[split], documents);
@@ -192,7 +188,7 @@ class Builder {
     return "make more and shorter documents (metroplex preprocess --split-documents ends one at a blank line)" + none;
   }
 
-  // Of a split; none where it has no tokens. Throws where `size` samples of it are wanted then.
+  // Returns the documents of a split; empty if it has no tokens. Throws in that case if `size` samples are requested.
   std::vector<int32_t> documents_of(const std::shared_ptr<const TokenSource>& source,
                                     const std::pair<double, double>& bounds, size_t split, int64_t size) const {
     const auto [begin, end] = split_range(bounds, source->num_sequences());
@@ -246,15 +242,13 @@ std::array<const std::vector<std::string>*, 3> own_paths(const config::Data& con
   return {&config.train_data_path, &config.valid_data_path, &config.test_data_path};
 }
 
-// A blend, the splits that are cut of it, and how many samples of each.
 struct Part {
   Blend blend;
   SplitBounds bounds;
   std::array<int64_t, 3> sizes{};
 };
 
-// The blends that a split is read from: one, or one for each dataset of data.valid_data_path with
-// data.multiple_validation_sets.
+// Returns the blends of a split: one, or one per dataset of data.valid_data_path with data.multiple_validation_sets.
 std::vector<Blend> blends_of_split(const config::Data& config, size_t split) {
   auto blend = parse_blend(*own_paths(config)[split]);
   if (!blend) return {};
@@ -268,7 +262,7 @@ std::vector<Blend> blends_of_split(const config::Data& config, size_t split) {
   return each;
 }
 
-// One part for all three splits, or parts for each split that has its own paths.
+// Returns one Part for all three splits, or Parts for each split with its own paths.
 std::vector<Part> parts_of(const config::Data& config, const BuildOptions& options) {
   if (auto all = parse_blend(config.data_path))
     return {{std::move(*all), split_bounds(parse_split(config.split)), options.sizes}};
@@ -309,7 +303,7 @@ Splits build_datasets(const config::Data& config, const BuildOptions& options, f
             config.mock_data + per_split + !config.data_path.empty(), " are set");
 
   check_tokenizers(config, options, disk);
-  // The datasets keep mapped bytes, not the disk: it may go when they are built.
+  // The datasets hold mapped bytes but no reference to the disk, which may be destroyed after this.
   const Builder builder(config, options, disk, IndexCache(disk, cache_directory(config)));
   Splits splits;
   const auto add = [&splits](const Datasets& made) {

@@ -1,10 +1,10 @@
-// Samples of whole chats for fine-tuning. A sample holds as many chats as fit, one behind the other, each a document
-// of its own: positions begin again, nothing attends across, no token predicts the first of the next chat. The loss
-// counts where the next token is one that is learned. What is left of a sample is filled with token 0, without loss.
+// Samples of complete chats for fine-tuning. A sample contains as many chats as fit, concatenated. Each chat is a
+// separate document: positions restart, attention does not cross chats, and no token predicts the first token of the
+// next chat. The loss counts positions whose next token is learned. The rest of a sample is token 0 without loss.
 //
-// Order: in every epoch the chats are shuffled, packed in that order, each into the fullest of at most 64 open
-// samples that has room, and the samples shuffled. An epoch depends on its number, the seed and the chats only, so a
-// run that asks for more samples sees the same ones first.
+// In every epoch the chats are shuffled and then packed in that order. Each goes to the fullest of at most 64 open
+// samples in which it fits. Then the samples are shuffled. An epoch depends only on its number, the seed and the
+// chats. A run that requests more samples therefore starts with the same ones.
 #pragma once
 
 #include <cstdint>
@@ -21,20 +21,21 @@ namespace metroplex::data {
 
 struct ChatOptions {
   int64_t sequence_length = 0;
-  int64_t num_samples = -1;  // at least this many; -1: one epoch
+  int64_t num_samples = -1;  // minimum; -1: one epoch
   uint32_t seed = 1234;
-  int64_t vocab_size = 0;  // every token must be below; 0: not checked
+  int64_t vocab_size = 0;  // exclusive bound of tokens; 0: not checked
   std::string split = "train";
 };
 
-// One epoch: the chats of every sample. `lengths` in positions, each in [1, sequence_length]; of chats[i] lengths[i].
+// Returns the chats of every sample of one epoch. lengths[i] is the length of chats[i] in positions, in [1,
+// sequence_length].
 std::vector<std::vector<int32_t>> pack_chats(std::span<const int32_t> chats, std::span<const int64_t> lengths,
                                              const ChatOptions& options, int64_t epoch);
 
 class ChatDataset final : public Dataset {
  public:
-  // `chats` are the split's part of the source. Throws base::Error where some have more tokens than a sample takes,
-  // one more than it has positions.
+  // `chats` is the split's part of the source. Throws base::Error if a chat has more tokens than fit in a sample
+  // (positions + 1).
   ChatDataset(std::shared_ptr<const TokenSource> source, std::span<const int32_t> chats, const ChatOptions& options,
               const IndexCache& cache);
   int64_t size() const override { return static_cast<int64_t>(begins_.size()) - 1; }
@@ -43,9 +44,9 @@ class ChatDataset final : public Dataset {
  private:
   std::shared_ptr<const TokenSource> source_;
   ChatOptions options_;
-  IndexCache::Entry entry_;          // keeps the spans alive
-  std::span<const int32_t> chats_;   // of all samples, one behind the other
-  std::span<const int64_t> begins_;  // [samples + 1]: where each sample's chats begin
+  IndexCache::Entry entry_;          // owns the memory of the spans
+  std::span<const int32_t> chats_;   // of all samples, concatenated
+  std::span<const int64_t> begins_;  // [samples + 1]: start of each sample's chats
 };
 
 }  // namespace metroplex::data

@@ -44,7 +44,7 @@ void collect(files::FileSystem& disk, const std::string& path, TextFormat format
   out.files.push_back(std::move(file));
 }
 
-// The line at `at`, without its end; `next` is where the following one begins.
+// Returns the line at `at` without its end; `next` receives the start of the following line.
 std::string_view line_at(std::string_view text, size_t at, size_t& next) {
   const size_t end = text.find('\n', at);
   next = end == std::string_view::npos ? text.size() : end + 1;
@@ -79,7 +79,7 @@ bool DocumentReader::next(RawDocument& document) {
     while (at < text.size() && is_blank(line_at(text, at, after))) at = after;
     if (at >= text.size()) continue;
     size_t end = at + line_at(text, at, after).size();
-    while (!file.jsonl && after < text.size()) {  // a document goes on to the next blank line
+    while (!file.jsonl && after < text.size()) {  // a document extends to the next blank line
       size_t following;
       const std::string_view line = line_at(text, after, following);
       if (is_blank(line)) break;

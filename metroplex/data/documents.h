@@ -1,6 +1,5 @@
-// Splits input files into documents. Text: a file is a document, or each of its parts between blank lines. JSON
-// lines: each line is a document, the text of one key. Files are mapped and split in order; decoding runs on worker
-// threads.
+// Splits input files into documents. Text: a document is a file, or each section between blank lines. JSON lines:
+// each line is a document, the text of one key. Files are mapped and split in order; worker threads decode them.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +30,8 @@ struct DocumentPosition {
   int64_t offset = 0;
 };
 
-// A directory stands for all files below it, in the order of their names, without hidden ones (.name), which
-// `hidden` counts. Throws base::Error for a file that cannot be read or is no text (compressed, UTF-16).
+// A directory stands for all files in its tree, in name order. Hidden files (.name) are skipped and counted in
+// `hidden`. Throws base::Error for a file that is unreadable or not text (compressed, UTF-16).
 std::vector<DocumentFile> open_documents(files::FileSystem& disk, const std::vector<std::string>& inputs,
                                          TextFormat format, int64_t* hidden = nullptr);
 
@@ -41,10 +40,9 @@ class DocumentReader {
   DocumentReader(const std::vector<DocumentFile>& files, bool split_at_blank_lines, DocumentPosition start)
       : files_(files), split_(split_at_blank_lines), at_(start) {}
 
-  // The next document, in order; false at the end. Blank lines of JSON files are not documents; empty files are. A
-  // byte order mark is not part of a document, nor is the line end of a document that ends at a blank line.
+  // Reads the next document in order; returns false at the end. Blank lines of JSON files are not documents; empty
+  // files are. Excludes a byte order mark, and the line end before a blank line.
   bool next(RawDocument& document);
-  // Where reading continues.
   DocumentPosition position() const { return at_; }
 
  private:
@@ -53,11 +51,11 @@ class DocumentReader {
   DocumentPosition at_;
 };
 
-// "'FILE' line N", for messages.
+// Returns "'FILE' line N", for messages.
 std::string document_place(const std::vector<DocumentFile>& files, const RawDocument& document);
 
-// The text of a document as UTF-8. Throws base::Error naming file, line or byte, and a fix. `surrogates` counts the
-// escaped surrogates without a pair, each of which is read as U+FFFD.
+// Returns the text of a document as UTF-8. Throws base::Error with file, line or byte, and a fix. `surrogates` counts
+// unpaired escaped surrogates, each read as U+FFFD.
 std::string document_text(const std::vector<DocumentFile>& files, const RawDocument& document,
                           const std::string& json_key, int64_t* surrogates = nullptr);
 

@@ -41,7 +41,7 @@ IndexArrays build_arrays(const TokenSource& source, std::span<const int32_t> doc
   return arrays;
 }
 
-// Cuts positions and documents anew behind each of `ends` (positions one past the last token of a document).
+// Restarts positions and documents after each of `ends` (positions one past the last token of a document).
 void restart_at(std::span<const int64_t> ends, bool positions, bool documents, Sample& sample) {
   const auto length = static_cast<int64_t>(sample.tokens.size());
   int64_t begin = 0;
@@ -151,7 +151,7 @@ void GptDataset::get(int64_t index, Sample& out) const {
   if (!options_.index.add_extra_token) out.labels.push_back(options_.pad);
   fill_masks(options_, out);
   if (options_.inter_document_masking) {
-    // The part that holds only the extra token, and padding, belong to the document before.
+    // A part with only the extra token, and padding, belong to the previous document.
     part_ends.pop_back();
     out.document_ids.assign(static_cast<size_t>(length), 0);
     restart_at(part_ends, true, true, out);

@@ -51,7 +51,7 @@ std::vector<int64_t> build_sample_index(std::span<const int32_t> lengths, std::s
       if (here >= wanted) {
         offset += wanted - extra;
         wanted = 0;
-      } else if (position + 1 == num_documents) {  // the last sample may be partial: it ends with the last token
+      } else if (position + 1 == num_documents) {  // a partial last sample ends with the last token
         offset = length_at(position) - extra;
         wanted = 0;
       } else {

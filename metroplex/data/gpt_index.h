@@ -1,7 +1,7 @@
-// The order of a GPT dataset, exactly Megatron's for a seed. The documents of as many epochs as needed are put in
-// shuffled order (document index); the stream of their tokens is cut every sequence_length tokens (sample index); the
-// samples are shuffled (shuffle index). If less than 80 % of the last epoch is used it is shuffled separately, so
-// that it is not mixed into the others.
+// The sample order of a GPT dataset, exactly Megatron's for a seed. The documents of as many epochs as needed are
+// shuffled (document index). Their token stream is divided every sequence_length tokens (sample index), and the
+// samples are shuffled (shuffle index). If less than 80 % of the last epoch is used, it is shuffled separately and
+// not mixed with the others.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@ namespace metroplex::data {
 
 struct GptIndexOptions {
   int64_t sequence_length = 0;
-  int64_t num_samples = -1;  // at least this many; -1: one epoch
+  int64_t num_samples = -1;  // minimum; -1: one epoch
   uint32_t seed = 1234;
-  bool add_extra_token = true;  // neighbouring samples share one token, so that each has a label for every token
+  bool add_extra_token = true;  // adjacent samples share one token, so every token has a label
   bool drop_last_partial = true;
 };
 
-// The number of epochs. The order of all samples depends on it: other epochs, another order.
+// The number of epochs. It affects the order of all samples.
 struct EpochLayout {
   int64_t tokens_per_epoch = 0, num_epochs = 1;
   bool separate_final_epoch = false;
@@ -34,23 +34,22 @@ struct GptIndex : EpochLayout {
   std::vector<int64_t> shuffle_index;  // [samples]
 };
 
-// The memory needed to build the index of a split with this many documents and tokens: for the index 24 bytes per
-// sample and 4 per document and epoch, and temporarily 16 more per sample. In double, because it may exceed any
-// integer.
+// Memory to build the index of a split with this many documents and tokens: 24 bytes per sample, 4 per document and
+// epoch, and temporarily 16 more per sample. In double, because it may exceed any integer.
 struct IndexNeed {
   double epochs = 1, samples = 0, bytes = 0;
 };
 IndexNeed index_need(int64_t documents, int64_t tokens, const GptIndexOptions& options);
 
-// `lengths[d]` is the number of tokens of document d of the whole corpus; `documents` are those of the split. Throws
-// base::Error when they hold no token.
+// `lengths[d]` is the number of tokens of document d of the full corpus; `documents` are those of the split. Throws
+// base::Error if they contain no token.
 GptIndex build_gpt_index(std::span<const int32_t> lengths, std::span<const int32_t> documents,
                          const GptIndexOptions& options);
 
 std::vector<int32_t> build_document_index(std::span<const int32_t> documents, int64_t num_epochs,
                                           bool separate_final_epoch, RandomState& random);
 
-// `num_tokens` = epochs * tokens per epoch. Rows of 2.
+// `num_tokens` = epochs * tokens per epoch. Returns rows of 2.
 std::vector<int64_t> build_sample_index(std::span<const int32_t> lengths, std::span<const int32_t> document_index,
                                         int64_t num_tokens, const GptIndexOptions& options);
 

@@ -22,7 +22,7 @@ files::NpyArray in_memory(const std::string& name, std::shared_ptr<const std::st
 
 std::string sum_of(const files::Bytes& bytes) { return files::to_hex(files::checksum(bytes.data, bytes.size)); }
 
-// Different for every writer at one time: two ranks that write the same file never share a temporary one.
+// Unique per concurrent writer, so that two ranks never share a temporary file.
 std::string writer_suffix() {
   std::ostringstream out;
   out << ".part-" << ::getpid() << "-" << std::this_thread::get_id();
@@ -43,7 +43,7 @@ void write_whole(files::FileSystem& disk, const std::string& path, std::string_v
   }
 }
 
-// nullptr when the directory takes no files: then nothing can be kept, and nothing needs a lock.
+// Returns nullptr if the directory is not writable: then nothing can be cached and no lock is needed.
 std::unique_ptr<files::FileLock> wait_for_lock(files::FileSystem& disk, const std::string& path) {
   for (;;) {
     try {
@@ -103,7 +103,7 @@ IndexCache::Entry IndexCache::get(const std::string& name, const std::string& de
   try {
     disk_.make_directories(directory_);
     lock = wait_for_lock(disk_, base + ".lock");
-  } catch (const base::Error&) {  // a place that cannot be written: the arrays stay in memory
+  } catch (const base::Error&) {  // not writable: the arrays stay in memory
   }
   if (lock && load(base, description, entry)) return entry;
   const IndexArrays arrays = build();
@@ -114,7 +114,7 @@ IndexCache::Entry IndexCache::get(const std::string& name, const std::string& de
     Entry stored;
     if (load(base, description, stored)) {
       stored.built = true;
-      return stored;  // mapped pages are shared by the ranks, memory is not
+      return stored;  // ranks share mapped pages, but not heap memory
     }
   } catch (const base::Error&) {}
   return entry;

@@ -1,8 +1,8 @@
-// A cache of index files, which are expensive to build, beside the data and shared by all ranks. An entry is named by
-// the hash of a description of everything it depends on: HASH-NAME-ARRAY.npy for each array, and
-// HASH-NAME-description.txt, written last, with the checksum of each array. One rank builds under a lock and the
-// others wait; where locks do not work each rank builds, which atomic renames make harmless. An incomplete or altered
-// entry is rebuilt; if nothing can be written the arrays stay in memory.
+// A cache of index files, which are expensive to build, next to the data and shared by all ranks. The name of an
+// entry contains the hash of a description of all its inputs. An entry consists of HASH-NAME-ARRAY.npy per array and
+// HASH-NAME-description.txt, written last, with the checksums. One rank builds under a lock and the others wait. If
+// locks do not work, each rank builds; atomic renames make this harmless. An incomplete or modified entry is rebuilt.
+// If nothing can be written, the arrays stay in memory.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,6 @@
 
 namespace metroplex::data {
 
-// Named arrays as .npy bytes.
 class IndexArrays {
  public:
   template <class T>
@@ -34,12 +33,12 @@ class IndexArrays {
 
 class IndexCache {
  public:
-  // An empty directory keeps everything in memory. The disk must outlive the cache.
+  // With an empty directory everything stays in memory. The disk must outlive the cache.
   IndexCache(files::FileSystem& disk, std::string directory) : disk_(disk), directory_(std::move(directory)) {}
 
   class Entry {
    public:
-    // Valid as long as the entry. Throws base::Error when there is no such array of this type.
+    // Valid as long as the entry. Throws base::Error if there is no such array of this type.
     template <class T>
     std::span<const T> array(const std::string& name) const {
       return arrays_.at(name).as<T>();
@@ -51,8 +50,8 @@ class IndexCache {
     std::map<std::string, files::NpyArray> arrays_;
   };
 
-  // Finds the arrays of `description`, or calls `build` and stores the result. Safe for concurrent threads and
-  // processes.
+  // Returns the cached arrays of `description`, or calls `build` and stores the result. Safe for concurrent threads
+  // and processes.
   Entry get(const std::string& name, const std::string& description, const std::function<IndexArrays()>& build) const;
 
  private:

@@ -21,7 +21,7 @@ struct Loader::State {
   State(std::shared_ptr<const Dataset> source, const SamplerOptions& options, size_t ahead)
       : dataset(std::move(source)), sampler(options), most(ahead) {}
 
-  // Which samples come next; the sampler goes one micro-batch on. Not for two threads at once.
+  // Selects the next samples and advances the sampler by one microbatch. Not thread-safe.
   void choose(Read& read, std::vector<int64_t>& indices) {
     try {
       indices.clear();
@@ -29,7 +29,6 @@ struct Loader::State {
     } catch (...) { read.failure = std::current_exception(); }
   }
 
-  // Fills `read.samples`, using the memory of the samples already there.
   void fill(Read& read, const std::vector<int64_t>& indices) {
     try {
       read.samples.resize(indices.size());
@@ -37,7 +36,7 @@ struct Loader::State {
     } catch (...) { read.failure = std::current_exception(); }
   }
 
-  // One of the reading threads. Places are taken in order and filled at the same time.
+  // Body of a reading thread. Threads reserve microbatches in order and fill them concurrently.
   void run() {
     std::vector<int64_t> indices;
     std::unique_lock lock(mutex);
@@ -67,9 +66,9 @@ struct Loader::State {
   size_t most;
   std::mutex mutex;
   std::condition_variable changed;
-  std::deque<std::unique_ptr<Read>> ready;  // in order; the first ones done or being filled
-  std::vector<std::vector<Sample>> spare;   // used micro-batches, for their memory
-  bool stop = false, ended = false;         // ended: the sampler has no more
+  std::deque<std::unique_ptr<Read>> ready;  // in order; the first ones are done or being filled
+  std::vector<std::vector<Sample>> spare;   // consumed microbatches, kept for their memory
+  bool stop = false, ended = false;         // ended: the sampler is exhausted
   std::vector<std::thread> threads;
 };
 
@@ -80,7 +79,7 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, SamplerOptions options, i
   try {
     for (int i = 0; prefetch > 0 && i < threads; ++i)
       state_->threads.emplace_back([state = state_.get()] { state->run(); });
-  } catch (const std::system_error&) {}  // those that have started read all; without any, next() does
+  } catch (const std::system_error&) {}  // the started threads read everything; without any, next() reads
 }
 
 Loader::~Loader() {
@@ -107,7 +106,8 @@ bool Loader::next(std::vector<Sample>& microbatch) {
   std::unique_lock lock(state.mutex);
   state.changed.wait(lock, [&] { return !state.ready.empty() && state.ready.front()->done; });
   State::Read& front = *state.ready.front();
-  if (front.failure) std::rethrow_exception(front.failure);  // stays at the front: asking again gives the same answer
+  if (front.failure)
+    std::rethrow_exception(front.failure);  // kept at the front: a repeated call fails in the same way
   if (front.end) {
     microbatch.clear();
     return false;

@@ -9,8 +9,8 @@ namespace metroplex::data {
 
 namespace {
 
-// numpy's SeedSequence (after O'Neill's seed_seq_fe): entropy words are hashed into a pool of four, every pool word
-// is mixed into every other, and the output words are hashed out of the pool in turn.
+// numpy's SeedSequence (after O'Neill's seed_seq_fe). Entropy words are hashed into a pool of four, and every pool
+// word is mixed into every other. The output words are hashed from the pool in turn.
 class SeedSequence {
  public:
   explicit SeedSequence(uint64_t seed) {
@@ -84,7 +84,7 @@ uint32_t DefaultRng::next_u32() {
 std::vector<int32_t> DefaultRng::integers(int32_t low, int32_t high, int64_t count) {
   MPX_CHECK(low < high, "data", "random integers need low < high, got low = ", low, ", high = ", high);
   std::vector<int32_t> out(static_cast<size_t>(count));
-  const uint64_t range = static_cast<uint64_t>(static_cast<int64_t>(high) - low);  // number of values
+  const uint64_t range = static_cast<uint64_t>(static_cast<int64_t>(high) - low);
   const uint32_t threshold = static_cast<uint32_t>((uint64_t{1} << 32) % range);
   for (int32_t& value : out) {
     uint64_t product = 0;
@@ -103,7 +103,7 @@ std::vector<int64_t> torch_randperm(int64_t n, uint64_t seed) {
   std::vector<int64_t> order(static_cast<size_t>(n));
   std::iota(order.begin(), order.end(), 0);
   const bool wide =
-      n >= static_cast<int64_t>(0xffffffffu / 20);  // there the modulo of 32 bits would be visibly biased
+      n >= static_cast<int64_t>(0xffffffffu / 20);  // for larger n a 32-bit modulo would be visibly biased
   for (int64_t i = 0; i + 1 < n; ++i) {
     uint64_t draw = engine();
     if (wide) draw = (draw << 32) | engine();

@@ -1,6 +1,6 @@
-// The random numbers behind Megatron's data order, reproduced bit for bit: numpy's legacy RandomState (MT19937,
-// Fisher-Yates shuffle with masked rejection), numpy's default_rng (PCG64 seeded by SeedSequence, bounded integers by
-// Lemire's method) and torch.randperm on the CPU.
+// The random numbers of Megatron's data order, bit for bit: numpy's legacy RandomState (MT19937, Fisher-Yates shuffle
+// with masked rejection), numpy's default_rng (PCG64 seeded by SeedSequence, bounded integers by Lemire's method) and
+// torch.randperm on the CPU.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ class RandomState {
 
   uint32_t next_u32() { return static_cast<uint32_t>(engine_()); }
 
-  // Uniform in [0, max]: draws masked by the smallest 2^k - 1 that covers max, until one is in range.
+  // Uniform in [0, max]: masks samples with the smallest 2^k - 1 >= max until one is in range.
   uint64_t interval(uint64_t max) {
     if (max == 0) return 0;
     uint64_t mask = max;
@@ -38,8 +38,8 @@ class RandomState {
     return value;
   }
 
-  // RandomState.shuffle of a one-dimensional array. Draws run ahead of the swaps, so that the elements of a long
-  // array can be prefetched.
+  // RandomState.shuffle of a one-dimensional array. Random numbers are sampled ahead of the swaps, so that elements
+  // of a long array can be prefetched.
   template <class T>
   void shuffle(T* values, int64_t count) {
     std::array<uint64_t, 32> places;
@@ -67,7 +67,7 @@ class DefaultRng {
   explicit DefaultRng(uint64_t seed);
 
   uint64_t next_u64();
-  uint32_t next_u32();  // low half of a 64-bit draw first, then its high half
+  uint32_t next_u32();  // low half of a 64-bit number first, then its high half
 
   // integers(low, high, size, dtype=int32): uniform in [low, high). Throws base::Error unless low < high.
   std::vector<int32_t> integers(int32_t low, int32_t high, int64_t count);

@@ -35,7 +35,7 @@ class Job {
       starts_.push_back(total);
       total += static_cast<int64_t>(file.bytes.size);
     }
-    // As products of 128 bits, so that neighbouring partitions agree on the border.
+    // 128-bit products, so that adjacent partitions agree on the border.
     const auto border = [&](int64_t i) {
       return static_cast<int64_t>(static_cast<__int128>(total) * i / options_.num_partitions);
     };
@@ -61,7 +61,7 @@ class Job {
                 progress_.bytes_total, " bytes, ", progress_.empty_documents, " empty documents; give some text");
       finish();
     } catch (const base::Error&) {
-      if (progress_.tokens == 0 || num_parts_ == 0) disk_.remove_tree(directory_);  // nothing to go on from
+      if (progress_.tokens == 0 || num_parts_ == 0) disk_.remove_tree(directory_);  // nothing to resume from
       throw;
     }
     return progress_;
@@ -89,7 +89,7 @@ class Job {
     return path(name);
   }
 
-  // All that the result depends on. Of the input: names, sizes, times, and the bytes at both ends of each file.
+  // All inputs of the result. For input files: names, sizes, times, and the bytes at both ends.
   std::string description() const {
     nlohmann::json job{{"version", 1},
                        {"encoder", encoder_.description},
@@ -113,7 +113,7 @@ class Job {
     return job.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   }
 
-  // The folder of the parts is emptied and removed: all in it must be ours.
+  // The folder of part files will be removed, so it must contain only our files.
   void check_folder() const {
     if (!disk_.exists(directory_)) return;
     for (const std::string& name : disk_.list(directory_)) {
@@ -122,7 +122,7 @@ class Job {
                 "' away, or choose another --output-prefix");
     }
   }
-  // What is there under the output's name must be of this job, finished or not, or is asked to be replaced.
+  // Existing output must belong to this job, complete or not, unless `overwrite` is set.
   void check_output() const {
     if (options_.overwrite) return;
     for (const char* end : {".bin", ".idx", "_loss_mask.bin", "_loss_mask.idx"}) {
@@ -136,7 +136,7 @@ class Job {
   bool describes_us(const std::string& file) const { return disk_.exists(file) && disk_.read(file) == description(); }
   std::string record() const { return record_of(options_.output_prefix); }
 
-  // Takes up the whole parts of an earlier run of the same job; of any other job clears the table.
+  // Reuses the complete part files of an earlier run of the same job. Removes those of any other job.
   DocumentPosition resume() {
     const std::string job = description();
     DocumentPosition position;
@@ -172,13 +172,13 @@ class Job {
       ended_ = note.at("ended");
       position = next;
       return true;
-    } catch (const base::Error&) {  // a part that does not read back is made again
+    } catch (const base::Error&) {  // an unreadable part file is rebuilt
       return false;
     } catch (const nlohmann::json::exception&) { return false; }
   }
 
-  // The documents of the next part, as chunks for the cores. Sets ended_ when the input or the partition ends with
-  // it.
+  // Returns the documents of the next part file, in chunks for the cores. Sets ended_ if the input or the partition
+  // ends with it.
   std::vector<std::vector<RawDocument>> gather(DocumentReader& reader) {
     std::vector<std::vector<RawDocument>> chunks;
     int64_t in_part = 0, in_chunk = kChunkBytes;
@@ -214,7 +214,7 @@ class Job {
     return ids;
   }
 
-  // Empties a sequence that is left out.
+  // Truncates or drops a long sequence. A sequence without learned tokens becomes empty.
   void shorten(MarkedTokens& made, int64_t& long_chats) const {
     MPX_ASSERT(made.tokens.size() == made.learned.size(), "marks of other tokens");
     if (const auto longest = static_cast<size_t>(encoder_.longest_chat);
@@ -332,8 +332,8 @@ class Job {
   std::string directory_;
   PreprocessProgress progress_;
   std::vector<DocumentFile> files_;
-  std::vector<int64_t> starts_;  // of each file in the bytes of all of them
-  int64_t begin_ = 0, end_ = 0;  // this partition
+  std::vector<int64_t> starts_;  // start of each file in the concatenated bytes
+  int64_t begin_ = 0, end_ = 0;  // of this partition
   int64_t part_bytes_ = 0, num_parts_ = 0;
   bool ended_ = false;
   std::mutex mutex_;
@@ -399,7 +399,7 @@ void merge_datasets(files::FileSystem& disk, const std::vector<std::string>& pre
   for (const std::string& prefix : prefixes)
     MPX_CHECK(holds_chats(disk, prefix) == chats, "data", "of '", prefixes[0], "' and '", prefix,
               "' one holds chats and the other does not; a blend of both is given to training: data.data_path");
-  // What another dataset of this name left would make chats of text.
+  // A loss mask left by another dataset of this name would turn text into chats.
   for (const char* end : {".idx", ".bin"}) {
     const std::string marks = output_prefix + kLossMaskSuffix + end;
     if (disk.exists(marks)) disk.remove_tree(marks);

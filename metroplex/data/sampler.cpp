@@ -21,7 +21,7 @@ Sampler::Sampler(const SamplerOptions& options) : options_(options) {
     position_ = o.consumed_samples;
     return;
   }
-  const int64_t active = o.total_samples / step * step;  // an epoch is whole batches of all ranks
+  const int64_t active = o.total_samples / step * step;  // an epoch consists of full batches of all ranks
   MPX_CHECK(active > 0, "data", "the dataset has ", o.total_samples,
             " samples, one batch of all data-parallel ranks takes ", step,
             "; give more data or a smaller micro-batch");
@@ -33,7 +33,7 @@ Sampler::Sampler(const SamplerOptions& options) : options_(options) {
   if (o.data_sharding) {
     position_ = in_epoch / o.dp_size;
   } else {
-    // What the ranks together have taken so far is dropped, and the rest dealt out anew: so a resumed run may have
+    // Drops the samples that all ranks have consumed and distributes the rest again. A resumed run may therefore have
     // another number of ranks.
     std::vector<int64_t> order =
         torch_randperm(o.total_samples / o.micro_batch_size * o.micro_batch_size, static_cast<uint64_t>(epoch_));

@@ -20,7 +20,7 @@ void count(const TokenSource& source, const std::pair<double, double>& bounds, i
   out.epoch_samples = static_cast<double>(out.tokens) / static_cast<double>(sequence_length);
 }
 
-// The samples of the first epoch. Others differ by the order in which chats are packed.
+// Returns the samples of the first epoch. Other epochs pack the chats in another order.
 double packed_samples(const TokenSource& source, const std::pair<double, double>& bounds,
                       const TokenCountOptions& options) {
   const auto [begin, end] = split_range(bounds, source.num_sequences());
@@ -91,12 +91,12 @@ std::optional<Blend> training_blend(const config::Data& config) {
   return parse_blend(config.train_data_path.empty() ? config.data_path : config.train_data_path);
 }
 
-// The samples of a source in `epochs` passes. A text has one token more than its samples have positions.
+// Returns the samples of `epochs` passes over a source. A text has one token more than its samples have positions.
 double samples_in(const SourceTokens& source, double epochs, const TokenCountOptions& options) {
   return epochs * source.epoch_samples - (source.chats ? 0 : 1 / static_cast<double>(options.sequence_length));
 }
 
-// A blend without weights holds each sample once.
+// A blend without weights contains each sample once.
 double samples_without_weights(const std::vector<SourceTokens>& sources, double epochs,
                                const TokenCountOptions& options) {
   double all = 0;

@@ -1,4 +1,4 @@
-// The documents of a GPT dataset: an indexed dataset on disk, or mock documents generated on the fly.
+// Documents of a GPT dataset: an indexed dataset on disk, or generated mock documents.
 #pragma once
 
 #include <cstdint>
@@ -15,24 +15,24 @@ class TokenSource {
   virtual ~TokenSource() = default;
   virtual int64_t num_sequences() const = 0;
   virtual int32_t length(int64_t sequence) const = 0;
-  // Copies tokens [offset, offset + count) of a sequence, which has that many. Thread-safe.
+  // Copies tokens [offset, offset + count) of a sequence, which must have that many. Thread-safe.
   virtual void read(int64_t sequence, int64_t offset, int64_t count, int64_t* out) const = 0;
-  // Of chats: copies as many bytes, 1 for a token that is learned. False where the source has no such marks: then all
-  // are, and nothing is written.
+  // For chats: copies the marks, 1 for a learned token. Returns false and writes nothing if the source has no marks;
+  // then all tokens are learned.
   virtual bool read_learned(int64_t /*sequence*/, int64_t /*offset*/, int64_t /*count*/, int64_t* /*out*/) const {
     return false;
   }
   virtual bool holds_chats() const { return false; }
-  // For messages: the path prefix, or "mock".
+  // Returns the path prefix, or "mock", for messages.
   virtual std::string name() const = 0;
-  // Changes whenever lengths may have changed: part of the key of cached index files.
+  // Changes whenever lengths may have changed; part of the key of cached index files.
   virtual std::string fingerprint() const = 0;
 };
 
 // Each sequence of the dataset is a document.
 class IndexedSource : public TokenSource {
  public:
-  // Throws base::Error when the files are damaged or hold anything but integers.
+  // Throws base::Error if the files are damaged or contain non-integers.
   IndexedSource(files::FileSystem& disk, const std::string& prefix);
   int64_t num_sequences() const override { return dataset_.num_sequences(); }
   int32_t length(int64_t sequence) const override { return dataset_.length(sequence); }
@@ -46,16 +46,16 @@ class IndexedSource : public TokenSource {
   files::IndexedDataset dataset_;
 };
 
-// Chats: beside PREFIX lies PREFIX_loss_mask, of the same sequences and lengths, whose numbers are 1 where a token is
-// learned and 0 where not (metroplex preprocess --chat).
+// Chats have PREFIX_loss_mask next to PREFIX, with the same sequences and lengths. Its numbers are 1 for learned
+// tokens and 0 for others (metroplex preprocess --chat).
 inline constexpr const char* kLossMaskSuffix = "_loss_mask";
 bool holds_chats(files::FileSystem& disk, const std::string& prefix);
-// Throws base::Error for the prefix of such marks, which are no text.
+// Throws base::Error if `prefix` is a loss mask, which is not text.
 void refuse_loss_mask(const std::string& prefix);
 
 class ChatSource final : public IndexedSource {
  public:
-  // Throws base::Error when the two do not fit together.
+  // Throws base::Error if tokens and marks do not match.
   ChatSource(files::FileSystem& disk, const std::string& prefix);
   bool read_learned(int64_t sequence, int64_t offset, int64_t count, int64_t* out) const override;
   bool holds_chats() const override { return true; }
@@ -65,8 +65,8 @@ class ChatSource final : public IndexedSource {
   files::IndexedDataset marks_;
 };
 
-// Megatron's mock corpus: 100,000 documents of 1 to 4095 tokens; document = 1, 2, 3, ... modulo the vocabulary, then
-// eod.
+// Megatron's mock corpus: 100,000 documents of 1 to 4095 tokens. A document is 1, 2, 3, ... modulo the vocabulary,
+// then eod.
 class MockSource final : public TokenSource {
  public:
   MockSource(int64_t vocab_size, int64_t eod);

@@ -16,7 +16,8 @@ namespace {
 using topology::Axis;
 using topology::Grid;
 
-// Runs of equal length that share state inside, and the ranks at the same place of all runs.
+// Splits the group into `runs` equal ranges. Each range shares state; replicas are the ranks at the same index in all
+// ranges.
 DataParallel cut_into_runs(const comm::World& world, const comm::Group& group, int64_t runs) {
   const comm::Groups& groups = world.groups();
   if (group.ranks() == groups.dp_cp.ranks()) return {groups.intra_dp_cp, groups.inter_dp_cp};
@@ -48,7 +49,7 @@ comm::Group model_parallel_of(const comm::World& world, Grid grid) {
   return ranks == dense.ranks() ? dense : world.make_group({"etp-ep-pp", comm::Purpose::gradients, ranks});
 }
 
-// Those of all stages, in one order.
+// Returns the family keys of all stages in sorted order. Collective.
 std::vector<FamilyKey> find_keys(const comm::Group& stages, const std::vector<nn::Param*>& params) {
   std::ostringstream mine;
   std::vector<FamilyKey> keys;
@@ -73,7 +74,7 @@ std::vector<FamilyKey> find_keys(const comm::Group& stages, const std::vector<nn
   return keys;
 }
 
-// Of the units of all parameters, the family's.
+// Returns the number of the family's parameters in each unit.
 std::vector<size_t> units_of(const ParamFamily& family, const std::vector<nn::Param*>& params,
                              const std::vector<size_t>& units) {
   std::vector<size_t> own;
@@ -99,7 +100,7 @@ std::shared_ptr<const FlatLayout> make_layout(const ParamFamily& family, const c
   return std::make_shared<const FlatLayout>(family.params, layout);
 }
 
-// A rank that shares with nobody would gather and reduce what it has.
+// A shard group of one rank needs no gathers and reductions, so it is not sharded.
 config::Sharding sharding_of(const ParamFamily& family, const FamilyOptions& options) {
   return family.data_parallel.shard.size() == 1 ? config::Sharding() : options.sharding;
 }

@@ -20,7 +20,7 @@ FlatLayout::FlatLayout(std::vector<nn::Param*> params, const FlatLayoutOptions& 
   size_t end = params_.size();
   MPX_ASSERT(std::accumulate(units.begin(), units.end(), size_t{0}) == end,
              "the units of a flat layout do not add up to its ", end, " parameters");
-  for (size_t u = units.size(); u-- > 0;) {  // the range runs from the last parameter to the first
+  for (size_t u = units.size(); u-- > 0;) {  // the flat range runs from the last parameter to the first
     add_unit(end - units[u], units[u], options);
     end -= units[u];
   }

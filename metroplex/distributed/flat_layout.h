@@ -1,6 +1,6 @@
-// The positions of a rank's parameters in one flat range of elements, which is cut into buckets, and this rank's own
-// part of each bucket: the shard whose optimizer state (ZeRO-1), reduced gradients (ZeRO-2) and values (ZeRO-3) it
-// keeps. Without sharding the group has one member, which owns everything.
+// The positions of a rank's parameters in one flat range of elements, divided into buckets, and this rank's shard of
+// each bucket. The rank stores only its shard of the optimizer state (ZeRO-1), reduced gradients (ZeRO-2) and values
+// (ZeRO-3). Without sharding, the group has one member that owns everything.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,8 @@
 
 namespace metroplex::distributed {
 
-// Own elements of one parameter: [begin, end) of its local tensor, at offset `own` of the concatenated own parts.
+// Own elements of one parameter: [begin, end) of its flattened local tensor, at offset `own` in the concatenated own
+// shards.
 struct OwnPiece {
   nn::Param* param = nullptr;
   int64_t begin = 0, end = 0;
@@ -24,35 +25,36 @@ struct OwnPiece {
 struct FlatLayoutOptions {
   int64_t bucket_size = 0;   // elements; 0: one bucket
   bool sharded = false;      // aligned as in Megatron's distributed optimizer
-  int parts = 1, index = 0;  // of the sharding group
-  // How many parameters each ZeRO-3 unit has, in order; units share no bucket. Empty: one unit.
+  int parts = 1, index = 0;  // size and index in the sharding group
+  // Number of parameters of each ZeRO-3 unit, in order. Units share no bucket. Empty: one unit.
   std::vector<size_t> units;
 };
 
 struct FlatBucket {
-  int64_t begin = 0, end = 0;  // of the whole range
-  std::vector<size_t> params;  // indices, in the order of the range
-  int64_t own_begin = 0;       // offset of the own part in the concatenated own parts
+  int64_t begin = 0, end = 0;  // in the flat range
+  std::vector<size_t> params;  // indices, in the order of the flat range
+  int64_t own_begin = 0;       // offset of the own shard in the concatenated own shards
   int64_t own_size = 0;
 };
 
 class FlatLayout {
  public:
-  // `params` in forward order; they outlive the layout.
+  // `params` in forward order; they must outlive the layout.
   FlatLayout(std::vector<nn::Param*> params, const FlatLayoutOptions& options);
 
   const std::vector<nn::Param*>& params() const { return params_; }
   const std::vector<FlatBucket>& buckets() const { return buckets_; }
   const std::vector<OwnPiece>& own_pieces() const { return pieces_; }  // in forward order of the parameters
   size_t bucket_of(size_t param) const { return bucket_of_[param]; }
-  int64_t numel() const { return numel_; }  // padding included
+  int64_t numel() const { return numel_; }  // including padding
   int64_t own_numel() const { return own_numel_; }
 
-  // Views. `whole` is [numel()], `bucket_data` one bucket, `own_data` [own_numel()]: the concatenated own parts.
+  // Return views. `whole` is [numel()], `bucket_data` is one bucket, and `own_data` is [own_numel()], the
+  // concatenated own shards.
   at::Tensor bucket(const at::Tensor& whole, size_t bucket) const;
   at::Tensor own_part_of_bucket(const at::Tensor& bucket_data, size_t bucket) const;
   at::Tensor own_part(const at::Tensor& own_data, size_t bucket) const;
-  // The parameter's view of its bucket, in its local shape.
+  // Returns the parameter's view of its bucket, in its local shape.
   at::Tensor param_view(const at::Tensor& bucket_data, size_t param) const;
 
  private:

@@ -116,10 +116,10 @@ void GradBuffer::reduce(size_t b) {
   }
 }
 
-// ZeRO-2 and 3: takes the bucket [bucket elements] away from its parameters, which get a new one with their next
-// gradient, and starts its reduce-scatter, which runs beside backward. finish_reduce() adds the result to the own
-// part [bucket elements / shard size] and frees the bucket. One reduction is in flight at a time; without overlap it
-// is waited for at once.
+// ZeRO-2 and ZeRO-3: detaches the bucket [bucket elements] from its parameters and starts its reduce-scatter, which
+// overlaps backward. The parameters get a new bucket with their next gradient. finish_reduce() adds the result to the
+// own shard [bucket elements / shard size] and frees the bucket. One reduction is in flight at a time; without
+// overlap it is waited for at once.
 void GradBuffer::start_reduce(size_t b) {
   finish_reduce();
   pending_.bucket = b;

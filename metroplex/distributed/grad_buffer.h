@@ -1,9 +1,10 @@
-// Main gradients in contiguous buckets, in reverse order of the parameters, so that a bucket whose gradients are
-// complete is reduced over the data-parallel ranks while backward still runs. A gradient is complete when all of its
-// uses in the step (segments that read the parameter x microbatches) have been accumulated.
-// Up to ZeRO-1 the buckets are permanent, [bucket elements] each, and are reduced once per step. From ZeRO-2 on a
-// bucket is allocated with its first gradient; when all of its parameters have the gradients of one microbatch, it is
-// reduce-scattered, added to the permanent own part [bucket elements / shard size], and freed.
+// Main gradients in contiguous buckets, in reverse order of the parameters. A bucket with complete gradients is
+// reduced over the data-parallel ranks while backward still runs. A gradient is complete when all its uses in the
+// step (segments that read the parameter x microbatches) have been accumulated.
+// Up to ZeRO-1, the buckets are permanent, [bucket elements] each, and are reduced once per step. From ZeRO-2 on, a
+// bucket is allocated with its first gradient. When all its parameters have the gradients of one microbatch, the
+// bucket is reduce-scattered. The result is added to the permanent own shard [bucket elements / shard size], and the
+// bucket is freed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,8 +23,8 @@ namespace metroplex::distributed {
 
 // The data-parallel ranks: the group that shards state, and the group whose members hold the same shard.
 struct DataParallel {
-  comm::Group shard;     // without sharding a group of one
-  comm::Group replicas;  // without sharding all data-parallel ranks
+  comm::Group shard;     // without sharding: one rank
+  comm::Group replicas;  // without sharding: all data-parallel ranks
   int size() const { return shard.size() * replicas.size(); }
   bool first() const { return shard.first() && replicas.first(); }
 };
@@ -31,37 +32,37 @@ struct DataParallel {
 struct GradBufferOptions {
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
-  bool overlap = true;             // reduce a bucket as soon as it is ready; else all of them in finish()
-  bool transient_buckets = false;  // ZeRO-2 and 3
+  bool overlap = true;             // reduce each bucket as soon as it is complete; else all in finish()
+  bool transient_buckets = false;  // ZeRO-2 and ZeRO-3
 };
 
 class GradBuffer {
  public:
-  // Sets main_grad of every parameter of the layout and listens to its uses. The parameters outlive the buffer.
+  // Sets main_grad of every parameter of the layout and listens to its uses. The parameters must outlive the buffer.
   GradBuffer(std::shared_ptr<const FlatLayout> layout, DataParallel dp, GradBufferOptions options);
   ~GradBuffer();
   GradBuffer(const GradBuffer&) = delete;
   GradBuffer& operator=(const GradBuffer&) = delete;
 
-  // Discards all gradients and sets the counters for a step of this many microbatches. Permanent buckets are not
-  // zeroed, which would be one more pass over memory: Param::fresh makes the first gradient overwrite.
+  // Discards all gradients and sets the counters for a step with this number of microbatches. Permanent buckets are
+  // not zeroed, which saves a pass over memory: Param::fresh makes the first gradient overwrite.
   void begin_step(int64_t num_microbatches);
-  // Collective over dp, once a step: reduces what is not reduced yet, and waits. Afterwards own_gradients() are
-  // final: sums over the data-parallel ranks. (Their mean is taken with the unscaling, see unscale_of.) Throws when a
-  // parameter had fewer uses than it declared.
+  // Reduces the remaining buckets and waits. Afterwards own_gradients() are final sums over the data-parallel ranks;
+  // unscaling divides them (unscale_of). Throws if a parameter had fewer uses than declared. Collective over dp, once
+  // per step.
   void finish();
 
-  // Gives every parameter a main_grad of its own and stops listening: for the trace of layers (train/trace.h), where
-  // the replay decides which buckets exist.
+  // Gives every parameter a separate main_grad and stops listening. Layer traces (train/trace.h) need this, because
+  // their replay decides which buckets exist.
   void detach_params();
 
-  // One-dimensional views, one for each of layout().own_pieces().
+  // One-dimensional views, one per entry of layout().own_pieces().
   const std::vector<at::Tensor>& own_gradients() const { return own_gradients_; }
   const FlatLayout& layout() const { return *layout_; }
   const GradBufferOptions& options() const { return options_; }
-  // The permanent memory: all buckets, or with transient buckets the own parts.
+  // The permanent memory: all buckets, or the own shards with transient buckets.
   const at::Tensor& kept() const { return kept_; }
-  // Of the transient buckets that are being filled or reduced.
+  // Size of the transient buckets that are being filled or reduced.
   int64_t transient_bytes() const {
     int64_t bytes = pending_.data.defined() ? static_cast<int64_t>(pending_.data.nbytes()) : 0;
     for (const Bucket& bucket : buckets_) {
@@ -95,8 +96,9 @@ class GradBuffer {
   std::vector<Bucket> buckets_;
   plan::FillingBuckets filling_;
   std::vector<at::Tensor> own_gradients_;
-  std::vector<int64_t> uses_left_;  // by parameter, in this step
-  // Transient buckets: the one whose reduction is in flight. New gradients for it go into a newly allocated one.
+  std::vector<int64_t> uses_left_;  // per parameter, in this step
+  // Transient buckets: the bucket whose reduction is in flight. New gradients for it go into a newly allocated
+  // bucket.
   struct PendingReduce {
     size_t bucket = 0;
     at::Tensor data;

@@ -81,11 +81,11 @@ void ParamBuffer::finish(size_t b) {
 void ParamBuffer::updated() {
   if (!options_.sharding.gathers_updates()) return;
   for (Bucket& bucket : buckets_) {
-    bucket.handle.wait();  // of a gather that was started with stale values: the bucket is gathered once more
+    bucket.handle.wait();  // finishes a gather of stale values; the bucket is gathered again
     bucket.in_flight = false;
     bucket.stale = true;
   }
-  // The last bucket holds the first parameters: it is needed first.
+  // The last bucket holds the first parameters, so it is needed first.
   for (size_t b = buckets_.size(); b-- > 0;) {
     start(b);
     if (options_.overlap && !options_.align) return;
@@ -104,7 +104,7 @@ void ParamBuffer::acquire(size_t b) {
   if (!bucket.stale) return;
   start(b);
   finish(b);
-  for (size_t next = b; next-- > 0;) {  // the one that will be needed after it
+  for (size_t next = b; next-- > 0;) {  // prefetch the bucket that is needed next
     if (!buckets_[next].stale) continue;
     start(next);
     return;

@@ -1,7 +1,7 @@
-// Parameter values sharded over data-parallel ranks. ZeRO-1 and 2: every rank holds all values in one flat range and
-// updates its own part; after an update each bucket is all-gathered, at the latest when a block needs it. ZeRO-3: a
-// rank holds its own parts only; the buckets of a block are gathered before its forward and its backward, one block
-// ahead, and freed after it.
+// Parameter values sharded over data-parallel ranks. ZeRO-1 and ZeRO-2: every rank holds all values in one flat range
+// and updates its own shard. After an update each bucket is all-gathered, at the latest when a block needs it.
+// ZeRO-3: a rank holds only its own shards. The buckets of a block are gathered before its forward and backward, one
+// block ahead, and freed after it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,27 +20,27 @@ namespace metroplex::distributed {
 
 struct ParamBufferOptions {
   config::Sharding sharding;
-  // ZeRO-1 and 2. overlap: gather during the next forward, one bucket ahead of its use. align: gather all of them
-  // right after the update, so that every pipeline stage gathers at the same time.
+  // ZeRO-1 and ZeRO-2. overlap: gather during the next forward, one bucket ahead of its use. align: gather all
+  // buckets right after the update, so that all pipeline stages gather at the same time.
   bool overlap = true, align = false;
   at::TensorOptions tensor;
 };
 
 class ParamBuffer {
  public:
-  // Moves the values of the layout's parameters into its own memory; deferred ones are materialized one by one.
-  // Without sharding parameters keep their own storage, and everything below does nothing.
+  // Moves the values of the layout's parameters into its own memory; materializes deferred parameters one by one.
+  // Without sharding, parameters keep their storage, and all functions below do nothing.
   ParamBuffer(std::shared_ptr<const FlatLayout> layout, comm::Group shard, ParamBufferOptions options);
   ~ParamBuffer();
   ParamBuffer(const ParamBuffer&) = delete;
   ParamBuffer& operator=(const ParamBuffer&) = delete;
 
-  // One-dimensional views, one for each of layout().own_pieces(): what an update writes.
+  // One-dimensional views that an update writes, one per entry of layout().own_pieces().
   const std::vector<at::Tensor>& own_values() const { return own_values_; }
   const FlatLayout& layout() const { return *layout_; }
-  // The permanent memory: all buckets, or (ZeRO-3) the own parts; undefined without sharding.
+  // The permanent memory: all buckets, or the own shards (ZeRO-3); undefined without sharding.
   const at::Tensor& kept() const { return kept_; }
-  // Of the buckets that are gathered or being gathered (ZeRO-3).
+  // Size of the buckets that are gathered or being gathered (ZeRO-3).
   int64_t gathered_bytes() const {
     int64_t bytes = 0;
     for (const Bucket& bucket : buckets_)
@@ -48,15 +48,16 @@ class ParamBuffer {
     return bytes;
   }
 
-  // Own values have changed: what was gathered before, or is in flight, is stale. This and the calls below are
-  // collective over the shard group, in the same order on every rank. Code that writes own values other than in a
-  // step calls settle() first, because a gather in flight reads them.
+  // Marks gathered and in-flight values as stale after own values have changed. This and the functions below are
+  // collective over the shard group, in the same order on every rank. Code that writes own values outside a step must
+  // call settle() first, because a gather in flight reads them.
   void updated();
-  // Between acquire and release the bucket's Param::data are complete. prefetch starts what acquire will wait for.
+  // Between acquire and release, the bucket's Param::data are complete. prefetch starts the gather that acquire waits
+  // for.
   void acquire(size_t bucket);
   void prefetch(size_t bucket);
   void release(size_t bucket);
-  // Waits for all gathers in flight.
+  // Completes all stale buckets and waits for all gathers in flight.
   void settle();
 
  private:
@@ -73,7 +74,7 @@ class ParamBuffer {
   std::shared_ptr<const FlatLayout> layout_;
   comm::Group shard_;
   ParamBufferOptions options_;
-  at::Tensor kept_;  // ZeRO-1 and 2: all buckets; 3: the own parts
+  at::Tensor kept_;  // ZeRO-1 and 2: all buckets; ZeRO-3: the own shards
   std::vector<Bucket> buckets_;
   std::vector<at::Tensor> own_values_;
 };
@@ -84,7 +85,7 @@ struct ParamBucket {
   bool operator==(const ParamBucket&) const = default;
 };
 
-// Acquires, prefetches and releases buckets around the blocks of one stage. `buckets`: the buckets of each block.
+// Acquires, prefetches and releases the buckets of each block of one stage.
 class BlockGather final : public nn::StageObserver {
  public:
   explicit BlockGather(std::vector<std::vector<ParamBucket>> buckets) : buckets_(std::move(buckets)) {}

@@ -1,4 +1,5 @@
-// XXH3-128: one flipped bit anywhere changes it, at memory speed. It guards against disks and cables, not enemies.
+// XXH3-128 checksums: detect any flipped bit at memory speed. They protect against storage and transfer errors, not
+// against attackers.
 #pragma once
 
 #include <cstddef>
@@ -16,12 +17,12 @@ struct Checksum {
 
 Checksum checksum(const void* data, size_t size);
 
-// 32 lower-case hexadecimal digits, the high half first (the canonical form of XXH3).
+// Returns 32 lower-case hexadecimal digits, high half first (the canonical form of XXH3).
 std::string to_hex(const Checksum& sum);
-// Exactly what to_hex writes; returns false for anything else.
+// Accepts only the output format of to_hex; returns false otherwise.
 bool from_hex(std::string_view text, Checksum& sum);
 
-// The same sum over bytes that come in parts.
+// Incremental version of checksum().
 class ChecksumStream {
  public:
   ChecksumStream();

@@ -14,7 +14,6 @@ void put(std::byte* out, uint64_t i, T value) {
   std::memcpy(out + i * sizeof(T), &value, sizeof(T));
 }
 
-// A format of 16 bits: its exponent and fraction, in bits.
 struct Half {
   int exponent, fraction;
 };
@@ -28,9 +27,9 @@ uint16_t half_bits(double x, const Half& form) {
   if (x == 0) return sign;
   int above = 0;  // |x| < 2^above
   std::frexp(x, &above);
-  const int exponent = std::max(above - 1, 1 - bias);  // 1 - bias: of numbers below the normal ones too
+  const int exponent = std::max(above - 1, 1 - bias);  // 1 - bias also applies to subnormals
   if (exponent > bias) return static_cast<uint16_t>(sign | infinite);
-  // With the leading one, which adds 1 to the exponent below; so does a carry.
+  // `units` includes the leading one, which increments the exponent below; a carry does the same.
   const auto units = static_cast<int>(std::nearbyint(std::ldexp(std::abs(x), form.fraction - exponent)));
   return static_cast<uint16_t>(sign | (((exponent + bias - 1) << form.fraction) + units));
 }

@@ -1,4 +1,4 @@
-// Numbers of one floating-point type as another, on the host and without tensors: for converters of files.
+// Converts between floating-point types on the host, without tensors; used by file converters.
 #pragma once
 
 #include <cstddef>
@@ -8,12 +8,12 @@
 
 namespace metroplex::files {
 
-// F64, F32, BF16, F16.
+// True for F64, F32, BF16 and F16.
 bool is_float(Dtype dtype);
 
-// `count` elements, at any alignment; `in` and `out` do not overlap. Rounds to nearest, ties to even; what is too
-// large becomes infinite, NaN stays NaN. Throws base::Error for types that is_float does not name, unless both are
-// the same.
+// Converts `count` elements at any alignment; `in` and `out` must not overlap. Rounds to nearest, ties to even. Too
+// large values become infinite, NaN stays NaN. Throws base::Error for types without is_float, unless both types are
+// equal.
 void convert_elements(Dtype from, const std::byte* in, Dtype to, std::byte* out, uint64_t count);
 
 }  // namespace metroplex::files

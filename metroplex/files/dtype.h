@@ -1,4 +1,4 @@
-// The element types of a safetensors file, by the format's own spelling. No arithmetic beyond reading one as double.
+// Element types of safetensors files, in the format's spelling. The only arithmetic is reading an element as double.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace metroplex::files {
 
-// In the format's order; the safetensors package writes tensors from the last to the first.
+// In the format's order; the safetensors package writes tensors in reverse order of it.
 enum class Dtype : uint8_t {
   // clang-format off
   kBool, kF4, kF6E2M3, kF6E3M2, kU8, kI8, kF8E5M2, kF8E4M3, kF8E8M0, kF8E4M3Fnuz, kF8E5M2Fnuz,
@@ -20,8 +20,8 @@ const char* dtype_name(Dtype dtype);  // "BF16"
 std::optional<Dtype> dtype_from_name(std::string_view name);
 int dtype_bits(Dtype dtype);  // 4, 6, 8, 16, 32 or 64
 
-// Element i of tightly packed elements, in machine byte order and at any alignment. Throws base::Error for the types
-// below 16 bits that are floats, and for C64.
+// Returns element i of packed elements in machine byte order, at any alignment. Throws base::Error for floating-point
+// types below 16 bits and for C64.
 double element_as_double(Dtype dtype, const std::byte* data, uint64_t i);
 
 }  // namespace metroplex::files

@@ -12,7 +12,7 @@ namespace {
 using base::concat;
 using Steps = std::vector<const ExpertTraceStep*>;
 
-constexpr size_t kMostRows = 32;   // of iterations of one layer
+constexpr size_t kMostRows = 32;   // iterations of one layer
 constexpr size_t kMostTimes = 64;  // cells of iterations
 
 std::string number(const char* format, double value) {
@@ -29,7 +29,7 @@ std::vector<double> over_mean(const std::vector<int64_t>& counts) {
   return out;
 }
 
-// At most `most` pieces of `steps`, of nearly the same length, in order.
+// Divides `steps` into at most `most` consecutive groups of nearly equal length.
 std::vector<Steps> pieces(const Steps& steps, size_t most) {
   const size_t count = std::min(most, steps.size());
   std::vector<Steps> out;
@@ -82,8 +82,7 @@ std::string layer_name(const ExpertTrace& trace, size_t layer) {
   return "layer " + std::to_string(trace.head.layers[layer]);
 }
 
-// How uneven the load of an iteration was, over the iterations: of ranks where experts are on several, else of
-// experts.
+// Imbalance by iteration: over ranks if experts are on several ranks, else over experts.
 Heat times_heat(const ExpertTrace& trace, const Steps& steps, const std::vector<size_t>& layers) {
   const bool ranks = trace.head.ep > 1;
   Heat heat{concat("largest over mean of the ", ranks ? "ranks" : "experts", ", iterations ", range_of(steps)),

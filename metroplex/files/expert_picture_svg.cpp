@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kMargin = 12, kLabel = 90, kRemark = 220, kWidth = 1000, kHeight = 16, kTitle = 44;
 
-// White at the mean, blue below, red from twice the mean on.
+// White at the mean, blue below, red from twice the mean.
 std::string colour(double heat) {
   const double away = std::clamp(heat - 1, -1.0, 1.0);
   const auto pale = static_cast<int>(std::lround(255 * (1 - std::abs(away))));

@@ -9,7 +9,7 @@ namespace {
 
 using base::concat;
 
-// Heat in steps, as letters, blocks and ANSI colours from blue over grey to red.
+// Heat levels as characters, blocks, and ANSI colors from blue over grey to red.
 struct Level {
   double below;
   const char *letter, *block;
@@ -34,7 +34,6 @@ std::string inked(const Level& level, int width, Ink ink) {
   return ink == Ink::colour ? concat("\033[48;5;", level.colour, "m", cell, "\033[0m") : cell;
 }
 
-// Neighbours together until at most `most` are left, each the mean of `each` cells.
 std::vector<double> together(const std::vector<double>& cells, size_t each) {
   std::vector<double> out;
   for (size_t begin = 0; begin < cells.size(); begin += each) {

@@ -27,7 +27,7 @@ std::string text_of(const ExpertTraceHead& head) {
   return json.dump();
 }
 
-// What a run can have (config/moe_keys.inc), and counts whose sums stay below 2^63.
+// Limits of a run (config/moe_keys.inc), and of counts whose sums must stay below 2^63.
 constexpr int64_t kMostExperts = 65536, kMostTokens = 1'000'000'000'000;
 
 int64_t size_of(const Json& json, const char* key, const std::string& where) {
@@ -52,7 +52,6 @@ ExpertTraceHead head_of(const std::string& line, const std::string& where) {
   return head;
 }
 
-// The numbers of [sources, num_experts], behind what is in `out`.
 void add_tokens(const Json& layer, const ExpertTraceHead& head, const std::string& where, std::vector<int64_t>& out) {
   const bool fits = layer.is_array() && static_cast<int64_t>(layer.size()) == head.sources();
   MPX_CHECK(fits, "files", where, ": a layer of 'tokens' must have ", head.sources(), " sources, not ",
@@ -98,7 +97,7 @@ std::string text_of(const ExpertTraceStep& step, const ExpertTraceHead& head) {
 
 std::string where(const std::string& path, size_t line) { return base::concat("'", path, "' line ", line); }
 
-// The head of a file that has one, and where its last whole line ends.
+// The head of a file, if present, and the end of its last complete line.
 struct Found {
   ExpertTraceHead head;
   size_t end = 0;
@@ -160,7 +159,7 @@ std::string find_expert_trace(FileSystem& disk, const std::string& run) {
     if (bytes.text().substr(0, kBegin).find(std::string("\"") + kFormat + "\"") != std::string_view::npos)
       found.push_back(path);
   }
-  // FILE.1, FILE.2, ... are those of earlier runs.
+  // FILE.1, FILE.2, ... belong to earlier runs.
   std::erase_if(found, [all = found](const std::string& path) {
     const size_t dot = path.rfind('.');
     return dot != std::string::npos && path.find_first_not_of("0123456789", dot + 1) == std::string::npos &&
@@ -186,7 +185,7 @@ ExpertTraceWriter::ExpertTraceWriter(FileSystem& disk, const std::string& path, 
             "' is a trace of other experts, layers or ranks (", text_of(found.head), ", this run: ", text_of(head),
             "); choose another train.expert_trace_file");
   try {
-    if (found.end > 0) disk.truncate(path, found.end);  // a line that a killed run left
+    if (found.end > 0) disk.truncate(path, found.end);  // removes a partial line of a killed run
     file_ = disk.append(path);
     if (found.end == 0) file_->write(text_of(head) + "\n");
   } catch (const base::Error& error) {

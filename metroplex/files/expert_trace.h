@@ -1,5 +1,5 @@
-// The load of every expert in every iteration, as train.expert_trace_file has it (docs/moe.md): JSON lines, the
-// first of which says what the others hold.
+// Load of every expert in every iteration, as written by train.expert_trace_file (docs/moe.md). The format is JSON
+// lines; the first line describes the others.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@ namespace metroplex::files {
 
 struct ExpertTraceHead {
   int64_t num_experts = 0, topk = 0;
-  // Of the ranks that share a layer's experts: source s has expert_tensor_parallel place s % etp and holds experts [s
-  // / etp * num_experts / ep, (s / etp + 1) * num_experts / ep).
+  // Sizes of the groups that share a layer's experts. Source s has expert tensor-parallel rank s % etp. With r = s /
+  // etp it holds experts [r * num_experts / ep, (r + 1) * num_experts / ep).
   int64_t ep = 1, etp = 1;
-  std::vector<int64_t> layers;  // global numbers of those with experts
+  std::vector<int64_t> layers;  // global indices of the MoE layers
 
   int64_t sources() const { return ep * etp; }
   bool operator==(const ExpertTraceHead&) const = default;
@@ -24,37 +24,37 @@ struct ExpertTraceHead {
 
 struct ExpertTraceStep {
   int64_t iteration = 0;
-  // Assignments of a step's tokens to experts: [layer, source, expert], in the order of the head, of all ranks that
-  // are the same source, and of those beyond an expert's capacity, [layer].
+  // tokens [layer, source, expert]: assignments of a step's tokens to experts, in the order of the head, over all
+  // ranks of a source. dropped [layer]: assignments beyond an expert's capacity.
   std::vector<int64_t> tokens, dropped;
 };
 
 struct ExpertTrace {
   ExpertTraceHead head;
-  std::vector<ExpertTraceStep> steps;  // by iteration, ascending
+  std::vector<ExpertTraceStep> steps;  // ascending by iteration
 
-  // Of a layer (an index of head.layers) and an expert, summed over sources.
+  // Returns the tokens of a layer (an index of head.layers) and an expert, summed over sources.
   int64_t tokens(const ExpertTraceStep& step, size_t layer, int64_t expert) const;
 };
 
-// Throws base::Error("files") naming file, line and what is wrong. Of an iteration that is there again, as after a
-// restart from a checkpoint, the later one counts. A last line without an end, as a killed run leaves it, is left
-// out.
+// Throws base::Error("files") with file, line and problem. If an iteration occurs twice, as after a restart from a
+// checkpoint, the later one is used. Ignores an incomplete last line, as left by a killed run.
 ExpertTrace read_expert_trace(FileSystem& disk, const std::string& path);
 
-// `run` itself, or the only trace in the folder `run`, beside which those of earlier runs may lie as FILE.N. Throws
-// base::Error("files").
+// Returns `run` if it is a file, else the only trace in the folder `run`. Traces of earlier runs in the folder
+// (FILE.N) are ignored. Throws base::Error("files").
 std::string find_expert_trace(FileSystem& disk, const std::string& run);
 
-// base::Error("files", ...) where `path` holds something that is no expert trace, which nobody may lose by it.
+// Throws base::Error("files", ...) if `path` contains anything but an expert trace, so that no other data is
+// overwritten.
 void check_place_of_trace(FileSystem& disk, const std::string& path);
 
 class ExpertTraceWriter {
  public:
-  // Goes on behind what is in the file. Throws base::Error("files") where that is no trace of the same head, or
-  // nothing can be written.
+  // Appends to an existing file. Throws base::Error("files") if that is not a trace with the same head, or if it
+  // cannot be written.
   ExpertTraceWriter(FileSystem& disk, const std::string& path, const ExpertTraceHead& head);
-  // Throws base::Error("files") when it could not be written.
+  // Throws base::Error("files") if writing fails.
   void add(const ExpertTraceStep& step);
 
  private:

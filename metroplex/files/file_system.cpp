@@ -18,7 +18,7 @@
 namespace metroplex::files {
 namespace {
 
-constexpr const char* kUnfinished = ".unfinished";  // in what make_whole has not finished
+constexpr const char* kUnfinished = ".unfinished";  // marks a directory that make_whole has not completed
 
 [[noreturn]] void fail(const char* what, const std::string& path, int code) {
   base::throw_error("files", base::concat("cannot ", what, " '", path, "': ", std::strerror(code)));
@@ -31,11 +31,11 @@ int open_retrying(const char* path, int flags, mode_t mode = 0) {
   return fd;
 }
 
-// A read-only map that is released with the object. Pages are read when touched, so opening a large file costs
-// nothing, and several rank threads share one copy.
+// A read-only memory map, released with the object. Pages are read on access, so opening a large file is cheap and
+// rank threads share one copy.
 class MappedFile {
  public:
-  // Maps the whole of a regular file; an empty one has data() == nullptr and size() == 0. Throws base::Error.
+  // Maps a complete regular file. An empty one has data() == nullptr and size() == 0. Throws base::Error.
   explicit MappedFile(const std::string& path);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
@@ -50,7 +50,7 @@ class MappedFile {
 };
 
 MappedFile::MappedFile(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe must not block us
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // opening a pipe must not block
   MPX_CHECK(fd >= 0, "files", "cannot open '", path, "': ", std::strerror(errno));
   struct stat info;
   const bool known = ::fstat(fd, &info) == 0;
@@ -82,7 +82,7 @@ class PosixFile final : public WritableFile {
   PosixFile& operator=(const PosixFile&) = delete;
 
   size_t write_some(const void* data, size_t size) override {
-    constexpr size_t kMost = size_t{1} << 30;  // Linux takes at most 2 GiB - 4096 at once
+    constexpr size_t kMost = size_t{1} << 30;  // Linux accepts at most 2 GiB - 4096 per call
     for (;;) {
       const ssize_t n = ::write(fd_, data, std::min(size, kMost));
       if (n > 0) return static_cast<size_t>(n);
@@ -154,7 +154,7 @@ void FileSystem::make_directories(const std::string& path) {
   sync_directory(parent);
 }
 
-// For a disk without links.
+// For file systems without links.
 void FileSystem::remove_tree(const std::string& path) {
   if (is_directory(path)) {
     for (const std::string& name : list(path)) remove_tree(join_path(path, name));
@@ -182,7 +182,7 @@ void FileSystem::check_new_directory(const std::string& path) {
 void FileSystem::remove_quietly(const std::string& path) {
   try {
     if (exists(path)) remove_tree(path);
-  } catch (const base::Error&) {  // the error that is under way says more
+  } catch (const base::Error&) {  // the original error is more specific
   }
 }
 
@@ -215,7 +215,7 @@ void FileSystem::replace_file(const std::string& path, std::string_view text) {
     file->sync();
     file->close();
     rename(part, path);
-  } catch (const base::Error&) {  // a full disk must not keep what is of no use
+  } catch (const base::Error&) {  // frees the space of the incomplete file
     file.reset();
     remove_quietly(part);
     throw;
@@ -330,7 +330,7 @@ void PosixFileSystem::sync_directory(const std::string& path) {
   const int result = ::fsync(fd);
   const int code = errno;
   ::close(fd);
-  // Some network file systems have no fsync for directories: there the server orders the names itself.
+  // Some network file systems have no fsync for directories; their server orders the names itself.
   if (result != 0 && code != EINVAL) fail("sync directory", path, code);
 }
 
@@ -340,7 +340,8 @@ std::unique_ptr<FileLock> PosixFileSystem::try_lock(const std::string& path) {
   auto lock = std::make_unique<PosixLock>(fd);
   if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return lock;
   if (errno == EWOULDBLOCK) return nullptr;
-  for (const int no_locks : {ENOLCK, ENOTSUP, ENOSYS, EINVAL}) {  // file systems without them, Lustre without flock
+  for (const int no_locks :
+       {ENOLCK, ENOTSUP, ENOSYS, EINVAL}) {  // file systems without locks, such as Lustre without flock
     if (errno == no_locks) return lock;
   }
   fail("lock", path, errno);

@@ -1,7 +1,7 @@
-// The disk as an argument. Whoever writes something that must survive a crash takes a FileSystem: the real one
-// (PosixFileSystem); in tests one in memory that knows what a power cut would keep, or one that fails on demand
-// around another (tests/files/memory_file_system.h, fault_file_system.h). Every failure is a base::Error of room
-// "files" naming path and cause.
+// The file system as an argument. Code whose output must survive a crash takes a FileSystem: the real one
+// (PosixFileSystem), or in tests one in memory that simulates a power failure, or one that injects faults
+// (tests/files/memory_file_system.h, fault_file_system.h). Every failure is a base::Error of module "files" with path
+// and cause.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace metroplex::files {
 
-// Read-only bytes of a whole file; the owner keeps them valid (a memory map on a real disk).
+// Read-only bytes of a complete file, valid while `owner` lives (a memory map on a real disk).
 struct Bytes {
   const std::byte* data = nullptr;
   size_t size = 0;
@@ -27,18 +27,17 @@ struct Bytes {
 class WritableFile {
  public:
   virtual ~WritableFile() = default;
-  // Appends at least one byte and at most `size`; returns how many.
+  // Appends between 1 and `size` bytes and returns their number.
   virtual size_t write_some(const void* data, size_t size) = 0;
-  // Returns when everything written so far would survive a power cut.
+  // Returns when all written data would survive a power failure.
   virtual void sync() = 0;
   virtual void close() = 0;
 
-  // Appends all of it.
   void write(const void* data, size_t size);
   void write(std::string_view text) { write(text.data(), text.size()); }
 };
 
-// Held until destroyed, or until the process dies in whatever way.
+// Held until destruction or the end of the process, including a kill.
 class FileLock {
  public:
   virtual ~FileLock() = default;
@@ -47,58 +46,60 @@ class FileLock {
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
-  // A new file, or an existing one cut to nothing. Its name survives a power cut after sync_directory(parent).
+  // Creates a file or truncates an existing one. Its name survives a power failure after sync_directory(parent).
   virtual std::unique_ptr<WritableFile> create(const std::string& path) = 0;
-  // To write behind what is there; made if missing. Nothing is cut off, and `path` may be a pipe or a device.
+  // Opens for appending; creates a missing file. Does not truncate, and `path` may be a pipe or a device.
   virtual std::unique_ptr<WritableFile> append(const std::string& path) = 0;
   virtual Bytes map(const std::string& path) = 0;
-  // Names in a directory (without . and ..), sorted.
+  // Returns the sorted names in a directory, without . and ..
   virtual std::vector<std::string> list(const std::string& directory) = 0;
   virtual bool exists(const std::string& path) = 0;
   virtual bool is_directory(const std::string& path) = 0;
-  // `path` from the root, without links, dots and a slash at the end; what does not exist of it is kept as it is.
+  // Returns the absolute path without links, dots and a trailing slash. Components that do not exist are kept
+  // unchanged.
   virtual std::string canonical(const std::string& path) = 0;
-  // Why nothing can be made in a directory, in the system's words; "" where it can. Rights do not tell (/proc, a full
-  // disk), so something is made there for a moment, under a hidden name.
+  // Returns why nothing can be created in a directory, as a system message; "" if it is writable. Permissions are not
+  // sufficient (/proc, a full disk), so it creates a hidden temporary entry.
   virtual std::string write_problem(const std::string& directory) = 0;
-  // Bytes of a regular file, through links; nothing where there is none.
+  // Returns the bytes of a regular file, following links; nothing if there is none.
   virtual std::optional<size_t> file_size(const std::string& path) = 0;
-  // When a file was last written, in a unit of the file system's own; 0 where it does not know.
+  // Returns the last modification time in a unit of the file system; 0 if unknown.
   virtual int64_t write_time(const std::string& path) = 0;
-  // Cuts a file to its first `size` bytes, of which it has at least as many.
+  // Truncates a file to its first `size` bytes. The file must have at least that size.
   virtual void truncate(const std::string& path, size_t size) = 0;
-  // Atomic; replaces a file, or an empty directory by a directory.
+  // Atomic. Replaces a file, or an empty directory if `from` is a directory.
   virtual void rename(const std::string& from, const std::string& to) = 0;
-  // A file or an empty directory.
+  // Removes a file or an empty directory.
   virtual void remove(const std::string& path) = 0;
-  // One level; nothing happens when it is there already.
+  // Creates one level; no-op if it exists.
   virtual void make_directory(const std::string& path) = 0;
-  // Returns when the names in `path` (created, renamed, removed) would survive a power cut.
+  // Returns when the names in `path` (created, renamed, removed) would survive a power failure.
   virtual void sync_directory(const std::string& path) = 0;
-  // nullptr when someone else holds the lock of this file, which is made if missing.
+  // Returns nullptr if another holder has the lock of this file. Creates a missing file.
   virtual std::unique_ptr<FileLock> try_lock(const std::string& path) = 0;
 
-  // Why nothing can be made at `path`, of which the end need not exist, with the folder that is in the way; "" where
-  // it can.
+  // Returns why nothing can be created at `path`, with the folder that causes the problem; "" if it can. The path
+  // need not exist.
   std::string make_problem(const std::string& path);
-  // Throws base::Error where `path` is there already or cannot be made.
+  // Throws base::Error if `path` exists or cannot be created.
   void check_new_directory(const std::string& path);
-  // All levels of `path`, each made durable in its parent.
+  // Creates all levels of `path`, each durable in its parent.
   void make_directories(const std::string& path);
-  // A file, or a directory with all that is in it. A symbolic link is removed, as `path` and anywhere in it, and
-  // never what it points to.
+  // Removes a file, or a directory with its contents. Removes symbolic links, as `path` and inside it, but never
+  // their targets.
   virtual void remove_tree(const std::string& path);
-  // The same where an error is already under way: another one is not told.
+  // The same without exceptions, for use during error handling.
   void remove_quietly(const std::string& path);
-  // A new directory, whole or not at all: `write` makes it as part_path(path), which is then renamed, and goes on an
-  // error. What a crash left there before is removed first, known by a mark in it; anything else is left alone:
-  // base::Error.
+  // Creates a directory atomically: `write` fills part_path(path), which is then renamed, or removed on an error.
+  // First removes the leftover of a crash, which contains a marker file. Throws base::Error for any other content
+  // there.
   void make_whole(const std::string& path, const std::function<void(const std::string& part)>& write);
   std::string read(const std::string& path);
-  // `path` holds either its old content or all of `text`, at every moment and after any crash: written beside it as
-  // part_path(path), which a crash may leave and an error does not, synced, renamed, parent synced.
+  // Replaces a file atomically: after any crash `path` has either its old content or all of `text`. Writes
+  // part_path(path), syncs, renames and syncs the parent. A crash may leave part_path(path); an error does not.
   void replace_file(const std::string& path, std::string_view text);
-  // The same of a path that a user has named: through a symbolic link, which stays; a pipe or a device is written to.
+  // The same for a user-specified path: keeps a symbolic link and replaces its target; writes to a pipe or a device
+  // directly.
   void write_output(const std::string& path, std::string_view text);
 };
 

@@ -35,7 +35,7 @@ constexpr std::array<TypeRow, 8> kTypes{{{TokenType::u8, "uint8", 1},
 
 const TypeRow& row_of(TokenType type) { return kTypes.at(static_cast<size_t>(type) - 1); }
 
-// Nothing in .idx is aligned.
+// Fields of .idx are unaligned.
 template <class T>
 T load(const std::byte* at) {
   T value;
@@ -131,7 +131,7 @@ void IndexedDataset::check_header() {
 
 void IndexedDataset::check_sequences() {
   const int64_t width = token_type_bytes(type_), total = static_cast<int64_t>(tokens_.size);
-  int64_t expected = 0;  // every writer puts the sequences one behind the other
+  int64_t expected = 0;  // every writer stores the sequences contiguously
   for (int64_t i = 0; i < num_sequences_; ++i) {
     const int32_t count = length(i);
     MPX_CHECK(count >= 0, "files", "'", prefix_, ".idx' offset ", kHeaderBytes + 4 * i, ": sequence ", i,
@@ -215,7 +215,7 @@ IndexedDatasetWriter::~IndexedDatasetWriter() {
     tokens_.reset();
     disk_.remove(prefix_ + ".bin.part");
     if (disk_.exists(prefix_ + ".idx.part")) disk_.remove(prefix_ + ".idx.part");
-  } catch (...) {  // leftovers carry .part in their name and are overwritten next time
+  } catch (...) {  // leftovers have the suffix .part and are overwritten next time
   }
 }
 
@@ -311,7 +311,7 @@ void IndexedDatasetWriter::finalize() {
   index->write(text.data(), text.size());
   index->sync();
   index->close();
-  // An old index never stands beside new tokens: between the two renames there is no dataset of this name.
+  // An old index never coexists with new tokens: between the two renames there is no dataset of this name.
   if (disk_.exists(idx)) {
     disk_.remove(idx);
     disk_.sync_directory(directory);

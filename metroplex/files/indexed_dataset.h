@@ -1,8 +1,10 @@
-// Megatron's token store. PREFIX.bin holds the tokens of all sequences one after the other, nothing else; PREFIX.idx
-// says what they are, little endian: 9 bytes "MMIDIDX\0\0", u64 version 1, u8 token type, u64 sequences, u64 entries
-// of the document list, i32 length of each sequence, i64 byte offset of each sequence in .bin, i64 document list
-// (sequence numbers where documents begin, then the number of sequences), and, in multimodal sets, i8 mode of each
-// sequence. The reader checks every field against both file sizes, so that no later read can leave the files.
+// Megatron's token store. PREFIX.bin contains the tokens of all sequences, concatenated. PREFIX.idx is little endian:
+//   - 9 bytes "MMIDIDX\0\0", u64 version 1, u8 token type
+//   - u64 number of sequences, u64 entries of the document list
+//   - per sequence: i32 length; then per sequence: i64 byte offset in .bin
+//   - i64 document list: first sequence of each document, then the number of sequences
+//   - multimodal sets only, per sequence: i8 mode
+// The reader checks every field against both file sizes, so later reads stay within the files.
 #pragma once
 
 #include <cstdint>
@@ -18,17 +20,16 @@ namespace metroplex::files {
 
 enum class TokenType : uint8_t { u8 = 1, i8 = 2, i16 = 3, i32 = 4, i64 = 5, f64 = 6, f32 = 7, u16 = 8 };
 
-const char* token_type_name(TokenType type);  // as numpy spells it: "uint8", "float32", ...
+const char* token_type_name(TokenType type);  // numpy's spelling: "uint8", "float32", ...
 int64_t token_type_bytes(TokenType type);
-// Megatron's rule: uint16 below 65500 tokens, int32 otherwise and where the size is unknown.
+// Megatron's rule: uint16 below 65500 tokens, else int32; also int32 if the size is unknown.
 TokenType token_type_for_vocabulary(std::optional<int64_t> vocab_size);
 
 class IndexedDataset {
  public:
-  // Opens PREFIX.idx and PREFIX.bin and checks all of the index. Throws base::Error naming file, byte offset and
-  // reason.
+  // Opens PREFIX.idx and PREFIX.bin and checks the full index. Throws base::Error with file, byte offset and reason.
   IndexedDataset(FileSystem& disk, const std::string& prefix);
-  // The same over bytes in hand; `prefix` is for messages.
+  // The same for bytes in memory; `prefix` is used in messages.
   IndexedDataset(Bytes index, Bytes tokens, std::string prefix);
 
   TokenType type() const { return type_; }
@@ -36,18 +37,17 @@ class IndexedDataset {
   int64_t num_documents() const { return num_document_entries_ - 1; }
   int64_t num_tokens() const { return num_tokens_; }
   int32_t length(int64_t sequence) const;
-  int64_t document_begin(int64_t entry) const;  // entry in [0, num_documents()]: the last is num_sequences()
+  int64_t document_begin(int64_t entry) const;  // entry in [0, num_documents()]; the last one is num_sequences()
   bool has_modes() const { return has_modes_; }
   int8_t mode(int64_t sequence) const;  // 0 without modes
   const std::string& prefix() const { return prefix_; }
 
-  // Elements [offset, offset + count) counted from the beginning of `sequence`. They may run on into the sequences
-  // behind it (as Megatron's `get` does) but not past the end of .bin: then base::Error. Integer types only for
-  // int64.
+  // Reads elements [offset, offset + count), relative to the start of `sequence`. The range may extend into the
+  // following sequences (like Megatron's `get`). Throws base::Error past the end of .bin. The int64 variant requires
+  // an integer type.
   void read(int64_t sequence, int64_t offset, int64_t count, int64_t* out) const;
   void read(int64_t sequence, int64_t offset, int64_t count, double* out) const;
 
-  // Raw bytes of both files, for copies and sums.
   const Bytes& index_bytes() const { return index_; }
   const Bytes& token_bytes() const { return tokens_; }
 
@@ -66,8 +66,8 @@ class IndexedDataset {
   bool has_modes_ = false;
 };
 
-// Writes PREFIX.bin.part while it goes and, in finalize, PREFIX.idx.part; then both are synced and take their names.
-// Without finalize nothing that had these names is touched, and the .part files are removed.
+// Writes PREFIX.bin.part incrementally and PREFIX.idx.part in finalize, which then syncs and renames both. Without
+// finalize, existing files are unchanged and the .part files are removed.
 class IndexedDatasetWriter {
  public:
   IndexedDatasetWriter(FileSystem& disk, std::string prefix, TokenType type, bool with_modes = false);
@@ -75,11 +75,11 @@ class IndexedDatasetWriter {
   IndexedDatasetWriter(const IndexedDatasetWriter&) = delete;
   IndexedDatasetWriter& operator=(const IndexedDatasetWriter&) = delete;
 
-  // One sequence. Throws base::Error for a token that the type cannot hold.
+  // Appends one sequence. Throws base::Error for a token that does not fit the type.
   void add_sequence(std::span<const int64_t> tokens, int8_t mode = 0);
   void add_sequence(std::span<const int32_t> tokens, int8_t mode = 0);
   void add_sequence(std::span<const double> tokens, int8_t mode = 0);
-  void end_document();  // the sequences since the last call are one document; none makes an empty one
+  void end_document();  // groups the sequences since the last call into a document, possibly empty
   // Appends all sequences and documents of another set of the same type.
   void append(const IndexedDataset& other);
   void finalize();

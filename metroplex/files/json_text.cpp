@@ -19,7 +19,7 @@ constexpr int kMaxDepth = 100;
 Json parse_json_strictly(std::string_view text, const std::string& what) {
   MPX_CHECK(text.find('\0') == std::string_view::npos, "files", what, " is not JSON: it holds a NUL byte");
   MPX_CHECK(text.substr(0, 3) != "\xef\xbb\xbf", "files", what, " is not JSON: it begins with a byte order mark");
-  std::vector<std::set<std::string>> keys;  // of the objects that are open
+  std::vector<std::set<std::string>> keys;  // of the open objects
   const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
     MPX_CHECK(depth <= kMaxDepth, "files", what, " is nested deeper than ", kMaxDepth, " levels");
     if (event == Json::parse_event_t::object_start) {
@@ -41,8 +41,7 @@ Json parse_json_strictly(std::string_view text, const std::string& what) {
 
 namespace {
 
-// Looks through a text that is not built yet: the builder goes deeper with what it is given, as do those that copy
-// it.
+// Checks a text without building it: the builder and copies of its result recurse to any depth.
 class OrderedJsonCheck final : public nlohmann::json_sax<nlohmann::ordered_json> {
  public:
   OrderedJsonCheck(std::string_view text, bool exact) : text_(text), exact_(exact) {}

@@ -12,7 +12,7 @@ constexpr std::string_view kNpyMagic{"\x93NUMPY\x01\x00", 8};
 constexpr size_t kPreamble = 10, kAlignment = 64;
 constexpr int64_t kMostElements = int64_t{1} << 48;
 
-// Walks the Python dictionary of a header; only the form that numpy writes is taken.
+// Parses the Python dictionary of a header; accepts only the form that numpy writes.
 class HeaderReader {
  public:
   HeaderReader(std::string_view text, const std::string& path) : text_(text), path_(path) {}
@@ -106,7 +106,7 @@ std::string npy_header(const std::string& type, const std::vector<int64_t>& shap
   const std::string first = std::to_string(shape[0]);
   const std::string sizes = shape.size() == 1 ? first + "," : first + ", " + std::to_string(shape[1]);
   std::string text = "{'descr': '" + type + "', 'fortran_order': False, 'shape': (" + sizes + "), }";
-  text.append(21 - first.size(), ' ');  // numpy keeps room for the first extent to grow to 21 digits
+  text.append(21 - first.size(), ' ');  // numpy reserves space for the first extent to grow to 21 digits
   const size_t unpadded = kPreamble + text.size() + 1;
   text.append((kAlignment - unpadded % kAlignment) % kAlignment, ' ');
   text += '\n';

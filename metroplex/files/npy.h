@@ -1,5 +1,5 @@
-// Arrays in numpy's .npy format, version 1.0, byte for byte what numpy.save writes: little-endian integers in C
-// order, of one or two dimensions. The reader maps the file and checks header and size, so ranks share the pages.
+// Arrays in numpy's .npy format, version 1.0, byte for byte as numpy.save writes them: little-endian integers in C
+// order, one or two dimensions. The reader maps the file and checks header and size; ranks share the pages.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace metroplex::files {
 
-// "<i4" and so on, of an integer type.
+// Returns numpy's name of an integer type, such as "<i4".
 template <class T>
 std::string npy_type();
 template <>
@@ -54,7 +54,7 @@ struct NpyArray {
   Bytes file;
 
   int64_t size() const;  // elements
-  // The elements. Throws base::Error when the array holds another type.
+  // Returns the elements. Throws base::Error if the array has another type.
   template <class T>
   std::span<const T> as() const {
     check_type(npy_type<T>());
@@ -63,10 +63,9 @@ struct NpyArray {
   void check_type(const std::string& wanted) const;
 };
 
-// Throws base::Error naming `path` and what is wrong.
+// Throws base::Error with `path` and the problem.
 NpyArray parse_npy(Bytes file, const std::string& path);
 
-// The bytes that go before the elements.
 std::string npy_header(const std::string& type, const std::vector<int64_t>& shape);
 
 template <class T>

@@ -1,5 +1,5 @@
-// Removing a tree of a real disk by descriptors, so that no name is looked up twice: one that was a folder a moment
-// ago and is a link when it is opened is an error, not a way out of the tree.
+// Removes a directory tree by file descriptors, so no name is resolved twice. If a folder is replaced by a link
+// before it is opened, the removal fails instead of leaving the tree.
 #include <cerrno>
 #include <cstring>
 #include <string>
@@ -20,7 +20,6 @@ namespace {
   base::throw_error("files", base::concat("cannot remove '", path, "': ", std::strerror(errno)));
 }
 
-// A folder opened without following a link, and its names.
 class OpenFolder {
  public:
   OpenFolder(int parent, const char* name, const std::string& path) {
@@ -53,7 +52,6 @@ class OpenFolder {
   DIR* stream_ = nullptr;
 };
 
-// `path` is for messages.
 void remove_at(int parent, const char* name, const std::string& path) {
   struct stat info;
   if (::fstatat(parent, name, &info, AT_SYMLINK_NOFOLLOW) != 0) cannot_remove(path);
@@ -68,7 +66,7 @@ void remove_at(int parent, const char* name, const std::string& path) {
 }  // namespace
 
 void PosixFileSystem::remove_tree(const std::string& path) {
-  std::string bare = path;  // a link with a slash behind it would be what it points to
+  std::string bare = path;  // with a trailing slash, a link would resolve to its target
   while (bare.size() > 1 && bare.back() == '/') bare.pop_back();
   remove_at(AT_FDCWD, bare.c_str(), bare);
 }

@@ -38,7 +38,7 @@ TensorInfo parse_entry(const std::string& name, const Json& entry, const std::st
   const std::string what = base::concat("tensor '", printable(name), "'");
   const char* const fields[] = {"dtype", "shape", "data_offsets"};
   const Json* values[3];
-  // The library also takes an entry written as a list of the three.
+  // The library also accepts an entry written as a list of the three values.
   CHECK_FILE(entry.is_object() || (entry.is_array() && entry.size() == 3), what, " is described by ",
              shortened(entry), ", not by an object");
   for (int i = 0; i < 3; ++i) {

@@ -1,9 +1,9 @@
-// Safetensors, read and written as the format's own library (0.8) does:
+// Safetensors files, read and written like the format's own library (0.8):
 //   u64 little-endian header length | JSON header, padded with spaces to 8 bytes | data
-// The header maps a name to {"dtype", "shape", "data_offsets": [begin, end)} inside the data, which the tensors cover
-// without hole or overlap; "__metadata__" maps strings to strings. Every rule is checked before a byte of data is
-// used. Stricter than the library in two points that the format's text forbids: a name given twice, space before the
-// brace.
+// The header maps a name to {"dtype", "shape", "data_offsets": [begin, end)} within the data. The tensors must cover
+// the data without gaps or overlaps. "__metadata__" maps strings to strings. Every rule is checked before any data is
+// used. It is stricter than the library in two points that the specification forbids: duplicate names, and space
+// before the brace.
 #pragma once
 
 #include <cstddef>
@@ -25,22 +25,22 @@ struct TensorInfo {
   std::string name;
   Dtype dtype = Dtype::kF32;
   std::vector<uint64_t> shape;
-  uint64_t begin = 0, end = 0;  // bytes, from the start of the data section
+  uint64_t begin = 0, end = 0;  // bytes from the start of the data section
 };
 
 using TextPairs = std::vector<std::pair<std::string, std::string>>;
 
 struct SafetensorsHeader {
-  std::vector<TensorInfo> tensors;  // by begin, then end
-  TextPairs metadata;               // by key
-  uint64_t data_begin = 0;          // bytes, from the start of the file
+  std::vector<TensorInfo> tensors;  // sorted by begin, then end
+  TextPairs metadata;               // sorted by key
+  uint64_t data_begin = 0;          // bytes from the start of the file
 };
 
-// Bytes of a tensor; throws base::Error when they do not fit 64 bits or end inside a byte (4- and 6-bit types).
-// `where` names the tensor in the message.
+// Returns the bytes of a tensor. Throws base::Error if they exceed 64 bits or end within a byte (4- and 6-bit types).
+// `where` is the tensor's name in the message.
 uint64_t tensor_bytes(Dtype dtype, const std::vector<uint64_t>& shape, const std::string& where);
 
-// Checks the whole file. `path` is for messages only. Throws base::Error naming file, tensor and broken rule.
+// Checks the full file. `path` is used in messages. Throws base::Error with file, tensor and violated rule.
 SafetensorsHeader parse_safetensors(std::string_view file, const std::string& path);
 
 class SafetensorsFile {
@@ -50,9 +50,9 @@ class SafetensorsFile {
   const std::string& path() const { return path_; }
   const std::vector<TensorInfo>& tensors() const { return header_.tensors; }
   const TextPairs& metadata() const { return header_.metadata; }
-  // nullptr when the file has no tensor of this name.
+  // Returns nullptr if there is no such tensor.
   const TensorInfo* find(const std::string& name) const;
-  // Valid while this object (or the Bytes' owner) lives. Any alignment is possible.
+  // Valid while this object (or the Bytes' owner) lives. The alignment is arbitrary.
   const std::byte* data(const TensorInfo& tensor) const { return bytes_.data + header_.data_begin + tensor.begin; }
 
  private:
@@ -62,27 +62,27 @@ class SafetensorsFile {
   std::unordered_map<std::string, size_t> by_name_;
 };
 
-// The order in which the library writes: dtype from the last to the first of the enum, then name. Large elements come
-// first, so every tensor is aligned. begin and end are filled in. Throws when a name appears twice.
+// Sorts in the library's write order: dtype from last to first enumerator, then name. Large elements come first, so
+// every tensor is aligned. Sets begin and end. Throws for duplicate names.
 void order_tensors(std::vector<TensorInfo>& tensors);
 
-// Length field and header, as the library writes them for tensors in this order (metadata in the order given).
+// Returns length field and header, as the library writes them for tensors in this order. Keeps the order of metadata.
 std::string safetensors_header(const std::vector<TensorInfo>& tensors, const TextPairs& metadata);
 
 struct WrittenFile {
   uint64_t bytes = 0;
-  Checksum checksum;  // of the whole file
+  Checksum checksum;
 };
 
-// Writes a file as a stream: the tensors (in the order of order_tensors) are announced, then their bytes follow.
+// Writes a file as a stream: first the header for all tensors (in order_tensors order), then their bytes.
 class SafetensorsWriter {
  public:
-  // `tensors` ordered, with begin and end.
+  // `tensors` must be sorted, with begin and end set.
   SafetensorsWriter(FileSystem& file_system, const std::string& path, std::vector<TensorInfo> tensors,
                     const TextPairs& metadata);
-  // All bytes of the next tensor, or a part of them.
+  // Writes the bytes of the next tensor, or a part of them.
   void write(const void* data, size_t size);
-  // Every announced byte must have come. Syncs and closes.
+  // Requires that all bytes have been written. Syncs and closes the file.
   WrittenFile finish();
 
  private:

@@ -29,7 +29,7 @@ uint32_t masked_crc(const std::string& bytes) {
 template <class T>
 std::string little_endian(T value) {
   std::string out(sizeof(T), '\0');
-  std::memcpy(out.data(), &value, sizeof(T));  // every machine this runs on is little endian
+  std::memcpy(out.data(), &value, sizeof(T));  // all supported machines are little endian
   return out;
 }
 
@@ -64,7 +64,7 @@ uint32_t crc32c(const std::string& bytes) {
 }
 
 TensorBoardWriter::TensorBoardWriter(FileSystem& disk, const std::string& directory) {
-  // The process number keeps two runs that start in the same second apart.
+  // The process id separates runs that start in the same second.
   path_ = directory + "/events.out.tfevents." + std::to_string(static_cast<int64_t>(wall_time())) + ".metroplex." +
           std::to_string(getpid());
   try {

@@ -17,10 +17,10 @@ uint32_t crc32c(const std::string& bytes);
 
 class TensorBoardWriter {
  public:
-  // Creates `directory` when needed and a new file "events.out.tfevents.<seconds>.metroplex" in it.
-  // Throws base::Error("files") when that fails.
+  // Creates `directory` if needed, and a new file "events.out.tfevents.<seconds>.metroplex.<pid>" in it. Throws
+  // base::Error("files") on failure.
   TensorBoardWriter(FileSystem& disk, const std::string& directory);
-  // One event with some scalars. Throws base::Error("files") when the file could not be written.
+  // Writes one event with some scalars. Throws base::Error("files") on failure.
   void add_scalars(int64_t step, const std::vector<std::pair<std::string, double>>& scalars);
   const std::string& path() const { return path_; }
 

@@ -34,7 +34,7 @@ constexpr Form kForms[] = {
 constexpr size_t kTarMagicOffset = 257;
 constexpr std::string_view kTarMagic = "ustar";
 
-// UTF-16 without a byte order mark: ASCII characters have a zero byte on one side.
+// Detects UTF-16 without a byte order mark: ASCII characters have a zero byte on one side.
 const char* unmarked_utf16(std::string_view bytes) {
   constexpr size_t kSample = 512;
   const size_t size = std::min(bytes.size(), kSample) & ~size_t{1};
@@ -45,7 +45,7 @@ const char* unmarked_utf16(std::string_view bytes) {
   return "";
 }
 
-// The code unit of \uXXXX at `at`; -1 for other text.
+// Returns the code unit of \uXXXX at `at`; -1 for other text.
 int escaped_unit(std::string_view text, size_t at) {
   if (text.size() < at + 6 || text[at] != '\\' || text[at + 1] != 'u') return -1;
   int unit = 0;
@@ -60,7 +60,6 @@ int escaped_unit(std::string_view text, size_t at) {
 bool is_first(int unit) { return unit >= 0xD800 && unit < 0xDC00; }
 bool is_second(int unit) { return unit >= 0xDC00 && unit < 0xE000; }
 
-// Copies the escape at `at` and returns the position after it.
 size_t copy_escape(std::string_view text, size_t at, std::string& out, int64_t& surrogates) {
   const int unit = escaped_unit(text, at);
   if (is_first(unit) && is_second(escaped_unit(text, at + 6))) {
@@ -101,7 +100,7 @@ std::string no_json_lines_form(std::string_view text) {
   line = line.substr(0, line.find_last_not_of(kSpaces) + 1);
   if (line.starts_with('[')) {
     const Json json = Json::parse(without_python_json(line), nullptr, /*allow_exceptions=*/false);
-    // A line may be a chat as a list of messages.
+    // A line may be a chat, written as a list of messages.
     const bool messages = json.is_array() && !json.empty() && json[0].is_object() &&
                           (json[0].contains("role") || json[0].contains("from"));
     return messages ? "" : "is a JSON array, not JSON lines; write one object per line (jq -c '.[]')";

@@ -1,4 +1,4 @@
-// Forms of text files that people give by mistake, and forms of JSON that Python's json module reads beyond RFC 8259.
+// Detects common wrong formats of text files, and handles JSON that Python's json module accepts beyond RFC 8259.
 #pragma once
 
 #include <cstdint>
@@ -7,21 +7,20 @@
 
 namespace metroplex::files {
 
-// Without a UTF-8 byte order mark at the begin.
+// Removes a leading UTF-8 byte order mark.
 std::string_view without_byte_order_mark(std::string_view text);
 
-// "is compressed with gzip; decompress it first (gunzip)" and the like, for a file that is no text in UTF-8 by its
-// first bytes; "" for any other.
+// Returns "is compressed with gzip; decompress it first (gunzip)" or similar if the first bytes are not UTF-8 text;
+// else "".
 std::string no_text_form(std::string_view bytes);
 
-// Why a file is not JSON lines: it is one array, or its objects span several lines. "" if its first line does not
-// show either.
+// Returns why a file is not JSON lines: it is one array, or objects span several lines. "" if the first line shows
+// neither.
 std::string no_json_lines_form(std::string_view text);
 
-// Whether a JSON text may need without_python_json.
 bool has_python_json(std::string_view text);
-// The JSON text with null for NaN, Infinity and -Infinity, and with U+FFFD for each escaped surrogate without its
-// pair. `surrogates` counts the latter.
+// Replaces NaN, Infinity and -Infinity with null, and each unpaired escaped surrogate with U+FFFD. `surrogates`
+// counts the latter.
 std::string without_python_json(std::string_view text, int64_t* surrogates = nullptr);
 
 }  // namespace metroplex::files

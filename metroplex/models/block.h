@@ -1,6 +1,6 @@
-// A pre-norm transformer layer as a block of two segments: h = x + dropout(attention(norm(x))) and
-// y = h + dropout(mlp(norm(h))), or with a further norm inside each dropout (model.sandwich_norm). Both sums leave
-// their segment pending, so that the norm behind takes them fused.
+// A pre-norm transformer layer as a block of two segments: h = x + dropout(attention(norm(x))) and y = h +
+// dropout(mlp(norm(h))). With model.sandwich_norm another norm is applied inside each dropout. Both segments return
+// their sum pending, so that the following norm fuses it.
 #pragma once
 
 #include <memory>
@@ -18,16 +18,16 @@
 
 namespace metroplex::models {
 
-// Of a norm over what the ranks of context.sp split.
+// Spec of a norm whose input is sharded over the ranks of context.sp.
 nn::NormSpec norm_spec(const std::string& name, const config::Model& model, const nn::LayerContext& context);
-// Null where the model has no rotary positions. One table serves all layers of a stage; it covers the context's
-// positions from the start. `local`: of layers with a window, where these have a base of their own.
+// Returns null if the model has no rotary positions. One table serves all layers of a stage; it covers the context's
+// positions from the start. `local`: for window layers with model.rotary_base_local.
 std::shared_ptr<nn::RopeTable> make_rope(const ModelContext& context, bool local = false);
 
 struct LayerSpec {
   std::string name;   // decoder.layers.<global number>
-  int64_t layer = 0;  // global number: key of dropout and of the cache
-  // The queries come from the value kQueries, [s (/tp), b, h], instead of the hidden states.
+  int64_t layer = 0;  // global layer number: key of dropout and KV cache
+  // The queries are computed from the value kQueries, [s (/tp), b, h], instead of the hidden states.
   bool query_from_outside = false;
 };
 inline constexpr const char* kQueries = "queries";
@@ -70,7 +70,7 @@ class FeedForwardSegment final : public nn::Segment {
   std::optional<nn::Norm> post_norm_;
 };
 
-// Appends attention part and feed-forward part, dense or with experts as the model has it at this layer.
+// Appends the attention segment and the feed-forward segments of this layer, dense or with experts.
 void add_layer_segments(nn::Block& block, const LayerSpec& spec, const ModelContext& context,
                         std::shared_ptr<nn::RopeTable> rope);
 

@@ -5,8 +5,8 @@
 namespace metroplex::models {
 namespace {
 
-// What the top query layer (CodeGeeX, arXiv 2303.17568, section 2.2) has ahead of a layer's two segments:
-// h = norm_final(x) and queries from an embedding of the position. Keys and values then come from norm(h), the
+// The segment before the attention of the top query layer (CodeGeeX, arXiv 2303.17568, section 2.2): h =
+// norm_final(x), and queries from an embedding of the position. Keys and values are computed from norm(h), and the
 // residual is h. The block replaces the final norm before the head.
 class TopQuerySegment final : public nn::Segment {
  public:
@@ -44,7 +44,7 @@ nn::Block top_query_layer(const ModelContext& context) {
 
 }  // namespace
 
-// GPT whose last layer takes its queries from an embedding of the position to be predicted.
+// GPT with a final layer whose queries are an embedding of the position to be predicted.
 nn::Blocks build_codegeex(const ModelContext& context, const StageSlice& slice) {
   return build_decoder(context, slice, top_query_layer);
 }

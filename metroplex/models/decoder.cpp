@@ -27,12 +27,12 @@ std::shared_ptr<nn::Param> vocabulary_param(const char* name, topology::Role rol
 
 std::shared_ptr<nn::Param> make_word_embeddings(const ModelContext& context) {
   const auto words = vocabulary_param("embedding.word_embeddings.weight", topology::Role::embedding, context);
-  // The embedding, the layers for multi-token prediction and the head may be in different stages.
+  // The embedding, the prediction layers and the head may be in different stages.
   if (context.model.tied() || context.model.mtp_num_layers > 0) words->placement.shared = words->name;
   return words;
 }
 
-// cap tanh(x / cap). Keeps a copy of its result, because the loss writes its gradient over that.
+// cap tanh(x / cap). Saves a copy of the result, because the loss overwrites the result with its gradient.
 at::Tensor capped(const at::Tensor& x, double cap, const nn::SavePolicy& saving) {
   at::Tensor share, out;
   {
@@ -73,7 +73,7 @@ EmbeddingSegment::EmbeddingSegment(const ModelContext& context, std::shared_ptr<
   const config::Model& model = context.model;
   if (model.position_embedding_type == config::PositionEmbedding::learned_absolute) {
     positions_.emplace("embedding.position_embeddings", model.max_position_embeddings, model.hidden_size,
-                       topology::Role::weight, context);  // a matrix for Muon, as in Megatron
+                       topology::Role::weight, context);  // role weight: Muon treats it as a matrix, as in Megatron
   }
 }
 

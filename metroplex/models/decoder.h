@@ -1,4 +1,4 @@
-// What all decoder-only families share: the embedding segment, the head segment, and the stage in between.
+// The embedding segment, the head segment, and the stage between them, for all decoder-only families.
 #pragma once
 
 #include <memory>
@@ -18,10 +18,10 @@ nn::VocabularyPart vocabulary_of(const ModelContext& context);
 
 class EmbeddingSegment final : public nn::Segment {
  public:
-  // `words` is the word embedding, `site` the number that its dropout is drawn by.
+  // `words` is the word embedding, `site` the layer number of its dropout key.
   EmbeddingSegment(const ModelContext& context, std::shared_ptr<nn::Param> words, int64_t site);
   const std::string& name() const override { return name_; }
-  // Takes no values; reads batch.tokens and position_ids (0, 1, ... when undefined).
+  // Takes no values; reads batch.tokens and position_ids (0, 1, ... if undefined).
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override;
   void collect_params(std::vector<nn::Param*>& params) override;
 
@@ -29,7 +29,7 @@ class EmbeddingSegment final : public nn::Segment {
   std::string name_ = "embedding";
   comm::Group sp_;
   bool fp32_residual_;
-  double scale_;  // of word embeddings
+  double scale_;  // factor of the word embeddings
   nn::VocabParallelEmbedding words_;
   std::optional<nn::ReplicatedEmbedding> positions_;
   nn::DropoutKey dropout_;
@@ -37,7 +37,7 @@ class EmbeddingSegment final : public nn::Segment {
 
 class HeadSegment final : public nn::Segment {
  public:
-  // `weight` is that of the output layer. Without `final_norm` the input is used as it is.
+  // `weight` is the output layer's. Without `final_norm` the input is not normalized.
   HeadSegment(const ModelContext& context, std::shared_ptr<nn::Param> weight, bool final_norm);
   const std::string& name() const override { return name_; }
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override;
@@ -46,18 +46,18 @@ class HeadSegment final : public nn::Segment {
  private:
   std::string name_ = "head";
   comm::Group tp_;
-  double softcap_;  // 0: none
+  double softcap_;  // 0: off
   nn::CrossEntropySpec loss_;
   nn::SavePolicy saving_;
   std::optional<nn::Norm> norm_;
   nn::ColumnParallelLinear output_;
 };
 
-// Positions of a microbatch: batch.position_ids, or its rows of the sequence.
+// Returns batch.position_ids, or the positions of the batch's rows in the sequence.
 at::Tensor positions_of(const nn::Microbatch& batch);
 
-// Embedding, layers and head as the slice says; `before_head` may put a block between the last layer and the head,
-// which then has no norm of its own.
+// Builds the embedding, layers and head selected by `slice`. `before_head` may insert a block between the last layer
+// and the head; the head then has no norm.
 using BeforeHead = nn::Block (*)(const ModelContext& context);
 nn::Blocks build_decoder(const ModelContext& context, const StageSlice& slice, BeforeHead before_head = nullptr);
 

@@ -16,7 +16,7 @@ nn::LinearSpec projection_spec(const std::string& name, const config::Model& mod
   return nn::linear_spec(name + ".eh_proj", 2 * model.hidden_size, model.hidden_size, false);
 }
 
-// x [b, s] shifted left, with zeros behind.
+// Shifts x [b, s] to the left and fills with zeros.
 at::Tensor shifted(const at::Tensor& x, int64_t by) {
   return at::cat({x.narrow(1, by, x.size(1) - by), at::zeros({x.size(0), by}, x.options())}, 1);
 }
@@ -26,8 +26,8 @@ at::Tensor mask_of(const nn::Microbatch& batch) {
   return at::ones(batch.labels.sizes(), batch.labels.options().dtype(at::kFloat));
 }
 
-// The microbatch of which position i has what `batch` has at i + by. Positions of rotations stay: they tell how far
-// keys are.
+// Returns the microbatch whose position i has the data of position i + by of `batch`. Rotary positions are unchanged,
+// because only relative distances matter.
 nn::Microbatch ahead_by(const nn::Microbatch& batch, int64_t by) {
   const at::NoGradGuard no_grad;
   MPX_CHECK(by < batch.tokens.size(1), "models", "model.mtp_num_layers = ", by,
@@ -36,7 +36,7 @@ nn::Microbatch ahead_by(const nn::Microbatch& batch, int64_t by) {
   ahead.tokens = shifted(batch.tokens, by);
   ahead.labels = shifted(batch.labels, by);
   ahead.loss_mask = shifted(mask_of(batch), by);
-  if (batch.document_ids.defined())  // nothing is predicted of another document
+  if (batch.document_ids.defined())  // no prediction across documents
     ahead.loss_mask = ahead.loss_mask * shifted(batch.document_ids, by).eq(batch.document_ids);
   return ahead;
 }
@@ -45,11 +45,12 @@ double factor_of(const config::Model& model) {
   return model.mtp_loss_scaling_factor / static_cast<double>(model.mtp_num_layers);
 }
 
-// As Megatron: the mean over the tokens that are still predicted at this depth counts like one over the microbatch's.
+// As in Megatron, the mean over the tokens still predicted at this depth has the weight of a mean over the
+// microbatch.
 at::Tensor share_of(const nn::Microbatch& batch, const nn::Microbatch& ahead) {
   const at::NoGradGuard no_grad;
   const at::Tensor left = ahead.loss_mask.sum(at::kDouble);
-  const at::Tensor none = left.eq(0);  // then the sum is 0 too, and what it is divided by must not be
+  const at::Tensor none = left.eq(0);  // the sum is 0 then; avoids a division by zero
   return mask_of(batch).sum(at::kDouble) / (left + none);
 }
 
@@ -101,7 +102,7 @@ MultiTokenSegment::MultiTokenSegment(const ModelContext& context, int64_t depth,
   add_layer_segments(layer_, {layer_.name, context.model.num_layers + depth - 1}, context, shared.rope);
 }
 
-// [s (/tp), b, h]
+// Returns the projection, [s (/tp), b, h].
 at::Tensor MultiTokenSegment::joined(const at::Tensor& before, const nn::Microbatch& ahead,
                                      nn::SegmentContext& context) {
   nn::SegmentContext inner{ahead, context.is_recompute, {}};
@@ -114,7 +115,7 @@ at::Tensor MultiTokenSegment::joined(const at::Tensor& before, const nn::Microba
 }
 
 // Returns the values for the next layer and the head. For a head in another stage `before` is copied: backward needs
-// it after the send has freed what it sent.
+// it after the send has freed the sent tensor.
 nn::Values MultiTokenSegment::passed_on(const nn::Values& in, const at::Tensor& model,
                                         const at::Tensor& before) const {
   if (loss_) return {nn::kHiddenStates, model};

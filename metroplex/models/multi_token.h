@@ -1,6 +1,7 @@
-// Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2): behind the last layer of the model, layer k of
-// D predicts the token k + 1 ahead. Its input is a projection of two norms side by side, those of the embedding of
-// the token k ahead and of what layer k - 1 (0: the model) gave the head; embedding and output layer are the model's.
+// Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2). After the last layer of the model, prediction
+// layer k of D predicts the token k + 1 ahead. Its input is a projection of two concatenated norms: of the embedding
+// of the token k ahead, and of the hidden states that layer k - 1 (0: the model) passed to the head. Embedding and
+// output layer are shared with the model.
 #pragma once
 
 #include <memory>
@@ -13,37 +14,36 @@
 
 namespace metroplex::models {
 
-// The parts of the model that all layers for prediction share.
+// Parameters and tables of the model shared by all prediction layers.
 struct SharedParts {
-  std::shared_ptr<nn::Param> words, output;  // word embedding and weight of the output layer; null where not needed
+  std::shared_ptr<nn::Param> words, output;  // word embedding and output layer's weight; null if unused
   std::shared_ptr<nn::RopeTable> rope;
 };
 
-// Whether the layers predict: in training.
+// Returns whether the prediction layers run: only in training with labels.
 bool predicts_ahead(const nn::Microbatch& batch);
-// The value [s (/tp), b, h] that layer `depth`, from 1, gives the head and the layer after it.
+// Name of the value [s (/tp), b, h] that layer `depth` (from 1) passes to the head and the next layer.
 std::string predicted_name(int64_t depth);
 
-// The loss of what one layer predicts: the loss term "mtp_<depth> loss".
+// Computes the loss term "mtp_<depth> loss" of one layer's prediction.
 class MultiTokenLoss {
  public:
   MultiTokenLoss(const ModelContext& context, int64_t depth, std::shared_ptr<nn::Param> output);
-  // `ahead` is the microbatch of `context`, `depth` positions ahead.
+  // `ahead` is context.batch shifted by `depth` positions.
   void add(const at::Tensor& predicted, const nn::Microbatch& ahead, nn::SegmentContext& context);
   void collect_params(std::vector<nn::Param*>& params) { head_.collect_params(params); }
 
  private:
   int64_t depth_;
-  double factor_;  // of the loss
+  double factor_;  // scale of the loss
   HeadSegment head_;
 };
 
-// One of the layers. kHiddenStates pass through it for the head; the first layer applies the model's final norm to
-// them, and the head then has none. Without shared.output the head is in another stage, and the segment hands on
-// what every layer so far predicts.
+// A prediction layer. kHiddenStates pass through it to the head; the first layer applies the model's final norm to
+// them, and the head then has none. Without shared.output the head is in another stage, and the segment also returns
+// the predictions of all layers so far.
 class MultiTokenSegment final : public nn::Segment {
  public:
-  // `depth` from 1.
   MultiTokenSegment(const ModelContext& context, int64_t depth, const SharedParts& shared);
   const std::string& name() const override { return name_; }
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override;
@@ -60,7 +60,7 @@ class MultiTokenSegment final : public nn::Segment {
   int64_t depth_, layers_;
   bool fp32_residual_;
   nn::SavePolicy saving_;
-  std::optional<nn::Norm> model_norm_;  // of the first
+  std::optional<nn::Norm> model_norm_;  // first layer only
   EmbeddingSegment embedding_;
   nn::Norm embedding_norm_, hidden_norm_, final_norm_;
   nn::ReplicatedLinear projection_;
@@ -68,7 +68,7 @@ class MultiTokenSegment final : public nn::Segment {
   std::optional<MultiTokenLoss> loss_;
 };
 
-// Takes the loss of one layer of another stage; the other values pass through it.
+// Computes the loss of one prediction layer of another stage; the other values pass through.
 class MultiTokenLossSegment final : public nn::Segment {
  public:
   MultiTokenLossSegment(const ModelContext& context, int64_t depth, std::shared_ptr<nn::Param> output);
@@ -82,9 +82,9 @@ class MultiTokenLossSegment final : public nn::Segment {
   MultiTokenLoss loss_;
 };
 
-// The layers of the model, one a block.
+// Returns one block per prediction layer.
 nn::Blocks multi_token_layers(const ModelContext& context, const SharedParts& shared);
-// The losses of layers in another stage, one a block.
+// Returns one loss block per prediction layer of another stage.
 nn::Blocks multi_token_losses(const ModelContext& context, const std::shared_ptr<nn::Param>& output);
 
 }  // namespace metroplex::models

@@ -11,7 +11,7 @@ BuildStage build_codegeex;  // codegeex.cpp
 
 namespace {
 
-// Every combination that config::Model can say; what a family's name means of them is config/family.h's.
+// Builds every combination that config::Model can express; config/family.h defines the defaults of each family.
 nn::Blocks build_plain(const ModelContext& context, const StageSlice& slice) { return build_decoder(context, slice); }
 
 struct Family {

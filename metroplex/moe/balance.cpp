@@ -13,13 +13,13 @@ namespace metroplex::moe {
 
 using config::AuxLossType;
 
-// Of the tokens of this rank, or of all ranks of tp_cp. [samples, E], where no loss is per sequence [1, E], in
-// double.
+// Sums over the tokens of this rank, or of all ranks of tp_cp. Shapes are [samples, E], or [1, E] if no loss is per
+// sequence; fp64.
 struct AuxiliaryLosses::Sums {
-  at::Tensor tokens, scores;            // counts; scores are differentiable in the own ones
-  at::Tensor z;                         // scalar likewise: sum of squared_logsumexp()
-  at::Tensor mask;                      // scalar: of the loss mask
-  int64_t num_tokens = 0, samples = 1;  // num_tokens: the mean of tp_cp, or their sum
+  at::Tensor tokens, scores;            // counts; local scores are differentiable
+  at::Tensor z;                         // scalar: sum of squared logsumexp; differentiable if local
+  at::Tensor mask;                      // scalar: sum of the loss mask
+  int64_t num_tokens = 0, samples = 1;  // num_tokens: mean over tp_cp, or their sum
 };
 
 AuxiliaryLosses::AuxiliaryLosses(const config::Model& model, const nn::LayerContext& context,
@@ -95,7 +95,7 @@ at::Tensor balance_sums(const cuda::Target& target, const at::Tensor& logits, co
   });
 }
 
-// Of the ranks of tp_cp, where this one has `own`: context-parallel ranks may hold different numbers of tokens.
+// Mean number of tokens over tp_cp, if this rank has `own`. Context-parallel ranks may have different numbers.
 static int64_t mean_tokens(int64_t own, const comm::Group& cp, const nn::Microbatch& batch) {
   if (batch.rank_rows.empty()) return own;
   const int64_t rows = batch.rank_rows[static_cast<size_t>(cp.index())].count;
@@ -114,13 +114,13 @@ AuxiliaryLosses::Sums AuxiliaryLosses::own_sums(const at::Tensor& logits, const 
   sums.scores = both.narrow(0, 0, both.numel() - 1).view({sums.samples, num_experts_});
   sums.z = both.select(0, both.numel() - 1);
   if (balances()) {
-    // Scores grow with their logits.
+    // Scores are monotonic in the logits.
     const at::Tensor best = experts.defined() ? experts : choose(logits, {.k = rule_.k});
     sums.tokens = tokens_per_expert(best, num_experts_, sums.samples).view(sums.scores.sizes()).to(at::kDouble);
   } else {
     sums.tokens = at::zeros(sums.scores.sizes(), both.options());
   }
-  // Every tp rank has the mask of all rows.
+  // Every tp rank has the loss mask of all rows, so only the first one adds it.
   sums.mask = tp_.first() && !per_token_ ? batch.loss_mask.sum(at::kDouble) : at::zeros({}, both.options());
   return sums;
 }
@@ -176,7 +176,7 @@ void AuxiliaryLosses::add_global(const Sums& own, const at::Tensor& weight, nn::
   add(context, "global_load_balancing_loss", (own.scores * by_expert).sum(), (scores * by_expert).sum());
 }
 
-// The mean over the microbatches of the step so far.
+// Returns the mean over the step's microbatches so far.
 at::Tensor AuxiliaryLosses::add_to_running(const at::Tensor& tokens) const {
   const at::NoGradGuard no_grad;
   running_.add_(at::cat({tokens, at::ones({1}, tokens.options())}));

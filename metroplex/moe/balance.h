@@ -1,13 +1,14 @@
-// What keeps the load of experts even: the auxiliary losses of a router as loss terms (nn/segment.h), with the
-// running counts of the global one.
+// Auxiliary load-balancing losses of a router as loss terms (nn/segment.h), with the running counts of the global
+// one.
 //
-// A balancing loss is balance_factor() times sum_e n_e P_e (moe/routing.h): n_e are the tokens of all ranks, P_e the
-// scores of this rank's, so each rank has its summand of the gradient. The value that a term reports is whole on
-// every rank, divided by the cp ranks, whose values the step adds up.
+// A balancing loss is balance_factor() times sum_e n_e P_e (moe/routing.h). n_e are the tokens of all ranks, P_e the
+// scores of this rank's tokens, so each rank has a partial sum of the gradient. A term reports the full sum on every
+// rank, divided by the number of cp ranks: the step adds the values of the cp ranks.
 //
-// Backward enters a term with the factor of the microbatch's summed loss. The gradient of an auxiliary loss shall be
-// that of its mean over microbatches, however many tokens count; so the term is the loss times the sum of the loss
-// mask (at least 1), or, where losses are averaged over tokens, times the microbatch's tokens, as in Megatron-LM.
+// Backward enters a term with the factor of the microbatch's summed loss. The gradient of an auxiliary loss must be
+// that of its mean over microbatches, however many tokens count. So the term is the loss times the sum of the loss
+// mask (at least 1). If losses are averaged over tokens, it is the loss times the microbatch's tokens, as in
+// Megatron-LM.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,8 +27,8 @@
 
 namespace metroplex::moe {
 
-// [samples E + 1] double of logits [T, E], differentiable: the sums of each expert's share in the scores of its row
-// (all scores of a row add up to 1), sample by sample, and the sum of logsumexp^2.
+// Returns [samples E + 1] fp64 of logits [T, E], differentiable. For each sample: the sums of each expert's
+// normalized scores (the scores of a token sum to 1). The last element is the sum of logsumexp^2.
 at::Tensor balance_sums(const cuda::Target& target, const at::Tensor& logits,
                         const cuda::kernels::BalanceShape& shape);
 cuda::kernels::BalanceScore balance_score(config::ScoreFunction function);
@@ -37,13 +38,13 @@ class AuxiliaryLosses {
   AuxiliaryLosses(const config::Model& model, const nn::LayerContext& context, const ExpertContext& experts);
 
   bool any() const { return balances() || z_ > 0; }
-  // Appends load_balancing_loss, seq_load_balancing_loss, global_load_balancing_loss and z_loss, as far as they have
-  // coefficients, to context.terms. logits [T, E], differentiable; token t is of sample t % samples. `experts` [T, k]
-  // is the choice where it is by the logits alone, else undefined. Collective over tp_cp; with the global loss, in a
-  // forward that is no recomputation, over tp_dp_cp.
+  // Appends load_balancing_loss, seq_load_balancing_loss, global_load_balancing_loss and z_loss to context.terms, if
+  // their coefficients are set. logits [T, E], differentiable; token t belongs to sample t % samples. `experts` [T,
+  // k] is the router's choice if it depends on the logits alone, else undefined. Collective over tp_cp. With the
+  // global loss, a forward that is not a recomputation is also collective over tp_dp_cp.
   void add_terms(const at::Tensor& logits, const at::Tensor& experts, int64_t samples, nn::SegmentContext& context);
-  // [E + 1] double, of the global loss: tokens of the microbatches of the step so far by expert, and how many
-  // microbatches. Else undefined.
+  // Only for the global loss, [E + 1] fp64: tokens of each expert in the step's microbatches so far, and their
+  // number.
   const at::Tensor& running() const { return running_; }
 
  private:

@@ -20,7 +20,7 @@ at::Tensor empty_slots(const nn::Param& home, int64_t slots) {
 
 }  // namespace
 
-// In the order in which they are needed.
+// Starts the transfers in the order of use.
 ClonesUnderWay::ClonesUnderWay(const HomeWeights& home, const at::Tensor& owners, int64_t slots,
                                const comm::Group& group) {
   const at::NoGradGuard no_grad;
@@ -41,7 +41,7 @@ void ClonesUnderWay::wait(comm::Handle& weight, comm::Handle& bias) const {
   else wait();
 }
 
-// In the order in which backward needs them.
+// Starts the transfers in the order of use in backward.
 void ClonesAgain::start() {
   start(fc2_);
   start(fc1_);

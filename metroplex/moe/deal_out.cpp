@@ -17,8 +17,8 @@ bool fit(const std::vector<int64_t>& loads, int64_t tokens, int64_t k) {
          *std::max_element(loads.begin(), loads.end()) <= tokens;
 }
 
-// In proportion to `loads`, none above `most`, adding up to `sum`: whoever would get more gets that, the others share
-// the rest.
+// Returns shares proportional to `loads`, at most `most`, with the given sum. Shares above `most` are clamped, and
+// the excess goes to the others.
 std::vector<double> shares(const std::vector<double>& loads, double sum, double most) {
   std::vector<double> out(loads.size(), 0);
   std::vector<bool> full(loads.size(), false);
@@ -67,7 +67,7 @@ std::vector<int64_t> dealt_counts(const std::vector<int64_t>& loads, int64_t tok
 
 at::Tensor deal_out(const at::Tensor& counts, int64_t tokens, int64_t k) {
   const at::NoGradGuard no_grad;
-  // How many experts have ended at a place or before it.
+  // The cumulative sum gives, for each position, the number of experts that end at or before it.
   const at::Tensor ends = counts.cumsum(0);
   const at::Tensor experts =
       at::zeros({tokens * k + 1}, counts.options()).scatter_add_(0, ends, at::ones_like(ends)).cumsum(0);

@@ -5,7 +5,7 @@
 
 namespace metroplex::moe {
 
-// Each in the file of its name.
+// Each function is defined in the file of its name in dispatchers/.
 using MakeDispatcher = std::unique_ptr<Dispatcher>(DispatcherSpec spec);
 std::unique_ptr<Dispatcher> make_echo(DispatcherSpec spec, std::unique_ptr<Dispatcher> rows);
 MakeDispatcher make_local, make_all_gather, make_all_to_all, make_hierarchical, make_static_buffer;

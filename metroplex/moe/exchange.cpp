@@ -14,7 +14,6 @@
 namespace metroplex::moe {
 namespace {
 
-// Chunks of `lengths` rows in the order of `order`.
 at::Tensor in_order(const at::Tensor& x, const std::vector<int64_t>& lengths, const std::vector<size_t>& order) {
   std::vector<int64_t> starts;
   int64_t row = 0;
@@ -71,7 +70,7 @@ const RowExchange kDirectExchange{start_direct, finish_direct};
 
 namespace {
 
-// Where a rank stands among the nodes: members of the group come node by node.
+// Node and index within the node of a rank; the group lists its members node by node.
 struct Grid {
   explicit Grid(const ExpertContext& context)
       : places(context.node.size()),
@@ -85,7 +84,7 @@ struct Grid {
 
 }  // namespace
 
-// Inside the node: to its member at each place goes what is for that place on any node.
+// Within the node: the member with index i receives all rows for ranks with index i on any node.
 static comm::Exchange start_by_node(const at::Tensor& x, const RowTable& table, const ExpertContext& context) {
   const Grid grid(context);
   std::vector<int64_t> lengths, in_splits(index(grid.places), 0), out_splits(index(grid.places), 0);
@@ -101,7 +100,7 @@ static comm::Exchange start_by_node(const at::Tensor& x, const RowTable& table, 
   return comm::all_to_all_async(in_order(x, lengths, order), out_splits, in_splits, context.node);
 }
 
-// Across: what came from each member of the node, sorted by node.
+// Across nodes: rows received from each member of the node, sorted by destination node.
 static at::Tensor finish_by_node(comm::Exchange started, const RowTable& table, const ExpertContext& context) {
   const Grid grid(context);
   const at::Tensor collected = started.wait();
@@ -146,7 +145,7 @@ at::Tensor RowsUnderWay::finish() {
 
 namespace {
 
-// The rows that come and their counts, which are what was expected unless something overflowed.
+// Receives rows and their counts. The counts equal the expected ones unless a buffer overflowed.
 at::Tensor start_counted(const at::Tensor& x, const CountedExchange& how, const comm::Group& group,
                          const at::Tensor& overflow, comm::Handle& handle) {
   std::vector<int64_t> shape = x.sizes().vec();

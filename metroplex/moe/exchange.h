@@ -1,5 +1,5 @@
-// Rows to the ranks of their experts, directly or by way of the own node. Forward and backward are one function with
-// the table of who sends what turned round.
+// Exchange of rows between the ranks of a layer's experts, directly or hierarchically by node. Backward is the same
+// exchange with the transposed table.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +12,7 @@
 
 namespace metroplex::moe {
 
-// Rows from each member of a group (first index) to each.
+// Number of rows from each member of a group (first index) to each member.
 class RowTable {
  public:
   RowTable() = default;
@@ -29,24 +29,24 @@ class RowTable {
   std::vector<int64_t> rows_;
 };
 
-// How rows get from rank to rank, begun and ended apart so that other work lies between. Without autograd.
+// An exchange with separate start and finish, so that other work can overlap. Without autograd.
 struct RowExchange {
-  // x, contiguous: rows for each member of context.experts, in their order.
+  // x, contiguous: rows for each member of context.experts, in member order.
   comm::Exchange (*start)(const at::Tensor& x, const RowTable& table, const ExpertContext& context);
-  // Rows of each member, in their order.
+  // Returns the rows from each member, in member order.
   at::Tensor (*finish)(comm::Exchange started, const RowTable& table, const ExpertContext& context);
 };
 extern const RowExchange kDirectExchange;
-// First inside the node, then across nodes between equal places: each message across is that of a whole node.
+// First within the node, then between ranks with the same index on each node. Each inter-node message carries the
+// rows of a whole node.
 extern const RowExchange kExchangeByNode;
 
-// Rows on their way to other ranks.
 class RowsUnderWay {
  public:
   RowsUnderWay() = default;
-  // `context`, of two or more ranks, outlives it and the gradients of what comes.
+  // `context` must have at least two ranks and outlive this object and the backward of its result.
   RowsUnderWay(const at::Tensor& x, const RowTable& table, const ExpertContext& context, const RowExchange& how);
-  // What came; once. Differentiable in x: gradients go the same way back.
+  // Returns the received rows; call it once. Differentiable in x: gradients take the reverse path.
   at::Tensor finish();
 
  private:
@@ -57,12 +57,12 @@ class RowsUnderWay {
   comm::Exchange started_;
 };
 
-// Rows for and from the members of a group, in buffers of fixed length: how many they are is known on the device only
-// (GroupBackend::exchange_rows).
+// Numbers of rows for and from the members of a group. The buffers have a fixed length, because the numbers are only
+// on the device (GroupBackend::exchange_rows).
 struct CountedExchange {
-  at::Tensor sent, came;  // [members] int64: rows for each of them, and from each
-  int64_t room = 0;       // rows of the buffer for what comes
-  int64_t capacity = 0;   // of one pair
+  at::Tensor sent, came;  // [members] int64: rows for each member, and from each
+  int64_t room = 0;       // rows of the receive buffer
+  int64_t capacity = 0;   // maximum rows of one pair
 
   CountedExchange turned(int64_t rows) const { return {came, sent, rows, capacity}; }
 };
@@ -70,11 +70,12 @@ struct CountedExchange {
 class CountedRowsUnderWay {
  public:
   CountedRowsUnderWay() = default;
-  // x [N, ...]: rows for each member in turn. `overflow` as in exchange_rows; nobody expects any: `sent` is what
-  // finds room everywhere. `group` outlives it and the gradients of what comes.
+  // x [N, ...]: rows for each member in turn. `overflow` as in exchange_rows; it is not expected, because `sent` has
+  // only rows that fit everywhere. `group` must outlive this object and the backward of its result.
   CountedRowsUnderWay(const at::Tensor& x, const CountedExchange& how, const comm::Group& group,
                       const at::Tensor& overflow);
-  // [room, ...]; behind the last row unspecified. Differentiable in x: gradients go the same way back.
+  // Returns `[room, ...]`; rows after the last received one are unspecified. Differentiable in x: gradients take the
+  // reverse path.
   at::Tensor finish();
 
  private:

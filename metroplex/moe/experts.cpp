@@ -26,8 +26,8 @@ struct Sizes {
   bool gated = false;
 };
 
-// The cuts of a stack of experts, over ep and where `cut_dim` is one over etp; of gated units in dim 1 gate and up
-// each.
+// Shards of a stack of experts over ep and, unless `cut_dim` is negative, over etp. In dimension 1 of gated units
+// gate and up are sharded separately.
 std::vector<topology::Cut> stack_cuts(const Sizes& s, const ExpertContext& at, int cut_dim) {
   std::vector<topology::Cut> cuts = {topology::even_cut(0, Axis::ep, s.experts, at.ep, at.ep_rank())};
   if (cut_dim < 0) return cuts;
@@ -79,7 +79,6 @@ Experts::Experts(const std::string& name, const config::Model& model, const nn::
 
 namespace {
 
-// body(group, first row, rows) of those that have rows.
 template <class Body>
 void each_group(const std::vector<int64_t>& counts, const Body& body) {
   int64_t first = 0;
@@ -94,13 +93,12 @@ at::Tensor of_group(const GroupedWeights& weights, int64_t e) {
   return e < home ? weights.home.select(0, e) : weights.clones.select(0, e - home);
 }
 
-// Of all groups: biases are small enough to be put side by side.
+// Returns the biases of all groups; they are small enough to concatenate.
 at::Tensor biases(const std::optional<nn::Param>& home, const at::Tensor& clones) {
   if (!home) return {};
   return clones.defined() ? at::cat({home->data, clones}) : home->data;
 }
 
-// out = a b.
 void plain_product(const cuda::Target& target, at::Tensor out, const at::Tensor& a, const at::Tensor& b) {
   at::mm_out(out, a, b);
   const double flops =
@@ -114,7 +112,7 @@ Experts::Counts Experts::counts_of(const ExpertRows& in) const {
   Counts counts{in.counts, {}};
   if (grouped_) return counts;
   const int64_t experts = in.counts.numel(), all = in.x.size(0);
-  if (target_.meta) {  // nobody knows: as even as can be
+  if (target_.meta) {  // counts are unknown: assume an even load
     for (int64_t e = 0; e < experts; ++e) counts.host.push_back(all * (e + 1) / experts - all * e / experts);
     return counts;
   }
@@ -153,7 +151,7 @@ at::Tensor* Experts::clones_of(const nn::Param& home, at::Tensor& gradient) cons
   return slots_ > 0 ? &gradient : nullptr;
 }
 
-// Once for the whole stack: an expert without rows has had its use too.
+// Accumulates once for the whole stack, so that an expert without rows also counts its use.
 at::Tensor Experts::weight_gradient(nn::Param& weight, const at::Tensor& dy, const at::Tensor& x,
                                     const Counts& counts) const {
   at::Tensor of_clones;
@@ -203,7 +201,7 @@ at::Tensor Experts::forward(const ExpertRows& in, const Clones& given, bool is_r
   const at::Tensor activated = activation(inner, factors, counts, clones.bias1);
   if (given.under_way != nullptr) given.under_way->join_fc2();
   const at::Tensor y = product(GroupedOp::forward, activated, {fc2_.data, clones.fc2}, counts);
-  // The results are summands over etp: one of them has the bias.
+  // Results are partial sums over etp, so one etp rank adds the bias.
   if (bias2_ && first_of_etp_) rows_.add_bias(y, biases(bias2_, clones.bias2), factors.probs, counts.device);
   if (!differentiates) return y;
   const at::AutoGradMode grad(true);
@@ -230,7 +228,7 @@ Experts::KeptClones Experts::keep(const Clones& clones) const {
 void Experts::keep_rows(Kept& kept, const at::Tensor& x, const at::Tensor& inner, const at::Tensor& activated,
                         bool is_recompute) const {
   const bool recomputes = saving_.recomputes(nn::SavePoint::expert_activation);
-  // A step that runs again has buffers of what came.
+  // A repeated step uses buffers of the received size, not pages.
   if (stash_ && !is_recompute && !(buffers_ && buffers_->repeats)) {
     std::vector<at::Tensor> rows{x, inner};
     if (!recomputes) rows.push_back(activated);

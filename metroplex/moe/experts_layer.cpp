@@ -13,13 +13,12 @@
 namespace metroplex::moe {
 namespace {
 
-// Where this forward adds its times; null where it does not count.
+// Returns the meter for this forward's times, or null if it does not count.
 LoadMeter::Layer* meter_of(const ExpertsLayer& layer, const nn::SegmentContext& context) {
   const bool counts = layer.context.meter && context.batch.training && !context.is_recompute;
   return counts ? &layer.context.meter->layer(layer.spec.layer) : nullptr;
 }
 
-// All but those that only the segment before wanted.
 nn::Values without(const nn::Values& in, std::initializer_list<std::string_view> names) {
   nn::Values out;
   for (const nn::Values::Entry& entry : in) {
@@ -62,7 +61,7 @@ class RouterSegment final : public nn::Segment {
   Router router_;
 };
 
-// The shared expert, or its first step where the second one overlaps with the exchange of rows.
+// The shared expert, or only its first step if the second step overlaps with the exchange of rows.
 class SharedExpertSegment final : public nn::Segment {
  public:
   SharedExpertSegment(std::shared_ptr<ExpertsLayer> layer, const config::Model& model)
@@ -92,7 +91,7 @@ class SharedExpertSegment final : public nn::Segment {
   bool overlaps_;
 };
 
-// Where rows go, without any of them: integers of the device.
+// Computes the destination of each row, as integer tensors on the device; moves no rows.
 class PlanSegment final : public nn::Segment {
  public:
   explicit PlanSegment(std::shared_ptr<ExpertsLayer> layer)
@@ -129,9 +128,9 @@ class PlanSegment final : public nn::Segment {
   std::string name_;
 };
 
-// The shared expert runs here unless graphs contain it: before rows are sent, or while they are exchanged. Where
-// clones are sent, this is a second use of the experts' weights, which counts when its backward is over: until then
-// gradients of clones may be on their way home.
+// The shared expert runs here unless a graph contains it: before rows are sent, or while they are exchanged. If
+// weights are replicated, this is a second use of the experts' weights. That use counts at the end of its backward,
+// because replica gradients may be in flight until then.
 class DispatchSegment final : public nn::Segment {
  public:
   DispatchSegment(std::shared_ptr<ExpertsLayer> layer, const config::Model& model)
@@ -190,7 +189,7 @@ class DispatchSegment final : public nn::Segment {
     return layer_->shared->finish({in.tensor(kSharedProduct), score}, batch);
   }
 
-  // The experts join them if they are in the same island.
+  // The experts segment joins them if it is in the same autograd region.
   void leave_under_way(ClonesUnderWay clones, nn::SegmentContext& context) {
     if (!clones_overlap_) return clones.join();
     layer_->clones.insert_or_assign(&context.batch, std::move(clones));

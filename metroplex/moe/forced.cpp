@@ -25,9 +25,9 @@ ForcedRouting::ForcedRouting(int64_t layer, const config::Model& model, const nn
   turns_ = number.remainder(local).mul(experts.ep).add(at::div(number, local, "floor"));
 }
 
-// Consecutive parts of consecutive microbatches continue the round where the part before has stopped. So over any
-// number of them the loads of two experts differ by at most 1. The ranks of ep have equal loads if every source rank
-// of a layer's experts has as many tokens.
+// Each rank's share of each microbatch continues the round-robin order where the previous share stopped. Over any
+// number of shares, the loads of two experts differ by at most 1. The ep ranks have equal loads if all source ranks
+// of a layer's experts have the same number of tokens.
 at::Tensor ForcedRouting::even_counts(int64_t tokens, int64_t k, const nn::Microbatch& batch) const {
   const int64_t all = tokens * k, left = all % num_experts_;
   const at::Tensor first = batch.sample_counters.narrow(0, 0, 1);

@@ -11,7 +11,6 @@ namespace {
 
 using cuda::kernels::GroupedOp;
 
-// Where groups end, in rows; counts beyond the room are cut.
 at::Tensor ends_of(const at::Tensor& counts, int64_t rows) { return counts.cumsum(0).clamp_max_(rows).to(at::kInt); }
 
 at::Tensor multiplied(const cuda::Target& target, const at::Tensor& a, const at::Tensor& b, const at::Tensor& ends,
@@ -32,7 +31,7 @@ at::Tensor joined(const GroupedWeights& weights) {
 }  // namespace
 
 bool library_multiplies(const GroupedCase& c) {
-  constexpr int64_t kAligned = 8;  // elements of 16 bytes
+  constexpr int64_t kAligned = 8;  // elements in 16 bytes
   bool library = false;
   nn::dispatch_element(c.type, [&](auto zero) {
     library =

@@ -26,7 +26,6 @@ kernels::GroupedOperand operand(const GroupedWeights& x) {
 
 int64_t clones_of(const GroupedWeights& x) { return x.clones.defined() ? x.clones.size(0) : 0; }
 
-// One for each group, clones like home experts.
 void check_stack(const GroupedWeights& x, int64_t groups) {
   MPX_ASSERT(x.home.size(0) + clones_of(x) == groups, x.home.size(0), " weights and ", clones_of(x), " clones for ",
              groups, " groups");
@@ -73,7 +72,7 @@ void GroupedProduct::run(kernels::GroupedOp op, const GroupedWeights& of_a, cons
   const GroupedWeights& stack = gradient ? of_c : of_b;
   check_stack(stack, groups);
   if (gradient && by_library(b, of_c, false)) {
-    constexpr int kWritesAll = 100;  // groups without rows too, from here on not
+    constexpr int kWritesAll = 100;  // below sm_100 the library also zeroes groups without rows
     return put_library_weight_gradient(target_, {of_c, adds, capability_ >= kWritesAll}, a, b, counts);
   }
   const int64_t out = stack.home.size(1), in = stack.home.size(2);

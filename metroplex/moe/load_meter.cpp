@@ -43,8 +43,8 @@ void LoadMeter::count_clones(int64_t number, const ClonePlan& plan) {
   const at::NoGradGuard no_grad;
   const at::Tensor sums = clones_of(number), rows = plan.loads.to(at::kDouble);
   const at::Tensor even = rows.sum(1).div_(rows.size(1));
-  const at::Tensor none = even.eq(0).to(at::kDouble);               // without rows nobody waits: 1
-  const at::Tensor uneven = (rows.amax(1) + none) / (even + none);  // without and with clones
+  const at::Tensor none = even.eq(0).to(at::kDouble);               // without rows the imbalance is 1
+  const at::Tensor uneven = (rows.amax(1) + none) / (even + none);  // [2]: without and with replicas
   sums.select(0, kPlans).add_(1);
   sums.select(0, kClones).add_(plan.owners.ge(0).sum());
   sums.narrow(0, kBefore, 2).add_(uneven);

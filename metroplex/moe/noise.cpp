@@ -6,7 +6,7 @@
 
 namespace metroplex::moe {
 
-// The mask of a dropout has its place only where it drops something: any probability does.
+// hidden_mask() sets counters only for an active dropout, so any positive probability works.
 RowNoise::RowNoise(int64_t layer, nn::RandomSite site, const nn::LayerContext& context)
     : key_{context.seed, layer, site, 0.5, context.target}, sp_(context.sp) {}
 

@@ -1,6 +1,5 @@
-// Random numbers for rows of an activation: functions of the seed, the layer, the site, the step, the sample, the row
-// of the whole sequence and the column, like dropout (nn/dropout.h). So they are equal in every layout, and in
-// recompute.
+// Random numbers for rows of an activation, as functions of seed, layer, site, step, sample, row in the whole
+// sequence and column, like dropout (nn/dropout.h). They are equal in every parallel layout and in recompute.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,9 +17,9 @@ class RowNoise {
  public:
   RowNoise(int64_t layer, nn::RandomSite site, const nn::LayerContext& context);
 
-  // Where x [s (/tp), b, width] lies. The batch is one of training, and its counters are there.
+  // Location of x [s (/tp), b, width] in the whole sequence. The batch must be a training batch with counters.
   nn::DropoutMask rows(const at::Tensor& x_sbh, const nn::Microbatch& batch) const;
-  // [s b, width] of `type`, fp32 or fp64.
+  // Returns [s b, width] of `type`, fp32 or fp64.
   at::Tensor draw(Noise noise, const nn::DropoutMask& rows, at::ScalarType type) const;
 
  private:

@@ -23,10 +23,10 @@ int64_t row_bytes_of(const at::Tensor& rows) { return rows.size(1) * static_cast
 
 }  // namespace
 
-// Shared by the tensors of one keep().
+// The tensors of one keep() share a lease.
 struct PagedStash::Lease {
   at::Tensor words;
-  size_t unread = 0;  // tensors that have not been brought back
+  size_t unread = 0;  // tensors that have not been restored
 };
 
 class PagedStash::Rows final : public nn::Saved::Source {
@@ -49,10 +49,10 @@ class PagedStash::Rows final : public nn::Saved::Source {
 
  private:
   std::shared_ptr<PagedStash> stash_;
-  std::shared_ptr<Lease> lease_;  // until the rows have been brought back
+  std::shared_ptr<Lease> lease_;  // null after the rows have been restored
   at::TensorOptions options_;
   std::vector<int64_t> sizes_;
-  int64_t offset_;  // in a page
+  int64_t offset_;  // within a page
   at::Tensor value_;
 };
 

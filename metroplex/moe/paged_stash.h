@@ -1,8 +1,7 @@
-// What backward keeps of the rows of experts, in pages of one pool of a rank instead of in buffers with room for more
-// (model.moe_paged_stash). All rows of a layer's forward have the same counts and lie in the same pages, a part of
-// each page for each tensor. Pages are taken in forward and given back when backward has read the last of these
-// tensors, in the order of the stream (cuda/kernels/pages.h). A step that failed gives nothing back: who begins one
-// zeroes state().
+// Storage of expert rows for backward in pages of one pool per rank, instead of in buffers sized for the capacity
+// (model.moe_paged_stash). The tensors of one forward have the same row counts and share pages; each has a fixed
+// region of every page. Pages are allocated in forward and freed when backward has read the last of these tensors, in
+// stream order (cuda/kernels/pages.h). A failed step does not free its pages; zero state() before the next step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,24 +20,25 @@ namespace metroplex::moe {
 
 class PagedStash : public std::enable_shared_from_this<PagedStash> {
  public:
-  // `flag` [1] int32 is raised where too few pages are free.
+  // `flag` [1] int32 is set when too few pages are free.
   PagedStash(const cuda::Target& target, at::Tensor flag);
 
-  // A layer whose forward keeps so many bytes of a row: as many as all others. Its number for keep(), from 1.
+  // Registers a layer whose forward saves `row_bytes` bytes per row; all layers must save the same number. Returns
+  // its number for keep(), from 1.
   int join(std::string name, int64_t row_bytes);
-  // Makes the pool, once all layers have joined. even_pages: what is kept at one time when experts are loaded evenly.
+  // Creates the pool after all layers have joined. even_pages: pages in use at one time if experts are evenly loaded.
   void make(const cuda::kernels::PageShape& shape, int64_t even_pages);
 
-  // Of each tensor [R, width], whose rows lie one expert behind the other, those that `counts` say. Rows behind them
-  // are unspecified in what comes back.
+  // Saves the rows given by `counts` of each tensor [R, width], which are grouped by expert. Rows after the last
+  // group are unspecified in the restored tensors.
   std::vector<nn::Saved> keep(const std::vector<at::Tensor>& rows, const at::Tensor& counts, int layer);
 
   const at::Tensor& state() const { return state_; }  // cuda::kernels::PageWord
   const at::Tensor& pool() const { return device_; }  // bytes
   int64_t host_bytes() const { return host_.defined() ? host_.numel() : 0; }
 
-  // "decoder.layers.1.mlp.experts: backward keeps rows on 10 pages at one time, the stash has 5": of the layer that
-  // found too few first. NoRoom::factor is for pages of the device, beside those that the host has.
+  // Reports the first layer for which pages were insufficient: "decoder.layers.1.mlp.experts: backward keeps rows on
+  // 10 pages at one time, the stash has 5". NoRoom::factor covers device pages only, with the host's pages unchanged.
   NoRoom no_room() const;
 
  private:

@@ -24,7 +24,7 @@ kernels::PermutationPlan plan_of(const Permutation& p) {
 
 const int64_t* row_numbers(const at::Tensor& x) { return static_cast<const int64_t*>(x.const_data_ptr()); }
 
-// Both without autograd, on contiguous tensors. x [rows / divisor, width] -> [R, width].
+// gather and sum run without autograd on contiguous tensors. x [rows / divisor, width] -> [R, width].
 at::Tensor gather(const cuda::Target& target, const at::Tensor& x, const at::Tensor& source, int64_t divisor) {
   const int64_t width = x.size(-1);
   at::Tensor out = at::empty({source.numel(), width}, x.options());
@@ -37,7 +37,6 @@ at::Tensor gather(const cuda::Target& target, const at::Tensor& x, const at::Ten
   return out;
 }
 
-// x [R, width] -> [tokens, width].
 at::Tensor sum(const cuda::Target& target, const at::Tensor& x, const at::Tensor& rows, int64_t tokens) {
   const int64_t width = x.size(-1), terms = tokens > 0 ? rows.numel() / tokens : 0;
   at::Tensor out = at::empty({tokens, width}, x.options());

@@ -1,5 +1,5 @@
-// Rows of tokens sorted by expert, and back. All are differentiable, and none looks at a value on the host: padding,
-// rows that no assignment has, is neither written nor read.
+// Sorts token rows by expert and restores their order. All functions are differentiable and read no values on the
+// host. Padding rows, which have no assignment, are neither written nor read.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,35 +11,35 @@
 namespace metroplex::moe {
 
 struct Permutation {
-  at::Tensor rows;      // [T, terms] int64: the rows that belong to each token; -1: none
-  at::Tensor source;    // [R] int64: the assignment t k + j in each row (of regroup: the row before); -1: padding
-  at::Tensor counts;    // [experts] int64: assignments of each
-  int64_t divisor = 1;  // assignments of a token: k; of regroup 1
+  at::Tensor rows;      // [T, terms] int64: rows of each token; -1: none
+  at::Tensor source;    // [R] int64: the assignment t k + j of each row (regroup: the input row); -1: padding
+  at::Tensor counts;    // [experts] int64: assignments of each expert
+  int64_t divisor = 1;  // assignments per token, k; 1 for regroup
 };
 
 struct PermuteHow {
-  int64_t first = 0, num_experts = 0;  // these get rows, the others none
-  int64_t chunk = 0;                   // so many neighbours lie together; 0: all
-  int64_t copies = 1;                  // of each chunk, behind each other
-  int64_t capacity = 0;                // rows of every expert, the last of them padding; 0: as many as it has
+  int64_t first = 0, num_experts = 0;  // these experts get rows, others none
+  int64_t chunk = 0;                   // experts per chunk; 0: all
+  int64_t copies = 1;                  // consecutive copies of each chunk
+  int64_t capacity = 0;                // rows of every expert, padded at the end; 0: unpadded
   int64_t num_rows = 0;                // R
 };
-// experts [T, k] int64, no expert twice in a row. Sorted by expert; of one expert, by token.
+// experts [T, k] int64, no expert twice in a row. Sorts by expert, then by token.
 Permutation permutation(const cuda::Target& target, const at::Tensor& experts, const PermuteHow& how);
 
-// Rows that came from several ranks, from each sorted by expert, to be sorted by expert over all of them. table
-// [ranks, experts] int64: how many came; each expert's from one rank lie in `capacity` rows where that is not 0.
+// Sorts rows received from several ranks, each sorted by expert, by expert over all ranks. table [ranks, experts]
+// int64: rows received. If `capacity` is not 0, rows of each expert from one rank are padded to `capacity`.
 struct RegroupHow {
   int64_t capacity = 0;
   int64_t num_in = 0, num_out = 0;
 };
 Permutation regroup(const cuda::Target& target, const at::Tensor& table, const RegroupHow& how);
 
-// x [T, h] -> [R, h]: each row is that of its token; backward adds up what came of a token.
+// x [T, h] -> [R, h]: copies each row's token; backward sums the gradients of a token's rows.
 at::Tensor permute(const cuda::Target& target, const at::Tensor& x, const Permutation& p);
 // y [R, h] -> [T, h]: the sum of a token's rows, in the order of its assignments.
 at::Tensor unpermute(const cuda::Target& target, const at::Tensor& y, const Permutation& p);
-// probs [T, k] -> [R]: that of the assignment in each row.
+// probs [T, k] -> [R]: the probability of each row's assignment.
 at::Tensor permute_probs(const cuda::Target& target, const at::Tensor& probs, const Permutation& p);
 
 }  // namespace metroplex::moe

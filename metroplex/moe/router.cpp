@@ -37,11 +37,10 @@ struct Router::State {
     };
   }
 
-  // `chosen` may be undefined.
   Routing choose_experts(const at::Tensor& logits, const at::Tensor& chosen, bool training) const {
     if (!config::sinkhorn(model)) return route(target, logits, rule, {bias.data, chosen});
     if (chosen.defined() || !training) return route_by_sinkhorn(target, logits, rule.k, training, chosen);
-    // Balanced over the whole microbatch, whichever ranks its tokens are on.
+    // Balances over the whole microbatch, including tokens of other ranks.
     const at::NoGradGuard no_grad;
     const at::Tensor all = sinkhorn(target, comm::all_gather(logits.detach(), 0, experts.tp_cp));
     const at::Tensor best = choose(comm::own_slice(all, 0, experts.tp_cp), {.k = rule.k});
@@ -63,7 +62,7 @@ struct Router::State {
   Gating gating;
   ForcedRouting forced;
   AuxiliaryLosses auxiliary;
-  nn::Buffer bias;  // its data are undefined where it is off
+  nn::Buffer bias;  // `data` is undefined if the expert bias is off
 };
 
 Router::Router(const std::string& name, int64_t layer, const config::Model& model, const nn::LayerContext& context,

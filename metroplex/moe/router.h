@@ -1,5 +1,5 @@
-// The router of a layer of experts: which experts each token is sent to, how much each of them counts, and what keeps
-// their load even (auxiliary losses, expert bias, capacity).
+// The router of a layer with experts: selects the experts of each token and their weights, and balances the load by
+// auxiliary losses, expert bias and capacity.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,21 +20,21 @@
 
 namespace metroplex::moe {
 
-// Of model.moe_router_dtype: fp32 or fp64, fp64 in any case where parameters are.
+// Returns the type of model.moe_router_dtype, fp32 or fp64; fp64 if parameters are fp64.
 at::ScalarType router_type(const config::Model& model, at::ScalarType parameters);
 
-// The logits: x W^T + b in the router's own number format, with the input's jitter in training.
+// Computes the logits x W^T + b in the router's type, with input jitter in training.
 class Gating {
  public:
   // <name>.weight [E, h] and, with model.add_bias_linear, <name>.bias [E].
   Gating(const std::string& name, int64_t layer, const config::Model& model, const nn::LayerContext& context);
 
-  // x [s (/tp), b, h] -> [T, E], differentiable in x. Weight gradients are of this rank's rows.
+  // x [s (/tp), b, h] -> [T, E], differentiable in x. Weight gradients are partial sums over this rank's rows.
   at::Tensor forward(const nn::Input& in, const nn::Microbatch& batch);
   void collect_params(std::vector<nn::Param*>& params);
 
  private:
-  // The rows of x as the product takes them; `rows` places them where they jitter.
+  // Flattens x to [T, h] in the router's type and applies the jitter, if any.
   at::Tensor input(const at::Tensor& x, const at::Tensor& jitter) const;
   at::Tensor jitter(const nn::DropoutMask& rows) const;
   at::Tensor backward(const at::Tensor& dy, const at::Tensor& x, const nn::DropoutMask& rows);
@@ -50,18 +50,18 @@ class Gating {
 
 class Router {
  public:
-  // Parameters and state are <name>.weight [E, h], <name>.bias [E] with model.add_bias_linear, <name>.expert_bias
-  // [E].
+  // Parameters and state are <name>.weight [E, h], <name>.bias [E] with model.add_bias_linear, and <name>.expert_bias
+  // [E] with model.moe_router_enable_expert_bias.
   Router(const std::string& name, int64_t layer, const config::Model& model, const nn::LayerContext& context,
          const ExpertContext& experts);
   ~Router();
 
-  // x [s (/tp), b, h] -> T = s (/tp) * b tokens in the order of its rows. Appends the auxiliary losses to
-  // context.terms; counts for the bias and the meter where context says that this forward counts.
+  // Routes T = s (/tp) * b tokens, the rows of x [s (/tp), b, h] in order. Appends the auxiliary losses to
+  // context.terms. Updates bias counts and meter in training forwards that are not recomputations.
   Routing forward(const nn::Input& in, nn::SegmentContext& context);
   void collect_params(std::vector<nn::Param*>& params);
   void collect_buffers(std::vector<nn::Buffer*>& buffers);
-  void collect_step_counts(std::vector<at::Tensor>& counts);  // see nn::Segment
+  void collect_step_counts(std::vector<at::Tensor>& counts);
 
  private:
   struct State;

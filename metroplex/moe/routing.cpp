@@ -148,7 +148,7 @@ Routing drop(const Routing& routing, int64_t num_experts, int64_t capacity, conf
   at::Tensor dropped;
   {
     const at::NoGradGuard no_grad;
-    const at::Tensor flat = routing.experts.reshape({-1});  // in order of tokens, of which none has an expert twice
+    const at::Tensor flat = routing.experts.reshape({-1});  // by token; no token has an expert twice
     at::Tensor experts = flat, order;
     if (policy == config::DropPolicy::probs) {
       order = routing.probs.detach().reshape({-1}).argsort(/*stable=*/true, /*dim=*/0, /*descending=*/true);
@@ -165,7 +165,7 @@ Routing drop(const Routing& routing, int64_t num_experts, int64_t capacity, conf
 
 at::Tensor tokens_per_expert(const at::Tensor& experts, int64_t num_experts, int64_t samples) {
   const at::NoGradGuard no_grad;
-  // Expert -1 has a place of its own, before the others.
+  // Expert -1 is counted in a separate first bin.
   at::Tensor places = experts + 1;
   if (samples > 1) {
     const at::Tensor first = at::arange(samples, experts.options()) * (num_experts + 1);

@@ -1,7 +1,6 @@
-// The arithmetic of routing, as functions on tensors: scores, the choice of experts, dropping, and the auxiliary
-// losses' factor. Formulas are Megatron-LM's (core/transformer/moe/moe_utils.py). No function reads a value on the
-// host, all shapes follow from those of the arguments, and logits are of at least fp32. T: tokens, E: experts, k:
-// experts of a token.
+// Tensor functions for routing: scores, expert choice, dropping, and the factor of auxiliary losses. Formulas are
+// Megatron-LM's (core/transformer/moe/moe_utils.py). No function reads values on the host, all shapes follow from the
+// arguments' shapes, and logits are at least fp32. T: tokens, E: experts, k: experts per token.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +14,7 @@ namespace metroplex::moe {
 
 struct Routing {
   at::Tensor experts;  // [T, k] int64, no expert twice in a row; -1: dropped
-  at::Tensor probs;    // [T, k] in the router's format, 0 where dropped; differentiable
+  at::Tensor probs;    // [T, k] in the router's type, 0 if dropped; differentiable
 };
 
 struct TopKRule {
@@ -29,36 +28,37 @@ struct TopKRule {
 };
 TopKRule topk_rule(const config::Model& model);
 
-// [T, k] of scores [T, E], in descending order of the scores: the best k; with groups, of the group_topk groups whose
-// sum of their best group_score_topk scores is largest. Without gradient.
+// Returns the k best experts [T, k] by scores [T, E], in descending order of score. With groups, only experts of the
+// group_topk groups with the largest sum of their best group_score_topk scores are eligible. Without gradient.
 at::Tensor choose(const at::Tensor& scores, const TopKRule& rule);
-// The choice by scores + `bias` [E] (undefined: none; softmax has none) and the probabilities by the scores alone, in
-// one kernel (cuda/kernels/route.h). With `chosen` [T, k] defined the choice is given. The order of a row is that of
-// the choice; of equal scores the lower expert is better, unless there are groups.
+// Chooses by scores + `bias` [E] (undefined: none; unsupported for softmax) and computes probabilities from the
+// scores alone, in one kernel (cuda/kernels/route.h). If `chosen` [T, k] is defined, it is the choice. The order of a
+// row is that of the choice. Ties prefer the lower expert, unless there are groups.
 struct Choice {
   at::Tensor bias, chosen;
 };
 Routing route(const cuda::Target& target, const at::Tensor& logits, const TopKRule& rule, const Choice& choice = {});
-// Balanced by sinkhorn() in training; the probabilities are a sigmoid (k = 1) or a softmax over all experts. `chosen`
-// likewise.
+// In training the choice is balanced by sinkhorn(). The probabilities are a sigmoid (k = 1) or a softmax over all
+// experts. `chosen` as in Choice.
 Routing route_by_sinkhorn(const cuda::Target& target, const at::Tensor& logits, int64_t k, bool training,
                           const at::Tensor& chosen = {});
-// [T, E]: exp(logits) with rows and columns scaled in turns until all rows sum to 1 / T and all columns to 1 / E, up
-// to a mean change of the columns' factors of `tolerance` (see cuda/kernels/route.h). Without gradient.
+// Returns [T, E]: exp(logits) with rows and columns scaled alternately until rows sum to 1 / T and columns to 1 / E.
+// It stops when the mean change of the column factors is below `tolerance` (see cuda/kernels/route.h). Without
+// gradient.
 at::Tensor sinkhorn(const cuda::Target& target, const at::Tensor& logits, double tolerance = 1e-4);
 
-// Keeps at most `capacity` tokens of every expert: those with the highest probability, of equal ones the first; or
-// the first ones.
+// Keeps at most `capacity` tokens of every expert: those with the highest probability (ties: first token), or the
+// first ones, according to `policy`.
 Routing drop(const Routing& routing, int64_t num_experts, int64_t capacity, config::DropPolicy policy);
 
-// [E] int64: how often each expert occurs in `experts`; -1 is nobody. With `samples` > 1 token t belongs to sample t
-// % samples, and the counts of each are for themselves: [samples, E].
+// Returns [E] int64, the occurrences of each expert in `experts`; -1 is not counted. With `samples` > 1, token t
+// belongs to sample t % samples, and counts are per sample, [samples, E].
 at::Tensor tokens_per_expert(const at::Tensor& experts, int64_t num_experts, int64_t samples = 1);
 
-// bias [E] += rate sign(mean of counts - count), counts [E] int64; compared as whole numbers.
+// bias [E] += rate sign(mean of counts - count), counts [E] int64; exact integer comparison.
 void move_expert_bias(const at::Tensor& bias, const at::Tensor& counts, double rate);
 
-// The factor of sum_e tokens_e P_e in the balancing loss over `tokens` tokens, tokens_e of them for expert e and P_e
-// their scores of it: coefficient E / (k tokens^2).
+// Returns the factor of sum_e tokens_e P_e in the balancing loss over `tokens` tokens: coefficient E / (k tokens^2).
+// tokens_e are the tokens of expert e, P_e the sum of their scores.
 double balance_factor(double coefficient, int64_t num_experts, int64_t k, double tokens);
 }  // namespace metroplex::moe

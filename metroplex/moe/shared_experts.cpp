@@ -16,7 +16,7 @@ config::Model shared_model(config::Model model) {
   return model;
 }
 
-// What recompute calls the places of this MLP.
+// Maps the shared expert's save points to those of nn::Mlp.
 nn::LayerContext shared_context(nn::LayerContext context) {
   nn::SavePointSet recomputed = context.saving.recomputed;
   nn::SavePointSet own;
@@ -36,8 +36,8 @@ SharedExperts::SharedExperts(const std::string& name, const config::Model& model
   gate_.emplace(nn::make_param({name + ".gate_weight", {1, model.hidden_size}, placement}, context));
 }
 
-// The readers of `in` add their gradients here before they join those of router and dispatch, so that the sum does
-// not depend on the segment in which they run.
+// A separate node sums the gradients of this module's readers of `in` before they join those of router and dispatch.
+// The sum then does not depend on the segment in which the readers run.
 static nn::Input own_node(const nn::Input& in) {
   if (!at::GradMode::is_enabled()) return in;
   const at::Tensor x =
@@ -68,7 +68,7 @@ at::Tensor SharedExperts::score(const nn::Input& in) {
     score = at::sigmoid(nn::to_wide(nn::linear_product(target_, in.x.detach(), gate_->data.t())));
   }
   if (!at::GradMode::is_enabled()) return score;
-  // The backward holds an alias: holding its own output would be a cycle.
+  // The closure holds an alias: holding the node's own output would create a reference cycle.
   return nn::attach(score, {in.x},
                     [this, values = score.detach(), input = saving_.keep(in),
                      type = in.x.scalar_type()](const at::Tensor& dscore) -> nn::Gradients {

@@ -1,5 +1,5 @@
-// An expert that every token visits: an MLP over the tensor-parallel ranks, of which a gate may scale each token's
-// part.
+// A shared expert, which processes every token: an MLP over the tensor-parallel ranks, optionally scaled per token by
+// a gate.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,7 +22,8 @@ class SharedExperts {
 
   // mlp(x), or mlp(x) sigmoid(x gate^T); x [s (/tp), b, h].
   at::Tensor forward(const nn::Input& in, const nn::Microbatch& batch);
-  // The two steps of forward(), with the same bits: fc1 and the gate's score, and all that needs x no more.
+  // The two steps of forward(), with the same bits. begin() computes fc1 and the gate's score; finish() does not read
+  // x.
   struct Begun {
     at::Tensor product;  // nn::Mlp::first
     at::Tensor score;    // [s (/tp), b, 1] at least fp32; undefined without a gate

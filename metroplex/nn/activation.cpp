@@ -18,7 +18,7 @@ bool is_wide(const at::Tensor& x) { return x.scalar_type() == acc_type(x.scalar_
 
 at::Tensor data_of(const Param* bias) { return bias != nullptr ? bias->data : at::Tensor(); }
 
-// For a wide type the bias is added to `x` in place.
+// For fp32 and fp64 the bias is added to `x` in place.
 at::Tensor run_forward(const at::Tensor& x, const at::Tensor& bias, const ActivationSpec& spec) {
   std::vector<int64_t> sizes = x.sizes().vec();
   if (spec.gated) sizes.back() /= 2;

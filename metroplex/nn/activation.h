@@ -1,4 +1,4 @@
-// The activation of an MLP with the bias of its first layer: f(x + b), or f(gate) * up for gated units.
+// Activation of an MLP fused with the bias of its first layer: f(x + b), or f(gate) * up for gated units.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,10 +10,9 @@
 
 namespace metroplex::nn {
 
-// The kernels' enumerator for it.
 cuda::kernels::Activation activation_kind(config::Choice<config::Activation> activation);
 
-// What a dense MLP and the experts of a layer (ExpertRowKernels of moe/experts.h) run between their two products.
+// The activation between the two matrix products of a dense MLP or of experts (ExpertRowKernels in moe/experts.h).
 struct ActivationSpec {
   cuda::kernels::Activation kind = cuda::kernels::Activation::gelu;
   bool gated = false;
@@ -22,15 +21,15 @@ struct ActivationSpec {
 };
 ActivationSpec activation_spec(const config::Model& model, const cuda::Target& target);
 
-// x [..., width] or [..., 2 width] when gated ([gate; up]) -> [..., width], without autograd. Overwrites x, which
-// must be a fresh result that no one else reads. `bias` may be null. `saved` (may be null) gets what backward and
-// recomputation need: x + b for a wide type, x itself for a half type; from either the result is recomputed bit for
-// bit.
+// Maps x [..., width], or [..., 2 width] if gated ([gate; up]), to [..., width], without autograd. Overwrites x,
+// which must be a temporary that no other code reads. `bias` may be null. If `saved` is not null, it receives the
+// input of backward and recomputation: x + b for fp32 and fp64, x itself for half types. Recomputing the result from
+// it gives the same bits.
 at::Tensor apply_activation(const at::Tensor& x, Param* bias, const ActivationSpec& spec, at::Tensor* saved);
-// Recomputation: `saved` from a fresh x, and the result from `saved`.
+// Recomputation: activation_saved() derives `saved` from a recomputed x; recomputed_activation() derives the result.
 at::Tensor activation_saved(const at::Tensor& x, Param* bias);
 at::Tensor recomputed_activation(const at::Tensor& saved, Param* bias, const ActivationSpec& spec);
-// The gradient of x; that of the bias goes to bias->main_grad.
+// Returns the gradient of x; adds the bias gradient to bias->main_grad.
 at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& saved, Param* bias,
                                const ActivationSpec& spec);
 

@@ -40,7 +40,7 @@ LinearSpec output_projection(const AttentionSpec& spec, const config::Model& mod
   const HeadCounts whole = head_counts(model, 1);
   LinearSpec out =
       linear_spec(spec.name + ".linear_proj", whole.heads * whole.v_head_dim, model.hidden_size, model.output_bias());
-  out.skip_bias_add = !model.sandwich_norm;  // which needs the whole sum
+  out.skip_bias_add = !model.sandwich_norm;  // a sandwich norm needs the whole sum
   out.init = Init::scaled_normal;
   out.adapters = {config::whole_layer("o_proj", model.hidden_size)};
   return out;
@@ -103,12 +103,11 @@ HeadCounts head_counts(const config::Model& model, int tp) {
   return {heads / tp, groups / tp, width, width};
 }
 
-// Empty without a norm.
+// Empty if there is no norm.
 struct SelfAttention::NormedSaved {
-  NormSaved norm;  // without x, which is `raw`
+  NormSaved norm;  // without x, which is in `raw`
   Saved raw;
 };
-// What backward of all between the projections needs.
 struct SelfAttention::AttentionSaved {
   std::vector<int64_t> fused_sizes;
   NormedSaved q, k;
@@ -133,7 +132,7 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
   }
   if (model.qk_layernorm) {
     const bool rms = model.normalization == config::Normalization::RMSNorm;
-    const auto norm = [&](const char* name) {  // a rank sees its own heads
+    const auto norm = [&](const char* name) {  // gradients are partial over tp: a rank has only its heads
       return NormSpec{spec.name + name,        heads_.head_dim,    rms,
                       model.layernorm_epsilon, topology::Axis::tp, topology::Role::qk_norm,
                       model.apply_layernorm_1p};
@@ -143,8 +142,9 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
   }
 }
 
-// q, k and v as views into the fused tensor [s, b, g (n/g + 2) d]. With several query heads per group the queries are
-// copied; keys and values then too if they are saved, so that nothing keeps the fused tensor alive.
+// Returns q, k and v as views of the fused tensor [s, b, g (n/g + 2) d]. With several query heads per group the
+// queries are copied. If tensors are saved, keys and values are then copied too, so that none of them keeps the fused
+// tensor alive.
 CoreInputs SelfAttention::split(const at::Tensor& fused, const at::Tensor& query, bool keeps) const {
   const int64_t s = fused.size(0), b = fused.size(1), d = heads_.head_dim, per_group = heads_.heads / heads_.groups;
   const int64_t leading = query.defined() ? 0 : per_group;
@@ -156,8 +156,8 @@ CoreInputs SelfAttention::split(const at::Tensor& fused, const at::Tensor& query
   return {q, k, v};
 }
 
-// `saved` may be null. Rotates `raw` itself where there is no norm; where there is one, `raw` is saved, and the
-// result can be recomputed from it.
+// `saved` may be null. Without a norm, rotates `raw` in place. With a norm, saves `raw`, and the result can be
+// recomputed from it.
 Input SelfAttention::normalized_and_rotated(const at::Tensor& raw, std::optional<Norm>& norm, const Positions& rows,
                                             NormedSaved* saved) {
   const at::Tensor x = norm ? norm->apply(raw, saved ? &saved->norm : nullptr) : raw;
@@ -209,7 +209,7 @@ std::vector<at::Tensor> SelfAttention::attended_backward(const at::Tensor& dout,
   const auto of_groups = [&](const at::Tensor& x) {
     return x.reshape({s * b, heads_.groups, x.size(2) / heads_.groups * x.size(3)});
   };
-  // A single kernel on a GPU where the parts are contiguous.
+  // A single kernel on a GPU if the inputs are contiguous.
   std::vector<at::Tensor> parts{of_groups(d.k), of_groups(d.v)};
   if (!q_) parts.insert(parts.begin(), of_groups(d.q));
   const at::Tensor dfused = at::cat(parts, 2).view(saved.fused_sizes);

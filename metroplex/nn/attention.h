@@ -1,6 +1,6 @@
 // Self-attention with grouped queries (GQA), split over the tensor-parallel group by query groups: the projections,
-// norms and rotary positions around a core (core_attention.h). Rows of linear_qkv: for each query group [its q heads,
-// k, v], as in Megatron.
+// norms and rotary positions around core attention (core_attention.h). Rows of linear_qkv are ordered by query group,
+// [its q heads, k, v], as in Megatron.
 // Shapes: s sequence, b microbatch, h hidden size, n query heads and g query groups of this rank, d head size.
 #pragma once
 
@@ -22,7 +22,7 @@
 
 namespace metroplex::nn {
 
-// Head counts of one rank; head_dim of queries and keys, v_head_dim of values.
+// Head counts of one rank. `head_dim` is the size of queries and keys, `v_head_dim` that of values.
 struct HeadCounts {
   int64_t heads = 0, groups = 0, head_dim = 0, v_head_dim = 0;
 };
@@ -30,29 +30,27 @@ HeadCounts head_counts(const config::Model& model, int tp);
 
 struct AttentionSpec {
   std::string name;                 // <name>.linear_qkv, linear_proj, q_layernorm, k_layernorm
-  int64_t layer = 0;                // global number: key of dropout and cache
-  bool query_from_outside = false;  // linear_q over another input and linear_kv instead of linear_qkv
+  int64_t layer = 0;                // global layer number: key of dropout and KV cache
+  bool query_from_outside = false;  // linear_q on a separate input, and linear_kv instead of linear_qkv
 };
 
-// What an attention part of a layer has between its norm and its residual.
+// The attention of a layer, between its norm and its residual addition.
 class Attention {
  public:
   virtual ~Attention() = default;
-  // [s (/tp), b, h] -> the same without the bias of linear_proj: the caller adds output_bias(). `query_sbh` is what
-  // queries are projected from, with query_from_outside only.
+  // Maps [s (/tp), b, h] to the same shape without the bias of linear_proj: the caller adds output_bias().
+  // `query_sbh` is the input of linear_q; it is defined if and only if query_from_outside is set.
   virtual at::Tensor forward(const Input& in, const Microbatch& batch, const at::Tensor& query_sbh = {}) = 0;
   virtual Param* output_bias() = 0;
   virtual void collect_params(std::vector<Param*>& params) = 0;
 };
-// As the model has it. `rope` is null without rotary positions.
+// `rope` is null without rotary positions.
 std::unique_ptr<Attention> make_attention(const AttentionSpec& spec, const config::Model& model,
                                           const LayerContext& context, std::shared_ptr<RopeTable> rope);
 
-// <name>.core_attention.softmax_offset [heads]; null where the model has none.
+// Creates the parameter <name>.core_attention.softmax_offset [heads]; null unless softmax_type is learnable.
 std::shared_ptr<Param> make_sinks(const AttentionSpec& spec, const config::Model& model, const LayerContext& context);
-// Of the heads of one rank.
 CoreSpec core_spec(const AttentionSpec& spec, const config::Model& model, const LayerContext& context);
-// linear_proj, [heads * width of a head's values] -> hidden size.
 LinearSpec output_projection(const AttentionSpec& spec, const config::Model& model);
 
 class SelfAttention final : public Attention {
@@ -78,7 +76,7 @@ class SelfAttention final : public Attention {
   HeadCounts heads_;
   SavePolicy saving_;
   std::shared_ptr<RopeTable> rope_;
-  std::optional<ColumnParallelLinear> q_;  // query_from_outside
+  std::optional<ColumnParallelLinear> q_;  // only with query_from_outside
   ColumnParallelLinear fused_;             // linear_qkv or linear_kv
   std::optional<Norm> q_norm_, k_norm_;
   std::shared_ptr<Param> sinks_;

@@ -14,7 +14,6 @@ using RunList = std::vector<RowRun>;
 struct PositionPiece {
   int64_t first, count, row;
 };
-// `runs` cut at each of `borders`.
 std::vector<PositionPiece> pieces_of(const RunList& runs, const std::set<int64_t>& borders) {
   std::vector<PositionPiece> pieces;
   int64_t row = 0;
@@ -30,7 +29,7 @@ std::vector<PositionPiece> pieces_of(const RunList& runs, const std::set<int64_t
   return pieces;
 }
 
-// Queries in neighbouring rows that see the first `seen` keys, and, causal, as many behind those as they are.
+// Consecutive query rows that see the first `seen` keys and, if causal, a square causal block of keys after those.
 struct QueryGroup {
   RowRun queries;
   int64_t seen = 0;
@@ -59,8 +58,8 @@ std::vector<AttentionBlock> blocks_of_all(const PieceList& queries, const PieceL
   return blocks;
 }
 
-// Of queries and earlier keys, those that see any and are seen by any. Queries beyond the number of keys, which come
-// first, see all of these: a block of their own.
+// Adds blocks for queries and earlier keys within the window; omits queries that see no key and keys that no query
+// sees. If there are more queries than keys, the first queries see all keys and form a separate block.
 void add_in_window(std::vector<AttentionBlock>& blocks, const PositionPiece& query, const PositionPiece& key,
                    int64_t window) {
   const int64_t keys_end = key.first + key.count, count = std::min(query.count, keys_end + window - query.first),

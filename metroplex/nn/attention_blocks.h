@@ -1,5 +1,5 @@
-// What a causal mask, with a window or without, leaves of queries and keys at chosen positions, in blocks whose masks
-// go by rows: library operators know no positions.
+// Splits a causal mask, with or without a window, over arbitrary positions of queries and keys into blocks. Within a
+// block the mask depends only on row numbers, because library operators do not take positions.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,25 +10,26 @@
 
 namespace metroplex::nn {
 
-// Rows of queries and of keys: each query sees each key; or, causal, both have the same positions, in order. With a
-// window query i does not see keys before i + keys - queries - window, and there are no more queries than keys.
+// Rows of queries and keys in one block. Every query sees every key; or, if `causal`, queries and keys have the same
+// positions in the same order. With a window, query i does not see keys before i + keys - queries - window. The block
+// then has no more queries than keys.
 struct AttentionBlock {
   RowRun queries, keys;
   bool causal = false;
   int64_t window = -1;
 };
 
-// Positions in runs, both lists ascending. Each pair of a query and a key at or before its position, and no more than
-// `window` before it where that is not -1, is seen in one block. Queries of a block have either all been in blocks
-// before it in the list, or none of them, nor any behind them.
+// Returns the blocks that cover each visible pair of query and key exactly once. Both lists of position ranges are
+// ascending. A query sees keys at its own or earlier positions, at most `window` before its own unless `window` is
+// -1. For each block, either all its queries occur in earlier blocks, or none of them and no later query does.
 std::vector<AttentionBlock> attention_blocks(const std::vector<RowRun>& queries, const std::vector<RowRun>& keys,
                                              int64_t window = -1);
 
-// Rows along a dimension in the order of their positions, and back: copies only where they lie otherwise.
+// Permutes rows along a dimension into the order of their positions, and back. Copies only if the order differs.
 class RowOrder {
  public:
   explicit RowOrder(const std::vector<RowRun>& positions);
-  // Of the rows in order; runs that touch are one.
+  // Ranges of positions of the sorted rows; adjacent ranges are merged.
   const std::vector<RowRun>& positions() const { return positions_; }
   at::Tensor in_order(const at::Tensor& x, int64_t dim = 0) const { return moved(x, dim, given_); }
   at::Tensor as_given(const at::Tensor& x, int64_t dim = 0) const { return moved(x, dim, ordered_); }
@@ -37,8 +38,8 @@ class RowOrder {
   static at::Tensor moved(const at::Tensor& x, int64_t dim, const std::vector<RowRun>& rows);
 
   std::vector<RowRun> positions_;
-  std::vector<RowRun> given_;    // rows as given, in the order of their positions
-  std::vector<RowRun> ordered_;  // rows in order, as they were given
+  std::vector<RowRun> given_;    // input rows, in the order of their positions
+  std::vector<RowRun> ordered_;  // sorted rows, in input order
 };
 
 }  // namespace metroplex::nn

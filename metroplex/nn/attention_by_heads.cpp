@@ -1,7 +1,7 @@
 // The a2a exchange of context_attention.h: between two all-to-alls a rank has the whole sequence for 1 / cp of the
-// heads (Jacobs et al.: DeepSpeed Ulysses, arXiv:2309.14509). And a2a+p2p: between all-to-alls over neighbours a rank
-// has the rows of these for a share of the heads, and goes on as by p2p over the groups of neighbours (Fang, Zhao:
-// USP, arXiv:2405.07719).
+// heads (Jacobs et al.: DeepSpeed Ulysses, arXiv:2309.14509). For a2a+p2p the all-to-alls connect neighboring ranks:
+// a rank then has the rows of its neighbors for a share of the heads. It continues with p2p over the groups of
+// neighbors (Fang, Zhao: USP, arXiv:2405.07719).
 #include <ATen/ATen.h>
 
 #include "base/error.h"
@@ -11,7 +11,7 @@
 namespace metroplex::nn {
 namespace {
 
-// What is under way; its input lives until then.
+// An all-to-all in flight; owns its input until it completes.
 struct Moving {
   at::Tensor in;
   comm::Exchange exchange;
@@ -19,14 +19,13 @@ struct Moving {
 };
 using Splits = std::vector<int64_t>;
 
-// How many rows each rank of a group has.
 struct GroupRows {
   Splits all;
   size_t mine = 0;
   Splits own() const { return Splits(all.size(), all[mine]); }
 };
 
-// [s, b, heads, d] -> [rows of all, b, heads / ranks, d], in group order.
+// [s, b, heads, d] -> [rows of all ranks, b, heads / ranks, d], in group order.
 Moving to_heads(const at::Tensor& x, const comm::Group& group, const GroupRows& rows) {
   const int64_t size = group.size();
   const at::Tensor parts =
@@ -34,7 +33,7 @@ Moving to_heads(const at::Tensor& x, const comm::Group& group, const GroupRows& 
   return {parts, comm::all_to_all_async(parts, rows.all, rows.own(), group)};
 }
 
-// The way back, and what it is taken apart by when it has come.
+// The inverse of to_heads(); heads_joined() rearranges the received tensor.
 Moving to_rows(const at::Tensor& x, const comm::Group& group, const GroupRows& rows) {
   const at::Tensor all = x.contiguous();
   return {all, comm::all_to_all_async(all, rows.own(), rows.all, group)};
@@ -43,7 +42,7 @@ at::Tensor heads_joined(const at::Tensor& parts, const comm::Group& cp) {
   return parts.unflatten(0, {cp.size(), parts.size(0) / cp.size()}).permute({1, 2, 0, 3, 4}).flatten(2, 3);
 }
 
-// Of so many neighbours each.
+// Merges the ranges of each `neighbours` consecutive ranks into one.
 std::vector<RowRun> runs_of_groups(const std::vector<RowRun>& runs, size_t neighbours) {
   std::vector<RowRun> groups;
   for (size_t i = 0; i < runs.size(); ++i) {
@@ -53,14 +52,15 @@ std::vector<RowRun> runs_of_groups(const std::vector<RowRun>& runs, size_t neigh
   return groups;
 }
 
-// What a rank has in between: rows of all ranks of `sharing` for its share of the heads, one of `spec.cp` such parts.
+// State between the all-to-alls: rows of all ranks in `sharing` for this rank's share of the heads. Those rows are
+// one shard of `spec.cp`.
 struct HeadsHere {
   const comm::Group& sharing;
   CoreSpec spec;
   CorePositions positions;
   Microbatch batch;
   GroupRows rows;
-  int64_t copies = 1;  // ranks that have the keys of one group
+  int64_t copies = 1;  // number of ranks that receive the same key-value group
 
   HeadsHere(const CoreCall& call, bool levels)
       : sharing(levels ? call.spec.cp_a2a : call.spec.cp), spec(call.spec), batch(call.batch) {
@@ -85,7 +85,7 @@ struct HeadsHere {
     const auto size = static_cast<size_t>(sharing.size()), mine = static_cast<size_t>(sharing.index());
     const std::vector<RowRun>& runs = call.batch.rank_rows;
     GroupRows out{Splits(size, call.batch.rows.numel()), mine};
-    const size_t first = static_cast<size_t>(call.spec.cp.index()) - mine;  // of the group, in cp
+    const size_t first = static_cast<size_t>(call.spec.cp.index()) - mine;  // first rank of the group, in cp
     for (size_t i = 0; i < size && !runs.empty(); ++i) out.all[i] = runs[first + i].count;
     return out;
   }

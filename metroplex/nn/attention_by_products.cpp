@@ -21,17 +21,16 @@ constexpr int64_t kLeastQueries = 16, kQueryStep = 64;
 
 int64_t whole_columns(int64_t keys) { return base::round_up(keys, kernels::kScoreColumns); }
 
-// Some groups of heads, of those of all samples, and some queries; with `queries` of each head of a group as the rows
-// of one product, all heads of a group share their keys.
+// A range of head groups, counted over all samples, and a range of queries. The `queries` rows of all heads of a
+// group form the rows of one product, because they share their keys.
 struct ScoreChunk {
   int64_t first_group, groups, each, first_query, queries, first_key, keys;
 
   ScoreBlock block() const {
     return {first_group * each, groups * each, first_query, queries, first_key, keys, whole_columns(keys)};
   }
-  // Of some queries' rows [groups, each * queries, width], as [groups, each, queries, width].
   at::Tensor by_head(const at::Tensor& rows) const { return rows.view({groups, each, queries, rows.size(2)}); }
-  // [s, b, n, d] -> [all groups, each, queries, d], a view where b and n may be joined.
+  // Selects this chunk's rows of x [all groups, each, queries, d].
   at::Tensor own(const at::Tensor& x_gesd) const {
     return x_gesd.narrow(0, first_group, groups).narrow(2, first_query, queries);
   }
@@ -47,7 +46,7 @@ at::Tensor by_group(const at::Tensor& x, int64_t groups) {
   return x.unflatten(2, {groups, each}).permute({1, 2, 3, 0, 4}).flatten(0, 1);
 }
 
-// The keys that queries of the chunk may see, whole quads from a multiple of them on.
+// Restricts the chunk to keys that its queries may see. The range starts and ends at multiples of kScoreColumns.
 void cut_keys(const kernels::AttentionShape& s, ScoreChunk& chunk) {
   chunk.first_key = 0, chunk.keys = s.keys;
   if (s.query_rows.chosen != nullptr || s.key_rows.chosen != nullptr) return;
@@ -77,7 +76,7 @@ void for_chunks(const kernels::AttentionShape& s, bool chosen, int64_t score_byt
   }
 }
 
-// to [n, rows, columns] = a b, or += a b; of halves in fp32 where `to` has it, which a GPU alone can.
+// to [n, rows, columns] = a b, or += a b if `adds`. Half inputs may have an fp32 result on a GPU only.
 void batched_product(const cuda::Target& target, at::Tensor to, const at::Tensor& a, const at::Tensor& b,
                      bool adds = false) {
   const bool wider = to.scalar_type() != a.scalar_type();
@@ -94,7 +93,6 @@ void batched_product(const cuda::Target& target, at::Tensor to, const at::Tensor
                         2.0 * static_cast<double>(a.numel()) * static_cast<double>(b.size(2))});
 }
 
-// What all chunks share.
 struct Products {
   const CoreCall& call;
   AttentionMask mask;
@@ -110,7 +108,7 @@ struct Products {
         v(by_group(in.v, mask.shape.groups).squeeze(1)) {}
 
   const cuda::Target& target() const { return call.spec.target; }
-  // [groups, each * queries, keys] of rows that are `stride` apart.
+  // Allocates [groups, each * queries, keys] with a row stride of block.stride.
   at::Tensor scores(const ScoreChunk& chunk, at::ScalarType of) const {
     const ScoreBlock block = chunk.block();
     return at::empty({chunk.groups, chunk.each * chunk.queries, block.stride}, q.options().dtype(of))
@@ -173,7 +171,7 @@ ScoreGradients softmax_backward(const Products& p, const ScoreChunk& chunk, cons
   return made;
 }
 
-// Gradients of keys or values, of which no chunk has added anything, and as they are returned.
+// Zeroed sums for the gradient of keys or values; as_given() converts them to the layout of the input.
 at::Tensor no_sums(const at::Tensor& x_gsd) {
   return at::zeros(x_gsd.sizes(), x_gsd.options().dtype(acc_type(x_gsd.scalar_type())));
 }
@@ -209,7 +207,7 @@ CoreInputs attention_by_products_backward(const at::Tensor& dout, const CoreInpu
   const at::Tensor to = by_group(dq, p.mask.shape.groups), gradients = by_group(dy, p.mask.shape.groups);
   p.for_chunks_of(score_bytes, [&](const ScoreChunk& chunk) {
     const at::Tensor q = chunk.rows_of(p.q), d = chunk.rows_of(gradients);
-    const ScoreGradients made = [&] {  // the scores go before more is made
+    const ScoreGradients made = [&] {  // frees the scores before the next allocation
       const at::Tensor scores = p.product(chunk, q, p.k), dprobabilities = p.product(chunk, d, p.v);
       return softmax_backward(p, chunk, scores, dprobabilities, result, dy);
     }();

@@ -51,7 +51,7 @@ bool plain_causal(const CoreInputs& in, const CorePositions& at) {
 double attention_flops(const CoreInputs& in, const CoreCall& call, int64_t of_qk, int64_t of_v) {
   const CorePositions& positions = call.positions;
   const auto queries = static_cast<double>(in.q.size(0)), keys = static_cast<double>(in.k.size(0));
-  // Of the keys of a zigzag part, its own or another's, its queries see half.
+  // Queries of a zigzag shard see half of the keys of any zigzag shard, including their own.
   const bool half = positions.queries.rows.defined() && positions.keys.rows.defined();
   const double pairs =
       plain_causal(in, positions) ? causal_pairs(queries, call.spec.window) : queries * keys * (half ? 0.5 : 1);

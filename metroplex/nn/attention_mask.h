@@ -1,4 +1,4 @@
-// The mask of core attention as kernels take it, for those who compute attention by kernels of our own.
+// Converts the mask of core attention to the form that our own attention kernels take.
 #pragma once
 
 #include "cuda/kernels/attention_shape.h"
@@ -8,18 +8,19 @@ namespace metroplex::nn {
 
 struct AttentionMask {
   cuda::kernels::AttentionShape shape;
-  DropoutMask dropout;  // what the pointers of `shape` point to
+  DropoutMask dropout;  // owns, with `documents`, the memory that pointers in `shape` refer to
   at::Tensor documents;
 };
 AttentionMask attention_mask(const CoreInputs& in, const CoreCall& call);
 
-// Whether queries and keys are the same positions in order, so that the causal mask hides half of the pairs.
+// Returns whether queries and keys have the same contiguous positions, so that the causal mask hides half of the
+// pairs.
 bool plain_causal(const CoreInputs& in, const CorePositions& positions);
 
-// Of products over the pairs that are not masked: `of_qk` with the head size of q and k, `of_v` with that of v.
+// FLOPs of the products over unmasked pairs: `of_qk` products with the head size of q and k, `of_v` with that of v.
 double attention_flops(const CoreInputs& in, const CoreCall& call, int64_t of_qk, int64_t of_v);
 
-// [s, b, heads, d], last stride 1.
+// Describes x [s, b, heads, d], whose last stride must be 1.
 template <class T>
 cuda::kernels::AttentionOperand<T> attention_operand(const at::Tensor& x) {
   MPX_ASSERT(x.stride(3) == 1 || x.size(3) <= 1, "kernels of attention need a last stride of 1");

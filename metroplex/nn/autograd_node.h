@@ -1,5 +1,5 @@
-// An autograd node whose backward is a closure: forward is plain code, what backward needs is captured by value.
-// The closure is dropped as soon as it has run, and with it everything it captured.
+// An autograd node whose backward is a closure. Forward is ordinary code; the closure captures by value the tensors
+// that backward needs. The node releases the closure and its captures after running it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,19 +10,20 @@
 namespace metroplex::nn {
 
 using Gradients = std::vector<at::Tensor>;
-// Gets the gradient of the output, returns one gradient an input (undefined where there is none).
+// Takes the gradient of the output and returns one gradient per input; undefined means no gradient.
 using Backward = std::function<Gradients(const at::Tensor& dy)>;
 
-// What happens where no gradient of the output came: nothing, and the inputs get none; or the closure is called with
-// an undefined one.
+// Behavior if no gradient of the output arrives. `skip`: the inputs get none. `call`: the closure receives an
+// undefined tensor.
 enum class WithoutGradient { skip, call };
 
-// Makes `out` the differentiable result of `inputs`. `out` must be a fresh tensor without history (computed under
-// NoGradGuard). Without grad mode it is handed back as it is. `inputs` may be empty: parameters are not leaves.
+// Makes `out` the differentiable result of `inputs`. `out` must be a new tensor without history (computed under
+// NoGradGuard). Returns `out` unchanged if grad mode is off. `inputs` may be empty, because parameters are not
+// autograd leaves.
 at::Tensor attach(at::Tensor out, const std::vector<at::Tensor>& inputs, Backward backward,
                   WithoutGradient without = WithoutGradient::skip);
 
-// The gradient of `x`, a result of attach(), arrives in the type it has; otherwise the engine casts it to that of x.
+// Lets the gradient of `x`, a result of attach(), keep its own dtype; by default the engine casts it to that of x.
 void keep_gradient_type(const at::Tensor& x);
 
 }  // namespace metroplex::nn

@@ -7,38 +7,38 @@
 namespace metroplex::nn {
 namespace {
 
-// at::searchsorted, on the meta device too, where libtorch has none.
+// at::searchsorted, also on the meta device, where libtorch does not implement it.
 at::Tensor places_in(const at::Tensor& sorted, const at::Tensor& values, bool behind_equal = false) {
   if (sorted.is_meta()) return at::empty(values.sizes(), values.options());
   return at::searchsorted(sorted, values, /*out_int32=*/false, behind_equal);
 }
 
-// [b]: the number of each sample's first row, of whole samples.
+// Returns the number of each whole sample's first row, [b].
 at::Tensor first_rows(const Microbatch& batch) {
   const int64_t samples = batch.document_ids.size(0), whole = batch.document_ids.size(1);
   return at::arange(0, samples * whole, whole, batch.document_offsets.options());
 }
 
-// Of documents that have rows at `positions`, `room` of them at most: where they begin among these, counted from
-// sample to sample, and then the end. [room + 1] int32
+// Returns the offsets of at most `room` documents that have rows at `positions`, `[room + 1]` int32. Offsets count
+// these rows over all samples; the last one is the end.
 at::Tensor documents_within(const Microbatch& batch, const at::Tensor& positions, int64_t room) {
   const at::Tensor& offsets = batch.document_offsets;
   const at::Tensor all = (first_rows(batch).unsqueeze(1) + positions).flatten();
   const at::Tensor begins = places_in(all, offsets);
   if (room + 1 >= offsets.numel()) return begins.to(at::kInt);
-  const at::Tensor with_rows = begins.diff().ne(0).cumsum(0);  // up to each document
+  const at::Tensor with_rows = begins.diff().ne(0).cumsum(0);  // documents with rows, up to each
   const at::Tensor numbers = at::arange(1, room + 2, offsets.options());
   return select_rows(begins, 0, places_in(with_rows, numbers)).to(at::kInt);
 }
 
-// `begins` [b, n] in each sample of `rows` rows -> [b n + 1] int32
+// Converts `begins` [b, n], relative to samples of `rows` rows, to offsets [b n + 1] int32.
 at::Tensor offsets_of_samples(const at::Tensor& begins, int64_t rows) {
   const int64_t samples = begins.size(0);
   const at::Tensor first = at::arange(0, samples * rows, rows, begins.options());
   return at::constant_pad_nd((begins + first.unsqueeze(1)).flatten(), {0, 1}, samples * rows).to(at::kInt);
 }
 
-// Of keys that lie before the queries.
+// For keys that precede the queries.
 BlockDocuments document_across(const Microbatch& batch, const at::Tensor& queries, const at::Tensor& keys,
                                bool window) {
   const at::Tensor& offsets = batch.document_offsets;
@@ -57,7 +57,6 @@ BlockDocuments document_across(const Microbatch& batch, const at::Tensor& querie
           number.ge(queries_inside.unsqueeze(1)).unsqueeze(1)};
 }
 
-// How many documents have rows at `positions`, of all samples.
 int64_t documents_at(const Microbatch& batch, const std::vector<RowRun>& positions) {
   const int64_t whole = batch.document_ids.size(1);
   return std::count_if(batch.document_runs.begin(), batch.document_runs.end(), [&](const RowRun& document) {

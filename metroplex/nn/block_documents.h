@@ -1,6 +1,7 @@
-// Which rows of an attention block (attention_blocks.h) see each other where attention stays inside documents, as the
-// offsets of Microbatch::document_offsets cut to the block. The device works them out; their number is known before
-// any document is, and no larger than the block needs, because flash attention's backward takes memory for each.
+// Computes which rows of an attention block (attention_blocks.h) see each other if attention stays inside documents.
+// The result restricts Microbatch::document_offsets to the block and is computed on the device. Its size must be
+// fixed on the host in advance. It is kept small because flash attention's backward allocates memory for each
+// document.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,26 +15,27 @@
 
 namespace metroplex::nn {
 
-// For how many documents, of all samples together, a causal block with rows at `positions` has room. It is enough
-// where documents have at least 128 tokens, or, where there is room for more in a sample, at least an even share of
-// its length: of such documents a run of positions has parts of one for each so many tokens, and of one more. It is
-// never more than the microbatch has room for.
+// Returns the number of documents, over all samples, that the offsets of a causal block with rows at `positions` can
+// hold. It is sufficient if every document has at least m tokens. m is 128 or, if smaller, the sequence length
+// divided by the maximum number of documents per sample. A range of n positions then intersects at most ceil(n / m) +
+// 1 documents. The result never exceeds the capacity of the microbatch.
 int64_t document_room(const Microbatch& batch, const std::vector<RowRun>& positions);
 
 struct BlockDocuments {
   DocumentRows rows;
-  // [b, 1, queries] bool: those of another document than the first query, which see none of these keys whatever the
-  // rows say. Undefined: `rows` say it.
+  // [b, 1, queries] bool: true for queries outside the document of the first query. They see none of the keys,
+  // regardless of `rows`. If `rows` suffices, `hidden` is undefined.
   at::Tensor hidden;
 };
 
-// `ordered` are all positions in order, for device and host. Nothing where a causal block has more documents than
-// there is room for. Where batch.document_runs are not known it has room for all.
+// `ordered` has all positions in ascending order, on the device and on the host. Returns nullopt if a causal block
+// has more documents than document_room() allows. If batch.document_runs is empty, the capacity of the microbatch is
+// used instead.
 //
-// Of any other block the keys lie before the queries, and so only the document of the first query can have both: each
-// sample has keys before that document, the document, and queries behind it. A window, which counts from the last
-// query and the last key, bears documents without their first keys but not without their last queries: these are
-// `hidden`.
+// In a non-causal block all keys precede all queries, so only the document of the first query can contain both. Each
+// sample then has three documents: keys before it, the document itself, queries after it. A window is counted from
+// the last query and the last key. It tolerates documents that lack their first keys, but not documents that lack
+// their last queries; such queries are marked in `hidden`.
 std::optional<BlockDocuments> block_documents(const Microbatch& batch, const AttentionBlock& block,
                                               const CorePositions& ordered);
 

@@ -32,7 +32,7 @@ void check_call(const CoreInputs& in, const CoreCall& call) {
              lists);
 }
 
-// [b, n, s] as a factor of [s, b, n, dv]
+// Reshapes [b, n, s] to broadcast over [s, b, n, dv].
 at::Tensor factor(const at::Tensor& x_bns) { return x_bns.permute({2, 0, 1}).unsqueeze(3); }
 
 bool lists_keys(const CoreCall& call) {
@@ -41,7 +41,6 @@ bool lists_keys(const CoreCall& call) {
   return lists;
 }
 
-// Both begin before either is waited for.
 CoreInputs gathered_keys(const CoreInputs& in, const CoreCall& call) {
   const comm::Group& cp = call.spec.cp;
   const at::Tensor k = in.k.contiguous(), v = in.v.contiguous();
@@ -80,7 +79,7 @@ KeyMessage empty_message(const CoreInputs& like, int64_t rows, at::ScalarType ty
 
 void join(CoreResult& all, const CoreResult& block) {
   const at::Tensor sum = at::logaddexp(all.logsumexp, block.logsumexp);
-  const at::Tensor most = sum.clamp_min(std::numeric_limits<float>::lowest());  // -inf - -inf is no number
+  const at::Tensor most = sum.clamp_min(std::numeric_limits<float>::lowest());  // avoids -inf - -inf = NaN
   all.out.mul_(factor((all.logsumexp - most).exp()))
       .add_(to_wide(block.out) * factor((block.logsumexp - most).exp()));
   all.logsumexp = sum;

@@ -1,7 +1,7 @@
-// What offload to the host does with memory, without asking libtorch's allocators when an event has come: a captured
-// step can ask nothing, and would keep every byte until its end. All copies of a rank go to one side stream, in
-// order, so a pinned buffer may be written again as soon as its last copy back has been issued, and the memory that a
-// copy reads is free once the computation's stream has been made to wait for it.
+// Memory management of activation offload to the host without querying CUDA events through libtorch's allocators. A
+// step under graph capture cannot query events, and the allocators would then keep every byte until its end. All
+// copies of a rank are issued in order on one side stream. A pinned buffer may therefore be overwritten once its last
+// copy back has been issued. The source of a copy is free once the compute stream has been made to wait for the copy.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,8 +14,8 @@
 
 namespace metroplex::nn {
 
-// Tensors whose copies to the host have been issued. Of them the last kMost stay; the computation's stream waits for
-// an older one, which is then dropped.
+// Tensors whose copies to the host have been issued. Keeps the last kMost. When another one is added, the compute
+// stream waits for the oldest copy and its tensor is released.
 class CopiesUnderWay {
  public:
   static constexpr size_t kMost = 2;
@@ -28,8 +28,8 @@ class CopiesUnderWay {
     copies_.front().join();
     copies_.pop_front();
   }
-  int64_t issued() const { return issued_; }  // ever
-  // The current stream has waited for something behind the first `issued` copies.
+  int64_t issued() const { return issued_; }  // total, including released ones
+  // Call after the current stream has waited for an event recorded after the first `issued` copies.
   void joined(int64_t issued) {
     while (!copies_.empty() && issued_ - static_cast<int64_t>(copies_.size()) < issued) copies_.pop_front();
   }
@@ -43,10 +43,10 @@ class CopiesUnderWay {
   int64_t issued_ = 0;
 };
 
-// Buffers of host memory by their size, used again and never given back: as many as were taken at once.
+// Pool of host buffers by size. Buffers are reused and never freed, so the pool holds the peak number in use.
 class HostBuffers {
  public:
-  // `make` gets bytes and returns [bytes] uint8.
+  // `make` takes the number of bytes and returns a tensor [bytes] uint8.
   explicit HostBuffers(std::function<at::Tensor(int64_t)> make) : make_(std::move(make)) {}
 
   at::Tensor take(int64_t bytes) {

@@ -19,7 +19,7 @@ namespace {
 
 bool exchanges(const CoreCall& call) { return call.spec.cp.size() > 1; }
 
-// What a recomputation takes, and what it leaves for backward beside its result.
+// Inputs of a recomputation, and the logsumexp that it leaves for backward.
 struct RecomputedAttention {
   Saved q, k, v;
   CorePositions positions;
@@ -67,21 +67,20 @@ CoreResult CoreAttention::compute(const CoreInputs& in, const CorePositions& pos
   return spec_.softmax == config::SoftmaxType::vanilla ? result : with_sinks(result);
 }
 
-// [1, n, 1]
 at::Tensor CoreAttention::sink_scores(const at::Tensor& logsumexp) const {
   const at::Tensor scores = sinks_ ? to_wide(sinks_->data) : at::zeros({spec_.heads}, logsumexp.options());
   return scores.view({1, -1, 1});
 }
 
-// A further score in the sum of a softmax makes what it gives smaller by the share of the others. With the logsumexp
-// over all of them the gradients of the others need nothing else.
+// A sink adds a score to the softmax's denominator, which scales the result by the remaining share. The returned
+// logsumexp includes the sinks, so the gradients of q, k and v need no other change.
 CoreResult CoreAttention::with_sinks(const CoreResult& result) const {
   const at::Tensor all = at::logaddexp(result.logsumexp, sink_scores(result.logsumexp));
   const at::Tensor share = (result.logsumexp - all).exp_().permute({2, 0, 1}).unsqueeze(3);
   return {at::mul(result.out, share).to(result.out.scalar_type()), all};
 }
 
-// Its share of the softmax times minus what the gradients of a row's probabilities have in common.
+// The gradient of a sink is minus its softmax probability times sum(dout * out) of the row, summed over rows.
 void CoreAttention::add_sink_gradient(const at::Tensor& dout, const CoreResult& result) const {
   const at::Tensor common = at::mul(to_wide(result.out), dout).sum(3).permute({1, 2, 0});
   const at::Tensor share = (sink_scores(result.logsumexp) - result.logsumexp).exp_();

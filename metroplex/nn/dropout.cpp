@@ -24,7 +24,7 @@ const at::Tensor& counters_of(const Microbatch& batch, int64_t samples, at::Devi
   return counters;
 }
 
-// Of `num_rows` rows of `width`; the caller says which rows of a sample they are.
+// Mask of `num_rows` rows of `width`; the caller sets which rows of a sample they are.
 DropoutMask make_mask(int64_t num_rows, int64_t width, int64_t num_samples, const DropoutKey& key,
                       const Microbatch& batch) {
   DropoutMask mask;
@@ -39,7 +39,7 @@ DropoutMask make_mask(int64_t num_rows, int64_t width, int64_t num_samples, cons
   return mask;
 }
 
-// What `rows` chooses of every whole sequence.
+// The mask applies to the rows `rows` of every whole sequence of `whole` rows.
 void choose_rows(DropoutMask& mask, const at::Tensor& rows, int64_t whole) {
   mask.rows = rows;
   mask.shape.rows.chosen = static_cast<const int64_t*>(rows.const_data_ptr());
@@ -99,7 +99,7 @@ DropoutMask probability_mask(const std::array<int64_t, 4>& sizes_bnqk, const Dro
   return mask;
 }
 
-// Rows of a part count as rows of `width` elements: row r of the sample is row r * parts + part of these.
+// The kernel counts rows of `width` elements: row r of the sample, column shard `part`, is row r * parts + part.
 DropoutMask columns_mask(at::IntArrayRef sizes, const DropoutKey& key, const ColumnsPlace& place,
                          const Microbatch& batch) {
   DropoutMask mask = make_mask(sizes[0] * sizes[1], sizes[2], sizes[1], key, batch);

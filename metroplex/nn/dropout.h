@@ -1,5 +1,6 @@
-// Dropout whose mask is Philox(seed; step, global sample, layer, site, index in the unsharded tensor): the same in
-// every layout and in recompute, with no generator state to save. Step and sample come with the microbatch.
+// Dropout whose mask is Philox(seed; step, global sample, layer, site, index in the unsharded tensor). It is the same
+// in every parallel layout and in recompute, and has no generator state to save. Step and sample come with the
+// microbatch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,10 +18,9 @@
 
 namespace metroplex::nn {
 
-// Which dropout of the model this is, and where it runs.
 struct DropoutKey {
   uint64_t seed = 0;
-  int64_t layer = 0;  // global; the embedding has none and takes 0
+  int64_t layer = 0;  // global; the embedding uses 0
   RandomSite site = RandomSite::embedding;
   double probability = 0;
   cuda::Target target;
@@ -28,15 +28,16 @@ struct DropoutKey {
   bool active(const Microbatch& batch) const { return probability > 0 && batch.training; }
 };
 
-// The offset of a local activation [s (/tp), b, h] in the s rows of the microbatch.
+// Offset of a local activation [s (/tp), b, h] within the s rows of the microbatch.
 struct SequencePlace {
   int64_t first_row = 0;
 };
-// The place of this rank's part of a sequence that the ranks of `sp` split (layer_context.h).
+// Returns the offset of this rank's rows when `sp` splits the sequence (layer_context.h).
 SequencePlace sequence_place(const at::Tensor& x_sbh, const comm::Group& sp);
 
-// residual + dropout(x + bias), differentiable in x and residual; the bias gradient goes to bias->main_grad. `bias`
-// may be null and `residual` undefined. Overwrites x, which must be a fresh result that no one else reads.
+// residual + dropout(x + bias), differentiable in x and residual; the bias gradient is added to bias->main_grad.
+// `bias` may be null and `residual` undefined. Overwrites x, which must be a contiguous temporary that no other code
+// reads.
 struct BiasDropoutAdd {
   DropoutKey key;
   Param* bias = nullptr;
@@ -45,10 +46,10 @@ struct BiasDropoutAdd {
 at::Tensor bias_dropout_add(const at::Tensor& x_sbh, const at::Tensor& residual, const BiasDropoutAdd& how,
                             const Microbatch& batch);
 
-// The parts of bias_dropout_add, for what is fused with it.
+// The steps of bias_dropout_add, for operators that are fused with it.
 
-// Operands of its kernel: x and out may differ in type, one of them is then half, the other fp32. bias is like
-// x, residual like out; both may be undefined.
+// Operands of the kernel. x and out may differ in type: then one is half, the other fp32. `bias` has the type of x,
+// `residual` that of out; both may be undefined.
 struct BiasDropoutAddOperands {
   at::Tensor x, bias, residual, out;
 
@@ -57,18 +58,18 @@ struct BiasDropoutAddOperands {
     return {elements<In>(x), elements<In>(bias), elements<Out>(residual), elements<Out>(out)};
   }
 };
-// Chooses where the sum goes: over x where the residual has its type, else to a new tensor.
+// Chooses the output: in place over x if the residual has the type of x, otherwise a new tensor.
 BiasDropoutAddOperands sum_operands(const at::Tensor& x_sbh, const at::Tensor& residual, const Param* bias);
 
-// The mask as kernels draw it; probability 0 where the dropout is off.
+// The mask as the kernels generate it; probability 0 if dropout is off.
 struct DropoutMask {
-  at::Tensor counters, rows;  // what `shape` points to, on the device of x
+  at::Tensor counters, rows;  // owners of the memory that `shape` points to, on the device of x
   cuda::kernels::DropoutShape shape;
 };
 DropoutMask hidden_mask(const at::Tensor& x_sbh, const BiasDropoutAdd& how, const Microbatch& batch);
 
-// Of attention probabilities [b, heads, queries, keys] of a rank. Heads from `first_head` of the global ones; the
-// unsharded tensor of a sample is [num_heads, whole sequence, keys].
+// Location of attention probabilities [b, heads, queries, keys] of a rank in the unsharded tensor of a sample,
+// [num_heads, whole sequence, keys]. `first_head` is a global head number.
 struct ProbabilityPlace {
   int64_t first_head = 0;
   Positions queries;
@@ -76,25 +77,25 @@ struct ProbabilityPlace {
 DropoutMask probability_mask(const std::array<int64_t, 4>& sizes_bnqk, const DropoutKey& key,
                              const ProbabilityPlace& place, const Microbatch& batch);
 
-// Of `sizes` [s, b, width]: the columns of part `part` of `parts` equal ones of the unsharded [rows, parts * width]
-// of a sample, and the rows from `first_row`.
+// Location of x [s, b, width] in the unsharded [rows, parts * width] of a sample: column shard `part` of `parts`
+// equal ones, and the rows from `first_row`.
 struct ColumnsPlace {
   int64_t first_row = 0;
   int parts = 1, part = 0;
 };
 DropoutMask columns_mask(at::IntArrayRef sizes_sbw, const DropoutKey& key, const ColumnsPlace& place,
                          const Microbatch& batch);
-// x with a mask that drops something, as a new tensor: mask(x) / (1 - p).
+// Returns x with a mask of probability p > 0 applied, as a new tensor: mask(x) / (1 - p).
 at::Tensor with_mask(const cuda::Target& target, const at::Tensor& x, const DropoutMask& mask);
 
-// What backward needs: no activation.
+// State for backward; contains no activation.
 struct BiasDropoutAddSaved {
   Param* bias = nullptr;
   DropoutMask mask;
   at::ScalarType x_type = at::kFloat;
   cuda::Target target;
 };
-// The gradient of x out of that of the sum; adds the bias gradient.
+// Returns the gradient of x from that of the sum; adds the bias gradient.
 at::Tensor bias_dropout_add_backward(const at::Tensor& dy, const BiasDropoutAddSaved& saved);
 
 }  // namespace metroplex::nn

@@ -18,14 +18,14 @@ struct SumNormSaved {
   NormSaved statistics;  // without x
 };
 
-// h = residual + dropout(x + bias) and normed = norm(h) are computed in one pass over memory, and backward is to use
-// their gradients dh and dy (all [s (/tp), b, hidden]) in one pass too. nn::attach makes nodes with one output, so
-// there are two: node N of normed, whose only input is h, and node H of h.
+// h = residual + dropout(x + bias) and normed = norm(h) are computed in one pass over memory. Backward uses their
+// gradients dh and dy (all [s (/tp), b, hidden]) in one pass too. nn::attach creates nodes with one output, so there
+// are two nodes: N of normed, whose only input is h, and H of h.
 //   x, residual -> H -> h -> other readers      engine order in backward: other readers and N in any order, then H
 //                        `-> N -> normed
-// The engine runs a node only after all nodes that read its output, so N always runs before H: N stores dy in
-// `waiting` and returns no gradient for h; H then has both dy and dh. WithoutGradient::call makes H run even where
-// nothing else reads h, so that no dh arrives.
+// The engine runs a node after all nodes that read its output, so N runs before H. N stores dy in `waiting` and
+// returns no gradient for h; H then has both dy and dh. WithoutGradient::call makes H run even if nothing else reads
+// h and no dh arrives.
 using Waiting = std::shared_ptr<at::Tensor>;
 
 at::Tensor leaving_gradient(const at::Tensor& normed, const at::Tensor& h, const Waiting& waiting) {

@@ -20,7 +20,6 @@ kernels::TableShape table_shape(const at::Tensor& table, const at::Tensor& indic
   return {table.size(0), table.size(1), indices.numel()};
 }
 
-// out = table[indices], or out += table[indices]: one row of `out` per index.
 void gather(const cuda::Target& target, const at::Tensor& table, const at::Tensor& indices, const at::Tensor& out,
             bool add) {
   const kernels::TableShape shape = table_shape(table, indices);
@@ -32,7 +31,7 @@ void gather(const cuda::Target& target, const at::Tensor& table, const at::Tenso
   });
 }
 
-// The indices in the form that the device's scatter-add kernel takes.
+// Indices in the form that the device's scatter-add kernel takes: sorted on a GPU.
 class ScatterIndices {
  public:
   ScatterIndices(const cuda::Target& target, const at::Tensor& indices)

@@ -13,7 +13,6 @@
 namespace metroplex::nn {
 namespace {
 
-// k or v with each head repeated for the query heads that share it.
 at::Tensor repeated(const at::Tensor& x, int64_t heads) {
   const int64_t b = x.size(0), groups = x.size(1), s = x.size(2), d = x.size(3);
   if (groups == heads) return x;
@@ -24,10 +23,10 @@ at::Tensor summed_by_group(const at::Tensor& dx, int64_t groups) {
   return dx.size(1) == groups ? dx : dx.unflatten(1, {groups, dx.size(1) / groups}).sum(2);
 }
 
-// In the memory layout that the kernels want: [b, s, heads, d], contiguous.
+// Copies x to the kernels' memory layout, contiguous [b, s, heads, d].
 at::Tensor packed(const at::Tensor& x) { return x.transpose(1, 2).contiguous().transpose(1, 2); }
 
-// Arguments for the random state of dropout, which is off here.
+// Placeholder random state: dropout is off.
 struct NoDropout {
   at::Tensor seed, offset;
   explicit NoDropout(at::Device device)
@@ -39,7 +38,7 @@ using Result = std::pair<at::Tensor, at::Tensor>;
 
 bool has_documents(const FusedSpec& spec) { return spec.documents.queries.defined(); }
 
-// As flash attention wants it: [b, s, heads, d]; with documents, [b s, heads, d].
+// Flash attention's layout: [b, s, heads, d]; with documents, [b s, heads, d].
 at::Tensor rows_of(const at::Tensor& x, const FusedSpec& spec) {
   const at::Tensor rows = x.transpose(1, 2);
   return has_documents(spec) ? rows.flatten(0, 1) : rows;
@@ -51,7 +50,7 @@ at::Tensor heads_of(const at::Tensor& rows, const at::Tensor& like) {
   return (rows.dim() == 3 ? rows.unflatten(0, {like.size(0), like.size(2)}) : rows).transpose(1, 2);
 }
 
-// What flash attention is told of the mask besides `causal`, and of lengths.
+// Mask arguments of flash attention other than `causal`, and sequence lengths.
 struct FlashMask {
   DocumentRows offsets;  // int32; undefined: no documents
   std::optional<int64_t> window;
@@ -63,12 +62,12 @@ struct FlashMask {
     const auto& [of_queries, of_keys] = spec.documents;
     offsets.queries = of_queries.to(at::kInt);
     offsets.keys = of_keys.is_same(of_queries) ? offsets.queries : of_keys.to(at::kInt);
-    queries = std::max<int64_t>(2, queries);  // told of one query for each document it would reorder heads
+    queries = std::max<int64_t>(2, queries);  // for 1 query per document the operator would reorder heads
   }
   static std::optional<at::Tensor> some(const at::Tensor& x) { return x.defined() ? std::optional(x) : std::nullopt; }
 };
 
-// Of documents the operator has [heads, b s], and +inf for a query that sees nothing.
+// With documents the operator returns [heads, b s], with +inf for a query that sees no key.
 at::Tensor logsumexp_by_samples(const at::Tensor& sums, int64_t samples, const FusedSpec& spec) {
   if (!has_documents(spec)) return sums;
   const at::Tensor by_samples = sums.unflatten(1, {samples, sums.size(1) / samples}).transpose(0, 1);
@@ -116,7 +115,7 @@ Result cudnn(const cuda::Target& target, const FusedInputs& in, const FusedSpec&
   return {std::get<0>(result), std::get<1>(result).flatten(2)};
 }
 
-// It wants result and gradient with the same strides, whatever they are, and logsumexp [b, heads, s_q, 1].
+// The operator requires `out` and `dout` with equal strides, and logsumexp [b, heads, s_q, 1].
 FusedGradients cudnn_backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r,
                               const FusedSpec& spec) {
   const bool alike = r.out.strides() == r.dout.strides();
@@ -158,7 +157,7 @@ FusedGradients efficient_backward(const cuda::Target& target, const FusedInputs&
 
 struct Operator {
   config::AttentionBy by;
-  const char *forward, *backward;  // what a recorder is told
+  const char *forward, *backward;  // names for the recorder
   Result (*run)(const cuda::Target&, const FusedInputs&, const FusedSpec&);
   FusedGradients (*run_backward)(const cuda::Target&, const FusedInputs&, const FusedResult&, const FusedSpec&);
 };
@@ -180,15 +179,15 @@ const Operator& operator_of(const FusedInputs& in, const FusedSpec& spec) {
   return kOperators[0];
 }
 
-// Of a window without a causal mask: query i does not see so many of the first keys: i + keys - queries - window.
+// Hidden pairs of a window without a causal mask: query i does not see the first i + keys - queries - window keys.
 double pairs_before(double queries, double keys, int64_t window) {
   const double most = window < 0 ? 0 : std::max(0.0, keys - 1 - static_cast<double>(window)),
                lines = std::min(most, queries);
   return lines * (2 * most - lines + 1) / 2;
 }
 
-// Of products over the pairs of query and key that are not masked, `of_qk` with the head size of q and k, `of_v` with
-// that of v.
+// FLOPs of products over visible (query, key) pairs: `of_qk` products with the head size of q and k, `of_v` with that
+// of v.
 double flops_of(const FusedInputs& in, const FusedSpec& spec, int64_t of_qk, int64_t of_v) {
   const auto queries = static_cast<double>(in.q.size(2)), keys = static_cast<double>(in.k.size(2));
   const double pairs =

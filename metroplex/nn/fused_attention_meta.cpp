@@ -9,15 +9,13 @@
 namespace metroplex::nn {
 namespace {
 
-// [b, s, heads, d] for [b, heads, s, d], as the kernels see it.
+// [b, heads, s, d] -> [b, s, heads, d], the kernels' layout.
 at::Tensor sequence_second(const at::Tensor& x) { return x.transpose(1, 2); }
 
-// The random state that flash attention returns.
 at::Tensor random_state(const at::Tensor& like, at::IntArrayRef sizes) {
   return at::empty(sizes, like.options().dtype(at::kUInt64));
 }
 
-// The sum over the queries' heads that share a head of keys.
 void sum_by_group(const at::Tensor& dx, const at::Tensor& expanded) {
   at::Tensor out = dx;
   at::sum_out(out, expanded.unflatten(-2, {dx.size(-2), expanded.size(-2) / dx.size(-2)}), {-2});
@@ -37,7 +35,7 @@ std::pair<at::Tensor, at::Tensor> flash_on_meta(const FusedInputs& in) {
 }
 
 FusedGradients flash_backward_on_meta(const FusedInputs& in, const FusedResult& r, const at::Tensor& documents) {
-  constexpr int64_t kBlock = 128;  // of queries; each document has room for one more
+  constexpr int64_t kBlock = 128;  // queries per block; each document may add one partial block
   const int64_t heads = in.q.size(-2), d = in.q.size(-1), width = base::round_up(d, d <= 128 ? 32 : 64);
   const at::TensorOptions wide = in.q.options().dtype(at::kFloat);
   const at::Tensor dout = r.dout.contiguous(), out = r.out.contiguous();
@@ -75,7 +73,7 @@ std::pair<at::Tensor, at::Tensor> efficient_on_meta(const FusedInputs& in) {
   return {sequence_second(out), logsumexp};
 }
 
-// The kernels for fp32 take 64 queries and 64 features at once; each such tile of dq has room with a lock.
+// The fp32 kernels process tiles of 64 queries and 64 features; each tile of dq has a workspace with a lock.
 FusedGradients efficient_backward_on_meta(const FusedInputs& in, const FusedResult& r) {
   constexpr int64_t kTile = 64, kLockBytes = 16;
   const int64_t b = in.q.size(0), heads = in.q.size(1),

@@ -13,8 +13,8 @@
 namespace metroplex::nn {
 namespace {
 
-// The same values as roots of a new graph, whose gradients go to `gradients`. Each root is an output of a node,
-// because an autograd leaf would keep its values alive until backward. Integers have no gradient.
+// Returns the same values as roots of a new graph, whose gradients go to `gradients`. Each root is the output of a
+// node, because an autograd leaf would keep its values alive until backward. Integer tensors have no gradient.
 Values cut(const Values& in, const std::shared_ptr<Gradients>& gradients) {
   Values out;
   size_t i = 0;
@@ -117,7 +117,6 @@ Values run_forward(const Island& island, const Values& in, const IslandForward& 
 
 namespace {
 
-// During its lifetime accumulate() on the island's parameters defers its work to `deferred`.
 class Deferring {
  public:
   explicit Deferring(DeferredGradients& deferred) : island_(*deferred.island) {
@@ -133,13 +132,12 @@ class Deferring {
   const Island& island_;
 };
 
-// Where the engine starts, and with which gradients.
 struct Roots {
   torch::autograd::edge_list edges;
   Gradients gradients;
 };
 
-// Only edges that got a gradient are roots: the engine ends the process on a root without one.
+// Only edges with a gradient become roots: the engine aborts the process on a root without gradient.
 Roots roots_of(IslandRun& run, const Gradients& dy, const at::Tensor& loss_factor) {
   Roots roots;
   for (size_t i = 0; i < dy.size(); ++i) {
@@ -155,7 +153,7 @@ Roots roots_of(IslandRun& run, const Gradients& dy, const at::Tensor& loss_facto
   return roots;
 }
 
-// Around what accumulates the weight gradients of one backward of the island.
+// These enclose the accumulation of the weight gradients of one backward of the region.
 void begin_gradients(const Island& island, bool tells_uses) {
   for (const Island::Uses& uses : island.params) uses.param->begin_backward(tells_uses);
 }
@@ -176,7 +174,7 @@ Gradients run_backward(IslandRun run, const Gradients& dy, const at::Tensor& los
                        DeferredGradients* deferred) {
   MPX_ASSERT(run.island != nullptr && dy.size() == run.outputs.size(), dy.size(), " gradients for ",
              run.outputs.size(), " outputs");
-  // The engine may run nodes on its own threads only for CUDA; rank threads that share a device would block there.
+  // By default the engine runs CUDA nodes on its own threads; rank threads that share a device would deadlock there.
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   for (const std::function<void()>& start : run.starts) start();
   run.saved.restore();

@@ -1,4 +1,4 @@
-// Keys and values of the tokens so far, for generation.
+// KV cache for generation.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,17 +8,16 @@
 
 namespace metroplex::nn {
 
-// The owner advances `length` by the number of new tokens after a forward of the whole model; capacity grows on
+// The owner advances `length` by the number of new tokens after each forward of the whole model. Capacity grows on
 // demand.
 struct KvCache {
   struct Layer {
     at::Tensor k, v;  // [capacity, b, g, d or dv]
   };
   int64_t length = 0;
-  std::map<int64_t, Layer> layers;  // by global number
+  std::map<int64_t, Layer> layers;  // by global layer number
 
-  // Stores those of the new tokens, [s, b, g, d or dv], behind the others; -> [length + s, ...], views into the
-  // cache.
+  // Appends keys and values of the new tokens, [s, b, g, d or dv]. Returns views [length + s, ...] of the cache.
   Layer append(int64_t layer, const at::Tensor& k, const at::Tensor& v);
 };
 

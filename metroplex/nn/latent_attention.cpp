@@ -11,7 +11,7 @@
 namespace metroplex::nn {
 namespace {
 
-// All of whose output may have one adapter, which Hugging Face's name of the layer is for.
+// The whole output may have one adapter; `word` is Hugging Face's name of the layer.
 LinearSpec latent_linear(const std::string& name, const char* word, int64_t in, int64_t out, bool bias) {
   LinearSpec spec = linear_spec(name, in, out, bias);
   spec.adapters = {config::whole_layer(word, out)};
@@ -41,7 +41,7 @@ CoreSpec latent_core(const AttentionSpec& spec, const config::Model& model, cons
 struct LatentAttention::Parts {
   at::Tensor q;          // [s, b, n (d + p)]
   at::Tensor kv;         // [s, b, n (d + dv)]
-  at::Tensor k_rotated;  // [s, b, p], not rotated yet
+  at::Tensor k_rotated;  // [s, b, p], before rotation
 };
 
 LatentAttention::LatentAttention(const AttentionSpec& spec, const config::Model& model, const LayerContext& context,
@@ -87,7 +87,7 @@ LatentAttention::LatentAttention(const AttentionSpec& spec, const config::Model&
   kv_norm_.emplace(norm(".kv_layernorm", latent_dim_), context);
 }
 
-// Every rank's heads read all rows of it; its gradient is the sum over all heads.
+// Gathers the rows that all heads of every rank read; the gradient is summed over all heads.
 at::Tensor LatentAttention::for_heads(const at::Tensor& shared) const {
   at::Tensor out;
   {

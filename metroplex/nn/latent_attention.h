@@ -1,10 +1,12 @@
 // Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), split over the tensor-parallel group by heads. Keys
-// and values are projected up from a narrow latent, which every rank has whole, and so are queries with q_lora_rank;
-// each head has a part without positions and a rotated part, whose key all heads share. Names are Megatron's:
-// linear_q_proj, or linear_q_down_proj, q_layernorm and linear_q_up_proj (of each head [part without positions;
-// rotated part]); linear_kv_down_proj ([latent; rotated key]), kv_layernorm, linear_kv_up_proj (of each head [key;
-// value]); linear_proj. Shapes: s sequence, b microbatch, h hidden size, n heads of this rank, d head size of the
-// part without positions, p of the rotated part, dv of values.
+// and values are projected up from a low-rank latent, which is replicated on every rank; so are queries if
+// q_lora_rank is set. Each head consists of a part without positions and a rotated part; the rotated key is shared by
+// all heads.
+// Names are Megatron's: linear_q_proj, or linear_q_down_proj, q_layernorm and linear_q_up_proj (per head [part
+// without positions; rotated part]); linear_kv_down_proj ([latent; rotated key]), kv_layernorm, linear_kv_up_proj
+// (per head [key; value]); linear_proj.
+// Shapes: s sequence, b microbatch, h hidden size, n heads of this rank, d head size of the part without positions, p
+// of the rotated part, dv of values.
 #pragma once
 
 #include <memory>

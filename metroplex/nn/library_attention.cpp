@@ -38,7 +38,7 @@ CoreInputs fused_backward(const at::Tensor& dout, const CoreInputs& in, const Co
   return {sequence_first(d.q), sequence_first(d.k), sequence_first(d.v)};
 }
 
-// A single query at or after the position of every key, as in generation: nothing is masked.
+// True for a single query at or after the position of every key, as in generation: nothing is masked.
 bool sees_all(const CoreInputs& in, const CorePositions& positions) {
   return in.q.size(0) == 1 && !positions.queries.rows.defined() && !positions.keys.rows.defined() &&
          positions.queries.first >= positions.keys.first + in.k.size(0) - 1;
@@ -57,7 +57,7 @@ config::ParamsDtype dtype_of(const at::Tensor& x) {
   }
 }
 
-// Whether what is masked are later keys, and those that a window or offsets of documents say.
+// True if the mask hides only later keys, keys outside the window, and keys of other documents given by offsets.
 bool plain_mask(const CoreInputs& in, const CoreCall& call) {
   const Microbatch& batch = call.batch;
   const bool documents = batch.document_ids.defined();
@@ -65,7 +65,7 @@ bool plain_mask(const CoreInputs& in, const CoreCall& call) {
   return plain_causal(in, call.positions) || (sees_all(in, call.positions) && !documents && call.spec.window < 0);
 }
 
-// All but how its queries and keys meet.
+// Sets all fields except plain_mask and the numbers of queries and keys.
 config::AttentionCase case_of(const CoreInputs& in, const CoreCall& call) {
   const CoreSpec& spec = call.spec;
   config::AttentionCase c{dtype_of(in.q), spec.head_dim, spec.v_head_dim};
@@ -78,7 +78,7 @@ config::AttentionCase case_of(const CoreInputs& in, const CoreCall& call) {
   return c;
 }
 
-// In one call; AttentionBy::own: none of libtorch's GPU operators can compute this without a mask tensor.
+// The operator for one call. AttentionBy::own: no GPU operator of libtorch can compute it without a mask tensor.
 FusedSpec how_to_fuse(const CoreInputs& in, const CoreCall& call) {
   config::AttentionCase c = case_of(in, call);
   c.plain_mask = plain_mask(in, call);
@@ -92,7 +92,7 @@ FusedSpec how_to_fuse(const CoreInputs& in, const CoreCall& call) {
 bool known_to_the_host(const Positions& positions, int64_t rows) {
   return positions.rows.defined() && rows > 0 && num_rows(positions.runs) == rows;
 }
-// Of half types: memory-efficient attention, of fp32, has a logsumexp of another form.
+// Requires half types: memory-efficient attention, which fp32 uses, has a logsumexp of another shape.
 bool has_known_rows(const CoreInputs& in, const CorePositions& positions) {
   return is_half(in.q) && known_to_the_host(positions.queries, in.q.size(0)) &&
          known_to_the_host(positions.keys, in.k.size(0));
@@ -132,7 +132,7 @@ Calls calls_of_blocks(const CoreInputs& in, const CoreCall& call, const std::vec
   return calls;
 }
 
-// Nothing where an operator would have to take a mask; none at all where no query sees a key.
+// Returns nullopt if an operator would need a mask tensor, and an empty list if no query sees a key.
 Calls library_calls(const CoreInputs& in, const CoreCall& call) {
   if (!has_known_rows(in, call.positions)) return one_call(in, call);
   const std::vector<RowRun> queries = RowOrder(call.positions.queries.runs).positions(),
@@ -147,7 +147,7 @@ Calls library_calls(const CoreInputs& in, const CoreCall& call) {
   return one_call(in, {call.spec, plain, call.batch});
 }
 
-// Queries and keys in the order of their positions, where those are chosen.
+// Sorts queries and keys by position if they have explicit positions.
 struct OrderedRows {
   RowOrder queries, keys;
 
@@ -170,13 +170,13 @@ at::Tensor cut(const at::Tensor& x, const RowRun& rows) { return x.narrow(0, row
 CoreInputs cut(const CoreInputs& in, const LibraryCall& part) {
   return {cut(in.q, part.queries), cut(in.k, part.keys), cut(in.v, part.keys)};
 }
-// logsumexp of all queries stays as the operator left it.
+// For all queries the operator's logsumexp is unchanged, because it may be padded.
 CoreResult cut(const CoreResult& all, const RowRun& queries) {
   if (queries.count == all.out.size(0)) return all;
   return {cut(all.out, queries), all.logsumexp.narrow(2, queries.first, queries.count)};
 }
 
-// A sum over calls, each of which adds to some rows.
+// Sums results of calls that each cover some rows.
 class CallSums {
  public:
   explicit CallSums(const at::Tensor& like) : like_(like) {}
@@ -195,14 +195,13 @@ class CallSums {
   at::Tensor like_, sum_;
 };
 
-// As of queries that see no keys.
 CoreResult sees_nothing(const CoreInputs& in) {
   const int64_t s = in.q.size(0), b = in.q.size(1), heads = in.q.size(2);
   const at::TensorOptions wide = in.q.options().dtype(acc_type(in.q.scalar_type()));
   return {at::zeros({s, b, heads, in.v.size(3)}, in.q.options()), at::full({b, heads, s}, -kInfinity, wide)};
 }
 
-// What calls gave, joined where they have the same queries.
+// Joins the results of calls with the same queries by logsumexp.
 class JoinedCalls {
  public:
   explicit JoinedCalls(const CoreInputs& in) : in_(in) {}
@@ -229,7 +228,7 @@ class JoinedCalls {
  private:
   const CoreInputs& in_;
   CoreResult all_;
-  int64_t given_ = 0;  // the first query that no call has had
+  int64_t given_ = 0;  // first query that no call has covered
 };
 
 CoreResult forward_of(const CoreInputs& in, const CoreCall& call, const LibraryCall& part) {
@@ -245,7 +244,7 @@ CoreResult forward_in_order(const CoreInputs& in, const CoreCall& call, const Li
   return all.take();
 }
 
-// Operators take exp(score - logsumexp) for a probability.
+// Operators compute probabilities as exp(score - logsumexp), so +inf gives hidden queries probability 0.
 CoreResult left_for(const CoreResult& result, const LibraryCall& part) {
   CoreResult left = cut(result, part.queries);
   if (part.hidden.defined()) left.logsumexp = left.logsumexp.masked_fill(part.hidden, kInfinity);

@@ -1,7 +1,7 @@
-// Core attention of a GPU by libtorch's operators (fused_attention.h), as the table of config/attention.h says: in
-// one call where the mask is one that they know, and of chosen rows, as context parallelism has them, in several
-// (attention_blocks.h) that are joined by their logsumexp, of half types. Rows are put in the order of their
-// positions first. The same choice is made for forward and backward.
+// Core attention on a GPU by libtorch's operators (fused_attention.h), selected by the table in config/attention.h.
+// Masks that an operator supports take one call. Masks over arbitrary positions, as in context parallelism, take
+// several calls (attention_blocks.h), joined by their logsumexp; these require half types. Rows are first sorted by
+// position. Forward and backward make the same choice.
 #pragma once
 
 #include <optional>
@@ -12,17 +12,17 @@
 
 namespace metroplex::nn {
 
-// As attend() and attend_backward(); nothing where there is no operator for it.
+// Same contract as attend() and attend_backward(). They return nullopt if no operator supports the case.
 std::optional<CoreResult> library_attention(const CoreInputs& in, const CoreCall& call);
 std::optional<CoreInputs> library_attention_backward(const at::Tensor& dout, const CoreInputs& in,
                                                      const CoreResult& result, const CoreCall& call);
 
-// One call of an operator: of rows of the queries and of the keys, both in the order of their positions. Queries of a
-// call have either all been in calls before it, or none of them, nor any behind them.
+// One call of an operator on ranges of query and key rows, both sorted by position. For each call, either all its
+// queries occur in earlier calls, or none of them and no later query does.
 struct LibraryCall {
   RowRun queries, keys;
   FusedSpec spec;
-  at::Tensor hidden = {};  // BlockDocuments::hidden; undefined: none
+  at::Tensor hidden = {};  // BlockDocuments::hidden; undefined: no hidden rows
 };
 using LibraryCalls = std::vector<LibraryCall>;
 CoreResult attention_by_calls(const CoreInputs& in, const CoreCall& call, const LibraryCalls& calls);

@@ -12,11 +12,10 @@
 namespace metroplex::nn {
 namespace {
 
-// A collective in flight and the tensor that it fills.
 struct PendingTensor {
   at::Tensor tensor;
   comm::Handle handle;
-  at::Tensor source;  // stays alive until the end
+  at::Tensor source;  // must live until completion
   at::Tensor wait() {
     handle.wait();
     return tensor;
@@ -32,7 +31,7 @@ PendingTensor start_gather(const at::Tensor& x, const comm::Group& sp) {
   return pending;
 }
 
-// x summed over both groups, of which one is a group of one: a reduce-scatter over sp, or an all-reduce.
+// Reduces x over both groups, one of which has size one: a reduce-scatter over sp, or an all-reduce.
 PendingTensor start_reduce(const at::Tensor& x, const comm::Group& sp, const comm::Group& tp_reduce) {
   if (sp.size() == 1) return {x, comm::all_reduce_async(x, tp_reduce), {}};
   std::vector<int64_t> sizes = x.sizes().vec();
@@ -42,10 +41,8 @@ PendingTensor start_reduce(const at::Tensor& x, const comm::Group& sp, const com
   return pending;
 }
 
-// The input, where gradients of the layer's own need it.
 Saved kept_for(bool needed, const SavePolicy& saving, const Input& in) { return needed ? saving.keep(in) : Saved(); }
 
-// What an adapted layer's backward needs beside its input.
 struct AdaptersSaved {
   AdapterRows rows;
   std::vector<Saved> hidden;
@@ -68,7 +65,7 @@ topology::Cut output_cut(const LinearSpec& spec, const comm::Group& tp) {
   return cut;
 }
 
-// <name>.weight [out, in] and <name>.bias [out], split over tp by output features.
+// Placement of <name>.weight [out, in] or <name>.bias [out], split over tp by output features.
 topology::Placement output_placement(const LinearSpec& spec, const comm::Group& tp, topology::Role role) {
   const std::string name = spec.name + (role == topology::Role::bias ? ".bias." : ".weight.");
   topology::Placement placement{.cuts = {output_cut(spec, tp)}, .role = role, .parts = spec.parts};

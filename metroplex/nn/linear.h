@@ -1,6 +1,6 @@
-// Linear layers split over the tensor-parallel group: by output features (column) or by input features (row), or held
-// whole by every rank (replicated). The weight gradient goes straight into main_grad, overlapped with the collective
-// of the input gradient. Where the layer has adapters (lora.h) their part is added before each sum over the ranks.
+// Linear layers, split over the tensor-parallel group by output features (column) or input features (row), or
+// replicated on every rank. The weight gradient is accumulated directly into main_grad, overlapped with the
+// collective of the input gradient. Adapters (lora.h) contribute before each sum over the ranks.
 // Shapes: s sequence, b microbatch; activations are [s, b, features], with sequence parallelism [s/tp, b, features]
 // before a column-parallel and after a row-parallel layer.
 #pragma once
@@ -25,11 +25,11 @@ struct LinearSpec {
   std::string name;  // parameters are <name>.weight [out, in] and <name>.bias [out]
   int64_t in_features = 0, out_features = 0;
   bool bias = true;
-  bool skip_bias_add = false;  // the caller adds bias() and its gradient
+  bool skip_bias_add = false;  // the caller adds bias() and accumulates its gradient
   Init init = Init::normal;
-  bool gated = false;                             // column: the output is two halves [gate; up], each split over tp
-  std::vector<topology::Part> parts = {};         // of the output features, named within weight and bias
-  std::vector<config::AdapterBox> adapters = {};  // that peft.lora_target_modules may name
+  bool gated = false;                             // column only: output is [gate; up], each half split over tp
+  std::vector<topology::Part> parts = {};         // named regions of the output features, for weight and bias
+  std::vector<config::AdapterBox> adapters = {};  // candidates for peft.lora_target_modules
 };
 
 inline LinearSpec linear_spec(const std::string& name, int64_t in, int64_t out, bool bias) {
@@ -41,19 +41,18 @@ inline LinearSpec linear_spec(const std::string& name, int64_t in, int64_t out, 
   return spec;
 }
 
-// The dropout mask of a layer's adapters (adapter_rows) is passed to its forward; without their dropout, or in
-// evaluation, it is empty.
+// adapter_rows() returns the dropout mask of the adapters, which is passed to forward(). The mask is empty in
+// evaluation and without adapter dropout.
 
 class ColumnParallelLinear {
  public:
   ColumnParallelLinear(const LinearSpec& spec, const LayerContext& context);
-  // Without bias, over an existing weight [rows of this rank, in] (the output layer; tied: the word embedding).
+  // Uses an existing weight [local rows, in], without bias: the output layer, possibly tied to the word embedding.
   ColumnParallelLinear(std::shared_ptr<Param> weight, const LayerContext& context);
 
-  // in.x [s (/tp with sequence parallelism), b, in] -> [s, b, out/tp].
+  // Maps in.x [s (/tp with sequence parallelism), b, in] to [s, b, out/tp].
   at::Tensor forward(const Input& in, const AdapterRows& rows = {});
   AdapterRows adapter_rows(const Input& in, const Microbatch& batch) const;
-  // Whether backward needs the input.
   bool keeps_input() const { return !weight_->frozen || adapters_.need_input(); }
   Param& weight() { return *weight_; }
   Param* bias() { return bias_ ? bias_.get() : nullptr; }
@@ -72,8 +71,8 @@ class RowParallelLinear {
  public:
   RowParallelLinear(const LinearSpec& spec, const LayerContext& context);
 
-  // in.x [s, b, in/tp] -> [s (/tp with sequence parallelism), b, out], summed
-  // over the group; the bias is added once, after the sum.
+  // Maps in.x [s, b, in/tp] to [s (/tp with sequence parallelism), b, out], summed over the group. The bias is added
+  // once, after the sum.
   at::Tensor forward(const Input& in, const AdapterRows& rows = {});
   AdapterRows adapter_rows(const Input& in, const Microbatch& batch) const;
   Param& weight() { return *weight_; }
@@ -90,13 +89,13 @@ class RowParallelLinear {
   Adapters adapters_;
 };
 
-// For outputs narrower than the collectives of a split would be worth: every rank computes all of them, of the rows
-// that it has.
+// A linear layer replicated on every rank, for outputs too narrow to be worth the collectives of a split. Each rank
+// computes all features of its local rows.
 class ReplicatedLinear {
  public:
   ReplicatedLinear(const LinearSpec& spec, const LayerContext& context);
 
-  // in.x [s (/tp with sequence parallelism), b, in] -> the same rows, [..., out].
+  // Maps in.x [s (/tp with sequence parallelism), b, in] to [..., out] for the same rows.
   at::Tensor forward(const Input& in, const AdapterRows& rows = {});
   AdapterRows adapter_rows(const Input& in, const Microbatch& batch) const;
   void collect_params(std::vector<Param*>& params);
@@ -109,7 +108,7 @@ class ReplicatedLinear {
   Adapters adapters_;
 };
 
-// main_grad += dy^T x over all leading dimensions, in main_grad's precision where the device can.
+// main_grad += dy^T x over all leading dimensions, in the precision of main_grad if the device supports it.
 void accumulate_weight_gradient(const cuda::Target& target, Param& weight, const at::Tensor& dy, const at::Tensor& x);
 // main_grad += sum of dy over all leading dimensions.
 void accumulate_bias_gradient(const cuda::Target& target, Param& bias, const at::Tensor& dy);

@@ -49,7 +49,7 @@ Adapters::Adapter Adapters::make(const AdapterSpec& spec, const config::AdapterB
   made.a = param(config::kLoraA, {rank, spec.in_features}, a, Init::uniform_of_inputs);
   made.b = param(config::kLoraB, {box.rows(), rank}, b, Init::zeros);
   made.key = random_key(context.seed ^ base::hash_name(module.c_str()), 0, RandomSite::adapter_input);
-  // Of several groups a rank has some; of one it has a part.
+  // With several groups a rank has whole groups; with one group it has a shard of it.
   const int64_t ranks = spec.split == LinearSplit::output ? tp.size() : 1;
   const bool by_groups = box.repeats % ranks == 0;
   const int64_t cut = by_groups ? 1 : ranks;
@@ -75,7 +75,6 @@ at::Tensor Adapters::dropped(const at::Tensor& x, const Adapter& adapter, const 
   return with_mask(target_, x, own);
 }
 
-// [rows, groups, size] of `out` [s, b, groups * width].
 at::Tensor Adapters::box_of(const at::Tensor& out, const Adapter& adapter) const {
   return out.view({-1, adapter.groups, adapter.width}).narrow(2, adapter.begin, adapter.size);
 }

@@ -1,7 +1,8 @@
-// The low-rank adapters of one linear layer (LoRA, arXiv 2106.09685): its output gets scale B A dropout(x). Of a
-// layer split by output features every rank has all of A and its rows of B; by input features its columns of A and
-// all of B, and the sum over the ranks is that of the layer. What is whole on each rank has a gradient that is a
-// summand. A begins as PEFT's (Kaiming-uniform with a = sqrt 5: uniform within 1 / sqrt(in)), B with zeros.
+// Low-rank adapters of one linear layer (LoRA, arXiv 2106.09685): its output is increased by scale B A dropout(x). If
+// the layer is split by output features, every rank has all of A and its rows of B. If it is split by input features,
+// a rank has its columns of A and all of B. The layer's reduction then also sums the adapters. Gradients of
+// replicated matrices are partial sums. A is initialized as in PEFT (Kaiming-uniform with a = sqrt 5: uniform within
+// 1 / sqrt(in)), B with zeros.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,14 +22,14 @@ namespace metroplex::nn {
 enum class LinearSplit { output, input, none };
 
 struct AdapterSpec {
-  std::string linear;  // <prefix>.linear_..., of the adapted layer
+  std::string linear;  // <prefix>.linear_..., the name of the adapted layer
   int64_t in_features = 0;
   std::vector<config::AdapterBox>
-      boxes;  // of the whole layer; those that peft.lora_target_modules names get adapters
+      boxes;  // regions of the unsharded output; those in peft.lora_target_modules get adapters
   LinearSplit split = LinearSplit::none;
 };
 
-// Which elements of the layer's input are dropped; of a layer without adapters, or without their dropout, nothing.
+// Dropout mask of the layer's input; empty without adapters or without adapter dropout.
 using AdapterRows = DropoutMask;
 
 class Adapters {
@@ -37,20 +38,19 @@ class Adapters {
   Adapters(const AdapterSpec& spec, const LayerContext& context);
 
   bool empty() const { return adapters_.empty(); }
-  // Whether backward needs the input of the layer.
   bool need_input() const;
-  // For an input of the layer of `sizes` [s, b, in of this rank], whose rows begin at `first_row` of the
-  // microbatch's.
+  // Returns the mask for an input of `sizes` [s, b, local in] whose rows begin at row `first_row` of the microbatch.
   AdapterRows rows(at::IntArrayRef sizes, int64_t first_row, const Microbatch& batch) const;
 
-  // out [s, b, out of this rank] += scale B A dropout(x); x [s, b, in of this rank] has the same rows. Returns
-  // scale A dropout(x) of each adapter, [s, b, rank].
+  // out [s, b, local out] += scale B A dropout(x); x [s, b, local in] has the same rows. Returns scale A dropout(x)
+  // of each adapter, [s, b, rank].
   std::vector<at::Tensor> add_outputs(const at::Tensor& out, const at::Tensor& x, const AdapterRows& rows) const;
   std::vector<Saved> keep(const std::vector<at::Tensor>& hidden) const;
-  // dx [s, b, in of this rank] += the gradient of x. Returns that of A dropout(x) of each adapter.
+  // dx [s, b, local in] += the adapters' gradient of x. Returns the gradient of A dropout(x) of each adapter.
   std::vector<at::Tensor> add_input_gradients(const at::Tensor& dx, const at::Tensor& dy,
                                               const AdapterRows& rows) const;
-  // The gradients of A and B. `hidden` and `dhidden` are what the functions above returned.
+  // Accumulates the gradients of A and B. `hidden` is the result of keep(add_outputs()), `dhidden` that of
+  // add_input_gradients().
   struct Backward {
     at::Tensor dy, x;
     const std::vector<Saved>& hidden;
@@ -62,8 +62,8 @@ class Adapters {
  private:
   struct Adapter {
     std::shared_ptr<Param> a, b;
-    int64_t groups = 1, width = 0, begin = 0, size = 0;  // of this rank's output, as config::AdapterBox
-    uint64_t key = 0;                                    // of its dropout
+    int64_t groups = 1, width = 0, begin = 0, size = 0;  // region of this rank's output, as in config::AdapterBox
+    uint64_t key = 0;                                    // key of its dropout
   };
   Adapter make(const AdapterSpec& spec, const config::AdapterBox& box, const LayerContext& context) const;
   at::Tensor box_of(const at::Tensor& out, const Adapter& adapter) const;
@@ -73,7 +73,7 @@ class Adapters {
   cuda::Target target_;
   SavePolicy saving_;
   double scale_ = 1, dropout_ = 0;
-  int parts_ = 1, part_ = 0;  // of the input's columns
+  int parts_ = 1, part_ = 0;  // column shard of the input
 };
 
 }  // namespace metroplex::nn

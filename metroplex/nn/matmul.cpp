@@ -21,8 +21,8 @@ namespace kernels = cuda::kernels;
 
 at::Tensor rows_of(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
-// libtorch refuses direct calls of oneDNN, even in fp32, where oneDNN has no bf16: on older processors, and where
-// ONEDNN_MAX_CPU_ISA limits it to their instructions.
+// libtorch rejects direct oneDNN calls, even in fp32, if oneDNN has no bf16: on older CPUs, or if ONEDNN_MAX_CPU_ISA
+// restricts the instruction set.
 bool onednn_is_taken() {
   const auto supported = c10::Dispatcher::singleton().findSchema({"mkldnn::_is_mkldnn_bf16_supported", ""});
   if (!supported) return false;
@@ -36,18 +36,17 @@ bool use_onednn_at_all() {
   return taken && product_choice().onednn_floats && at::globalContext().userEnabledMkldnn();
 }
 
-// Below a million multiply-adds the 10 us in which oneDNN looks up its kernel cost more than its faster loop saves.
+// Below a million multiply-adds, oneDNN's 10 us kernel lookup costs more than its faster loop saves.
 bool use_onednn(const cuda::Target& target, const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == at::kFloat && !target.gpu() && a.size(0) * a.size(1) * b.size(1) > (int64_t{1} << 20) &&
          use_onednn_at_all();
 }
 
-// Of a [m, k] times b [k, n].
 double flops_of(const at::Tensor& a, const at::Tensor& b) {
   return 2.0 * static_cast<double>(a.size(0)) * static_cast<double>(a.size(1)) * static_cast<double>(b.size(1));
 }
 
-// out = a b + beta out; bypasses libtorch's dispatcher, so it is launched, and recorded, as a kernel of our own.
+// out = a b + beta out. It bypasses libtorch's dispatcher, so it is launched and recorded as one of our kernels.
 void onednn_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, float beta) {
   at::native::mkldnn_matmul(a, b, out, beta, 1.0F);
 }
@@ -56,7 +55,6 @@ bool widens(const at::Tensor& gradient, const at::Tensor& x) {
   return gradient.scalar_type() == at::kFloat && is_half(x) && gradient.is_contiguous() && x.is_contiguous();
 }
 
-// Calls body(Bf16{}) or body(F16{}).
 template <class Body>
 void dispatch_half(at::ScalarType type, const Body& body) {
   type == at::kHalf ? body(kernels::F16{}) : body(kernels::Bf16{});
@@ -72,7 +70,7 @@ bool use_mkl_sums(const at::Tensor& gradient, const at::Tensor& x) {
   return product_choice().mkl_bf16_sums && fits(gradient) && fits(x);
 }
 
-// gradient [out, in] = or += dy^T x in fp32.
+// gradient [out, in] = or += dy^T x in fp32, by MKL.
 void mkl_weight_gradient(const at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x, bool adds) {
   constexpr int kRowMajor = 101, kAsItIs = 111, kTransposed = 112;
   if (x.size(0) == 0) {
@@ -84,7 +82,6 @@ void mkl_weight_gradient(const at::Tensor& gradient, const at::Tensor& dy, const
                          x.const_data_ptr(), in, adds ? 1.0F : 0.0F, gradient.mutable_data_ptr<float>(), in);
 }
 
-// The same by our own tiles.
 void own_weight_gradient(const at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x, bool adds) {
   int64_t arguments[kernels::kGroupedFields];
   arguments[kernels::kPointerA] = reinterpret_cast<int64_t>(dy.const_data_ptr());
@@ -101,7 +98,7 @@ void own_weight_gradient(const at::Tensor& gradient, const at::Tensor& dy, const
                                                       .out = dy.size(1)});
 }
 
-// In blocks of gradient rows, so that the product of a block is still in cache when it is added.
+// Processes blocks of gradient rows, so that the product of a block is still in cache when it is added.
 void put_rounded_product(const cuda::Target& target, const at::Tensor& gradient, const at::Tensor& dy_t,
                          const at::Tensor& x, bool adds) {
   constexpr int64_t kBytes = int64_t{8} << 20;
@@ -115,7 +112,7 @@ void put_rounded_product(const cuda::Target& target, const at::Tensor& gradient,
   }
 }
 
-// Whether our kernel adds up the rows: on the CPU those of halves, which libtorch would widen first.
+// True if our kernel sums the rows. On the CPU it does so for half types, which libtorch would widen first.
 bool own_sums(const cuda::Target& target, const at::Tensor& gradient, const at::Tensor& rows) {
   return (target.gpu() || is_half(rows)) && gradient.is_contiguous() &&
          gradient.scalar_type() == acc_type(rows.scalar_type());
@@ -149,7 +146,7 @@ at::Tensor linear_product(const cuda::Target& target, const at::Tensor& x, const
     cuda::launch(target, {"onednn_product", {&a, &matrix}, {&rows}, {}, flops}, onednn_product, cuda::CpuOnly{}, rows,
                  a, matrix, 0.0F);
   } else if (target.gpu() && bias.defined()) {
-    // Of a bias in one dimension libtorch makes an epilogue of cuBLASLt's product.
+    // libtorch fuses a 1-D bias into the cuBLASLt epilogue.
     at::addmm_out(rows, bias, a, matrix);
     cuda::issued(target, {"addmm", {&bias, &a, &matrix}, {&rows}, {}, flops});
     return out;

@@ -15,7 +15,6 @@ namespace {
 
 namespace kernels = cuda::kernels;
 
-// Calls body(In{}, Out{}).
 template <class Body>
 void dispatch_pair(at::ScalarType in, at::ScalarType out, const Body& body) {
   dispatch_element(out, [&](auto narrow) {
@@ -42,7 +41,6 @@ Norm::Norm(const NormSpec& spec, const LayerContext& context) : spec_(spec), tar
   }
 }
 
-// The tensors of one call of a kernel.
 struct Norm::Forward {
   at::Tensor x, weight, bias, out, mean, rstd;
   kernels::NormShape shape;
@@ -62,7 +60,7 @@ struct Norm::Forward {
 struct Norm::Backward {
   at::Tensor dy, x, weight, mean, rstd, add, dx, dweight, dbias;
   kernels::NormShape shape;
-  at::Tensor lines;  // on a GPU
+  at::Tensor lines;  // GPU only
   cuda::Target target;
 
   template <class In, class Out>

@@ -1,7 +1,7 @@
 // LayerNorm and RMSNorm over the last dimension, computed in at least fp32. The result has the type of the
 // parameters, also with an fp32 residual stream (precision.fp32_residual_connection). Parameters are replicated over
-// tp; where a rank normalizes only its part of the rows or heads (sequence parallelism, q and k norms), their
-// gradients are partial sums over NormSpec::partial.
+// tp. If a rank normalizes only its share of the rows or heads (sequence parallelism, q and k norms), their gradients
+// are partial sums over NormSpec::partial.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,12 +22,11 @@ struct NormSpec {
   int64_t width = 0;
   bool rms = false;
   double epsilon = 1e-5;
-  topology::AxisSet partial = {};  // of both gradients
+  topology::AxisSet partial = {};  // axes over which both gradients are partial sums
   topology::Role role = topology::Role::norm;
-  bool one_plus = false;  // multiplies by 1 + weight, which begins at 0
+  bool one_plus = false;  // multiplies by 1 + weight; weight is initialized to 0
 };
 
-// What backward needs.
 struct NormSaved {
   at::Tensor x, mean, rstd;
 };
@@ -37,14 +36,14 @@ class Norm {
   Norm(const NormSpec& spec, const LayerContext& context);
 
   at::Tensor forward(const at::Tensor& x);
-  // Forward and backward without autograd, for use inside a larger node. `saved` may be null.
+  // Forward and backward without autograd, for use inside a larger autograd node. `saved` may be null.
   at::Tensor apply(const at::Tensor& x, NormSaved* saved) const;
   at::Tensor backward(const at::Tensor& dy, const NormSaved& saved);
 
-  // norm(sum.out), with sum.out = sum.residual + dropout(sum.x + sum.bias) written in the same pass over memory.
+  // Returns norm(sum.out). The same pass over memory computes sum.out = sum.residual + dropout(sum.x + sum.bias).
   at::Tensor apply(const BiasDropoutAddOperands& sum, const DropoutMask& mask, NormSaved* saved) const;
-  // Its backward. dy: gradient of the norm; dsum: gradient of sum.out from its other readers, may be undefined.
-  // `dresidual` and `dx` may be one tensor, where there is no dropout and no cast between them.
+  // Backward of the fused pass. dy: gradient of the norm; dsum: gradient of sum.out from its other readers, may be
+  // undefined. Without dropout and cast, `dresidual` and `dx` are the same tensor.
   struct SumGradients {
     at::Tensor dresidual, dx;
   };
@@ -62,10 +61,10 @@ class Norm {
 
   NormSpec spec_;
   cuda::Target target_;
-  Param weight_, bias_;  // bias_ is empty with rms
+  Param weight_, bias_;  // bias_ is empty for RMSNorm
 };
 
-// norm(x) as the input of the layers that follow, which do not save it where the policy recomputes norms.
+// Returns norm(x) as an Input; the following layers do not save it if the policy recomputes norms.
 Input normalize(Norm& norm, const at::Tensor& x, const SavePolicy& saving);
 
 }  // namespace metroplex::nn

@@ -22,7 +22,7 @@ void accumulate_fp16(Param& param, const std::function<void(at::Tensor& main_gra
   add_fp16(param, one_call);
 }
 
-// fp16: at the last use of a microbatch its sum is added to main_grad.
+// For fp16, the last use of a microbatch adds the microbatch's sum to main_grad.
 void end_use(Param& param) {
   if (++param.uses_of_microbatch == param.uses_per_microbatch) {
     param.settle();

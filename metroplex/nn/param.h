@@ -1,6 +1,6 @@
-// A parameter and everything others need to know of it: name, placement, gradient. Optimizer, gradient reduction,
-// gradient norm and checkpoint read the placement here and nowhere else. Parameters are not autograd leaves: a layer
-// reads `data` in forward and again in backward and adds the weight gradient into `main_grad` itself.
+// A parameter with its name, placement and gradient. Optimizer, gradient reduction, gradient norm and checkpoint read
+// the placement only here. Parameters are not autograd leaves: a layer reads `data` in forward and in backward, and
+// adds the weight gradient to `main_grad` itself.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,53 +21,56 @@ enum class Init { normal, scaled_normal /* std / sqrt(2 L) */, zeros, ones, unif
 
 struct Param : NamedTensor {
   Init init = Init::normal;
-  at::ScalarType dtype = at::kFloat;       // that `data` will have, while it is away
-  std::function<void(Param&)> initialize;  // set instead of values when these are wanted later: fills `data`
-  at::Tensor main_grad;                    // same shape; a view of the gradient buffer (distributed/grad_buffer)
-  bool frozen = false;  // no gradient: what is accumulated is not computed, and main_grad stays undefined
-  bool fresh = false;   // main_grad holds nothing of this step yet, whatever lies there
+  at::ScalarType dtype = at::kFloat;       // dtype of `data`, also while `data` is undefined
+  std::function<void(Param&)> initialize;  // set while initialization is deferred: fills `data`
+  at::Tensor main_grad;                    // same shape; a view of the gradient buffer
+  bool frozen = false;                     // no gradient is computed, and main_grad stays undefined
+  bool fresh = false;                      // main_grad is uninitialized in this step; its memory may hold old values
 
-  int calls_per_use = 1;        // calls of accumulate() that complete one use
-  int uses_per_microbatch = 1;  // how often segments read it, see count_uses() (2: tied head on one stage)
+  int calls_per_use = 1;        // accumulate() calls that complete one use
+  int uses_per_microbatch = 1;  // segment reads per microbatch, see count_uses() (2: tied head on one stage)
 
-  // Called by layers, a frozen parameter ignores it: adds to main_grad through `add`, which owns what it reads and
-  // may be called later (deferred); the last call of a use counts it. The first before_use listener may allocate
-  // main_grad; on_use listeners are called in reverse order of registration. An fp16 parameter's gradient of one
-  // microbatch is rounded to fp16, use by use and as their sum, before it is added: what fp16 cannot hold is an
-  // overflow, as in Megatron-LM, where autograd makes it.
+  // Adds to main_grad by calling `add`; no-op if frozen. `add` owns the tensors it reads, because the call may be
+  // deferred. The last call of a use counts the use. The first before_use listener may allocate main_grad. on_use
+  // listeners run in reverse order of registration.
+  // For an fp16 parameter each gradient, and their sum over a microbatch, is rounded to fp16 before it is added to
+  // main_grad. Values out of fp16's range overflow, as in Megatron-LM, where autograd produces fp16 gradients.
   void accumulate(const std::function<void(at::Tensor& main_grad)>& add);
-  // The same for what can also write: with `adds` false `put` fills all of main_grad, which needs no zeros then.
+  // Same for operators that can also overwrite: with `adds` false, `put` fills all of main_grad, which needs no
+  // zeros.
   void accumulate_or_write(const std::function<void(at::Tensor& main_grad, bool adds)>& put);
-  // Adds what other ranks have to add. `start` is called now, with what they add to: a tensor like main_grad, which
-  // nobody else touches until the operation that it returns is waited for. That is when the last use of the
-  // microbatch counts, of which this is none; `held` lives as long. One at a time.
+  // Adds a contribution that arrives from other ranks. Calls `start` with the tensor to add to, which is shaped like
+  // main_grad. No other code may access that tensor before the returned operation has completed. The last use of the
+  // microbatch waits for it; this call does not count as a use. `held` stays alive until then. Only one may be
+  // pending; no-op if frozen.
   void accumulate_later(const std::function<comm::Handle(const at::Tensor& sums)>& start, at::Tensor held);
-  // Waits for it now; without it, nothing.
+  // Waits for the pending contribution, if any.
   void settle();
   bool settled() const { return !arriving.has_value(); }
-  // Zeroes a fresh main_grad. To be called before it is read, or an addition to it is captured.
+  // Zeroes main_grad if it is uninitialized. This is required before a read of main_grad, and before the capture of
+  // an addition.
   void zero_fresh();
   base::Listeners<std::function<void()>> before_use, on_use;
   void tell_before_use() const;
   void tell_use() const;
-  // Where not null, the calls above are put here instead, in order, and do their work when they are called.
+  // If not null, the accumulate calls above are appended here instead, and do their work when the closures run.
   std::vector<std::function<void()>>* deferred = nullptr;
-  // Around the backward of an island whose segments list the parameter `times` times: uses that it did not reach, or
-  // not in full, count when it ends. With `tells` false the listeners are not called: a captured backward calls
-  // them beside every replay, and leaves nothing unsettled.
+  // These enclose the backward of an autograd region whose segments list the parameter `times` times. end_backward()
+  // counts the uses that the backward did not reach or complete. With `tells` false the listeners are not called: a
+  // captured backward calls them at every replay instead, and leaves no contribution pending.
   void begin_backward(bool tells = true);
   void end_backward(int times);
 
-  int calls_of_backward = 0;   // of accumulate()
-  bool tells = true;           // the listeners, in this backward
-  at::Tensor microbatch_grad;  // fp16: sum of the calls of a microbatch, until its last use
-  int uses_of_microbatch = 0;  // that are in it
+  int calls_of_backward = 0;  // accumulate() calls in this backward
+  bool tells = true;
+  at::Tensor microbatch_grad;  // fp16: sum over the microbatch, until its last use
+  int uses_of_microbatch = 0;
   struct Arriving {
     comm::Handle handle;
     at::Tensor held;
-    at::Tensor sums;  // fp16: what goes into microbatch_grad; undefined: main_grad itself
+    at::Tensor sums;  // fp16: sum to be added to microbatch_grad; undefined: main_grad itself
   };
-  std::optional<Arriving> arriving;  // accumulate_later()
+  std::optional<Arriving> arriving;  // the pending accumulate_later()
 
   at::ScalarType scalar_type() const { return data.defined() ? data.scalar_type() : dtype; }
   bool decays() const { return topology::decays(placement, global_shape.size()); }

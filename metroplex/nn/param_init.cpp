@@ -22,7 +22,7 @@ void fill_runs(Param& param, const Fill& fill_run) {
     at::parallel_for(0, count, 4096,
                      [&](int64_t begin, int64_t end) { fill_run(out + local + begin, global + begin, end - begin); });
   });
-  // Rounded on the host: a GPU might round differently, and initial weights are to be the same everywhere.
+  // Rounds on the host: a GPU might round differently, and initial weights must be equal on all devices.
   param.data.copy_(param.data.is_cpu() ? values : values.to(param.data.scalar_type()));
 }
 
@@ -47,7 +47,7 @@ void fill_uniform(Param& param, uint64_t seed, double bound) {
   });
 }
 
-// Megatron's expert tensors have a generator of their own, which no two expert-parallel ranks share.
+// Megatron's expert tensors have a separate generator, which no two expert-parallel ranks share.
 const at::Generator& stream_of(const InitStreams& streams, const topology::Placement& placement) {
   if (placement.grid == topology::Grid::expert) return streams.expert_parallel;
   return placement.cuts.empty() ? streams.replicated : streams.model_parallel;
@@ -74,7 +74,7 @@ void give_first_values(Param& param, Init init, const LayerContext& context) {
     param.data.fill_(init == Init::ones ? 1 : 0);
     return;
   }
-  if (init == Init::uniform_of_inputs) {  // small, and drawn whoever loads a model: it may have none
+  if (init == Init::uniform_of_inputs) {  // adapters: sampled even if a model is loaded, because it may have none
     const double bound = 1 / std::sqrt(static_cast<double>(param.global_shape.back()));
     if (!context.streams) return fill_uniform(param, context.seed, bound);
     return draw_from(param, *context.streams,
@@ -82,7 +82,7 @@ void give_first_values(Param& param, Init init, const LayerContext& context) {
   }
   const double depth = 2.0 * static_cast<double>(context.num_layers);
   const double std = init == Init::scaled_normal ? context.init_std / std::sqrt(depth) : context.init_std;
-  if (std == 0) {  // nothing is drawn: whoever loads a model asks for that
+  if (std == 0) {  // the caller loads a model: nothing is sampled
     param.data.zero_();
   } else if (context.streams) {
     draw_from(param, *context.streams, [&](at::Tensor& x, const at::Generator& from) { x.normal_(0.0, std, from); });

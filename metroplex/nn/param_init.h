@@ -1,6 +1,6 @@
 // Creation and initialization of parameters. By default a value is a function of (seed, name, index in the unsharded
-// tensor), so every layout starts from the same weights. With InitStreams values are drawn parameter by parameter
-// from generators seeded by Megatron's formulas, and the weights depend on the layout.
+// tensor), so every parallel layout starts from the same weights. With InitStreams, values are sampled parameter by
+// parameter from generators seeded by Megatron's formulas; the weights then depend on the layout.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -20,7 +20,7 @@ namespace metroplex::nn {
 
 // Megatron's seeds (tensor_parallel/random.py, training/initialize.py): base = seed + 100 pp_rank.
 struct RngSeeds {
-  uint64_t data_parallel = 0;    // base: what is equal on all tensor-parallel ranks
+  uint64_t data_parallel = 0;    // base: for values equal on all tensor-parallel ranks
   uint64_t model_parallel = 0;   // base + 2718 + tp_rank
   uint64_t expert_parallel = 0;  // base + 1024 + 100 ep_rank + etp_rank
 };
@@ -29,7 +29,7 @@ struct RngPlace {
 };
 RngSeeds rng_seeds(uint64_t seed, const RngPlace& place);
 
-// The generators of one rank, shared by all its stages: parameters are drawn in the order they are made.
+// The generators of one rank, shared by all its stages. Parameters are sampled in the order of their creation.
 struct InitStreams {
   at::Generator replicated, model_parallel, expert_parallel;
 };
@@ -40,16 +40,17 @@ struct ParamSpec {
   std::vector<int64_t> shape;  // unsharded
   topology::Placement placement;
   Init init = Init::normal;
-  std::optional<at::ScalarType> dtype = std::nullopt;  // unset: the context's
+  std::optional<at::ScalarType> dtype = std::nullopt;  // unset: dtype of the context
 };
 
-// Describes the local part, and unless the context defers it, allocates it and gives it its first values.
+// Creates a parameter with its local shape. Unless the context defers it, also allocates and initializes the local
+// shard.
 Param make_param(ParamSpec spec, const LayerContext& context);
 // Allocates `data` of a deferred parameter and calls `initialize`.
 void materialize(Param& param, at::TensorOptions options);
 
-// Sets every element to `value(flat row-major index in the unsharded tensor)`; padding becomes 0. `value` is called
-// from several threads.
+// Sets every element to `value(flat row-major index in the unsharded tensor)`; padding becomes 0. Several threads
+// call `value` concurrently.
 void fill(Param& param, const std::function<double(int64_t global_index)>& value);
 
 }  // namespace metroplex::nn

@@ -16,7 +16,7 @@ ProductChoice choose_products(const Processor& processor) {
 
 Processor this_processor() {
 #if defined(__x86_64__)
-  // Whether MKL sees AMX must not depend on who multiplied before: a process has to ask for it.
+  // A process must request AMX. Without this call, MKL would see AMX only after earlier products had requested it.
   const bool amx = at::cpu::init_amx();
   return {.intel = __builtin_cpu_is("intel") != 0,
           .avx512 = __builtin_cpu_supports("avx512f") != 0,

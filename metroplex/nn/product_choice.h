@@ -1,24 +1,25 @@
-// Which library multiplies matrices on this CPU: by vendor and instruction set, never by timing, so that a run's bits
-// are the same every time on one machine.
+// Selects the matrix product library for this CPU by vendor and instruction set, never by timing. A run therefore
+// gives the same bits every time on one machine.
 #pragma once
 
 namespace metroplex::nn {
 
 struct Processor {
-  bool intel = false, avx512 = false, bf16 = false;  // bf16: products of bf16 (AVX512_BF16 or AMX)
+  bool intel = false, avx512 = false, bf16 = false;  // bf16: instructions for bf16 products (AVX512_BF16 or AMX)
 };
 
 struct ProductChoice {
-  // Large fp32 products. MKL uses AVX-512 on Intel alone; on others oneDNN takes half the time with it.
+  // Large fp32 products by oneDNN. MKL uses AVX-512 on Intel only; on other CPUs with AVX-512 oneDNN takes half the
+  // time.
   bool onednn_floats = false;
-  // Products of bf16 added to fp32 as they are: by MKL, or by our own tiles, which are as quick as oneDNN's products
-  // where there are instructions for bf16. Elsewhere libtorch's, which are rounded to bf16 first.
+  // bf16 products accumulated in fp32, by MKL or by our own tiles. Our tiles are as fast as oneDNN's bf16 products
+  // where the CPU has bf16 instructions. On other CPUs libtorch computes them, and rounds products to bf16 first.
   bool mkl_bf16_sums = false, own_bf16_sums = false;
 };
 
 ProductChoice choose_products(const Processor& processor);
 Processor this_processor();
-// The choice of this process. Tests set another one before the first product.
+// The choice of this process. Tests replace it before the first product.
 ProductChoice& product_choice();
 
 }  // namespace metroplex::nn

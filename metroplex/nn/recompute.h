@@ -1,7 +1,7 @@
-// Activation recompute. Full: for some chunks of layers only the inputs are saved, whole or split over the
-// tensor-parallel ranks (ZeRO-R), and backward runs their forward again. By module: the output of a layer is dropped
-// after its use, and the backward of the next layer recomputes it (nn/saved.h). Dropout masks are the same the second
-// time because they have no generator state.
+// Activation recompute. Full: for chunks of layers only the inputs are saved, whole or sharded over the
+// tensor-parallel ranks (ZeRO-R), and backward runs the forward again. By module: the output of a layer is dropped
+// after use, and the backward of the next layer recomputes it (nn/saved.h). Dropout masks are identical in the
+// recomputation, because they have no generator state.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,32 +17,32 @@
 
 namespace metroplex::nn {
 
-// Blocks [begin, end) of a stage that backward recomputes together; of block `begin` only from segment `segment` on.
+// Blocks [begin, end) of a stage that backward recomputes together; block `begin` only from segment `segment` on.
 struct RecomputedChunk {
   size_t begin = 0, end = 0;
   size_t segment = 0;
 };
 
-// memory.recompute_granularity = full: uniform cuts the stage's layers into chunks of recompute_num_layers (the last
-// may be shorter), block takes the first recompute_num_layers, each for itself. Selective with module moe: of every
-// layer with experts what begins with the router. In order; empty otherwise.
+// Returns the chunks in order; empty without recompute. memory.recompute_granularity = full: `uniform` groups the
+// layers of the stage into chunks of recompute_num_layers (the last may be shorter); `block` makes each of the first
+// recompute_num_layers layers one chunk. Selective with module moe: each layer with experts, from the router on.
 std::vector<RecomputedChunk> recomputed_chunks(const config::Memory& memory, const Blocks& blocks);
 
-// The saved inputs of a recomputed chunk. None is a pending sum.
+// The saved inputs of a recomputed chunk. No input may be a pending sum.
 class SavedInput {
  public:
   SavedInput() = default;
-  // `split_over`: a group whose members hold the same inputs; each saves an equal part of the flattened tensor.
+  // `split_over`: a group whose members have the same inputs. Each rank saves an equal shard of the flattened tensor.
   // Integer tensors are saved whole.
   SavedInput(const Values& in, const comm::Group& split_over, ActivationStore* store);
   void prefetch() const { set_.prefetch(); }
-  Values take();  // all-gathers the parts: collective over `split_over`
+  Values take();  // all-gathers the shards: collective over `split_over`
 
  private:
   struct One {
     std::string name;
     Saved saved;
-    std::vector<int64_t> sizes;  // of the whole; empty where the whole is kept
+    std::vector<int64_t> sizes;  // unsharded sizes; empty if the whole tensor is saved
   };
   std::vector<One> saved_;
   SavedSet set_;

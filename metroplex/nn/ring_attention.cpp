@@ -1,5 +1,5 @@
-// The p2p exchange of context_attention.h: keys and values go round, each rank's to the next, until every rank has
-// had all (Liu, Zaharia, Abbeel: Ring Attention, arXiv:2310.01889). Results are joined by their logsumexp.
+// The p2p exchange of context_attention.h: keys and values pass from each rank to the next until every rank has
+// received all (Liu, Zaharia, Abbeel: Ring Attention, arXiv:2310.01889). Results are joined by their logsumexp.
 #include <ATen/ATen.h>
 
 #include <utility>
@@ -18,15 +18,15 @@ struct Ring {
   int64_t size() const { return cp.size(); }
   int next() const { return (cp.index() + 1) % cp.size(); }
   int before() const { return (cp.index() + cp.size() - 1) % cp.size(); }
-  // Whose keys are here after `hops` hops.
+  // Rank whose keys are here after `hops` hops.
   int64_t owner(int64_t hops) const { return (cp.index() + cp.size() - hops) % cp.size(); }
   comm::Handle hop(const KeyMessage& out, const KeyMessage& in, int channel) const {
     return comm::batch_p2p({{true, out.flat, next(), channel}, {false, in.flat, before(), channel}}, cp);
   }
 };
 
-// Calls on_block(hops, keys and values, positions of queries and keys) for those of every rank, the own ones first,
-// while the next ones come.
+// Calls on_block(hops, keys and values, positions of queries and keys) for every rank's keys, starting with the local
+// ones. The transfer of the next keys overlaps with the call.
 template <class OnBlock>
 void for_each_block(const CoreInputs& in, const CoreCall& call, const OnBlock& on_block) {
   const Ring ring{call.spec.cp};
@@ -51,7 +51,7 @@ CoreResult ring_attention(const CoreInputs& in, const CoreCall& call) {
   CoreResult all;
   for_each_block(in, call, [&](int64_t hops, const KeyMessage& keys, const CorePositions& positions) {
     const CoreResult block = attend({in.q, keys.k, keys.v}, {call.spec, positions, call.batch});
-    if (hops == 0) {  // every query sees itself, so the sum is finite from here on
+    if (hops == 0) {  // every query sees itself, so logsumexp is finite
       all = {to_wide(block.out), block.logsumexp};
       return;
     }
@@ -60,7 +60,7 @@ CoreResult ring_attention(const CoreInputs& in, const CoreCall& call) {
   return {all.out.to(in.q.scalar_type()), all.logsumexp};
 }
 
-// The gradients of a rank's keys go with them from rank to rank, each adds its own, and one hop later they are home.
+// The gradients of a rank's keys travel with the keys. Each rank adds its contribution; the last hop returns them.
 CoreInputs ring_attention_backward(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,
                                    const CoreCall& call) {
   const Ring ring{call.spec.cp};

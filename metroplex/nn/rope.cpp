@@ -21,7 +21,7 @@ at::Tensor scaled(const at::Tensor& frequencies, const RopeScaling& s) {
   return frequencies * (kept + (1 - kept) / s.factor);
 }
 
-// The pair (a real number) that turns `turns` times over the positions of YaRN.
+// Returns the (fractional) index of the pair that rotates `turns` times over YaRN's original positions.
 double pair_of(double turns, const RopeSpec& rope) {
   const auto positions = static_cast<double>(rope.yarn.positions);
   return static_cast<double>(rope.dims) * std::log(positions / (turns * 2 * M_PI)) / (2 * std::log(rope.base));

@@ -10,7 +10,7 @@ namespace metroplex::nn {
 
 struct SavedStorage {
   at::Storage storage;
-  std::unique_ptr<Parked> parked;  // then `storage` is empty
+  std::unique_ptr<Parked> parked;  // if set, `storage` is empty
 
   void restore() {
     if (!parked) return;

@@ -1,6 +1,5 @@
-// What backward needs from forward: a tensor that is kept, one that is offloaded until then, or one that is
-// recomputed (Megatron's output-discarding recompute). Layers capture a Saved where they would capture a tensor; a
-// SavePolicy decides which of the three it is.
+// Storage of tensors from forward to backward: a tensor is persistent, offloaded, or recomputed (Megatron's
+// output-discarding recompute). Layers capture a Saved instead of a tensor; a SavePolicy selects one of the three.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,7 +26,7 @@ class Saved {
   Saved() = default;  // get() is undefined
   explicit Saved(at::Tensor kept) : kept_(std::move(kept)) {}
   explicit Saved(std::shared_ptr<Source> source) : source_(std::move(source)) {}
-  // The first get() calls `make`, without autograd. Copies share its result, which is freed with the last of them.
+  // The first get() calls `make`, without autograd. Copies share the result, which is freed with the last copy.
   static Saved recomputed(std::function<at::Tensor()> make);
 
   bool defined() const { return source_ != nullptr || kept_.defined(); }
@@ -38,7 +37,7 @@ class Saved {
   std::shared_ptr<Source> source_;
 };
 
-// The input of a layer. `recomputed`, where defined, gives it to backward, and the layer does not save x itself.
+// The input of a layer. If `recomputed` is defined, backward uses it, and the layer does not save x.
 struct Input {
   Input(at::Tensor x) : x(std::move(x)) {}  // NOLINT: a plain tensor is an input
   Input(at::Tensor x, Saved recomputed) : x(std::move(x)), recomputed(std::move(recomputed)) {}
@@ -50,51 +49,50 @@ struct Input {
 class Parked {
  public:
   virtual ~Parked() = default;
-  virtual void prefetch() {}       // starts the copy back; fetch() follows soon
-  virtual at::Tensor fetch() = 0;  // [bytes] uint8 on the device they came from
+  virtual void prefetch() {}       // starts the copy back; call fetch() soon after
+  virtual at::Tensor fetch() = 0;  // [bytes] uint8 on the original device
 };
 
 struct SavedStorage;
 
-// What was kept between one begin() and end() of an ActivationStore: each storage once, however many views of it.
+// The storages saved between begin() and end() of an ActivationStore, each once even if several views were saved.
 class SavedSet {
  public:
   SavedSet() = default;
   explicit SavedSet(std::vector<std::shared_ptr<SavedStorage>> storages) : storages_(std::move(storages)) {}
   void prefetch() const;
-  void restore();  // brings everything back; from then on the Saveds that need it keep it alive
+  void restore();  // copies everything back; then only the Saveds keep it alive
 
  private:
   std::vector<std::shared_ptr<SavedStorage>> storages_;
 };
 
-// Offloads what is saved between forward and backward. One per rank, used by one thread.
+// Offloads saved tensors between forward and backward. One per rank, used by one thread.
 class ActivationStore {
  public:
   virtual ~ActivationStore() = default;
-  // Everything kept between begin() and end() belongs to one set, which end() offloads. What is kept outside of the
-  // two stays in memory.
+  // Tensors saved between begin() and end() form one set, which end() offloads. Other tensors stay in memory.
   void begin();
   SavedSet end();
   Saved keep(const at::Tensor& x);
 
  protected:
-  // Null: these bytes are not offloaded.
+  // Returns null if these bytes are not offloaded.
   virtual std::unique_ptr<Parked> park(const at::Tensor& bytes) = 0;
 
  private:
   bool open_ = false;
-  std::vector<std::shared_ptr<SavedStorage>> storages_;  // of the open set
+  std::vector<std::shared_ptr<SavedStorage>> storages_;
 };
 
-// As memory.offload_activations says; null for none. "host": GPU tensors go to pinned memory, CPU tensors stay.
-// "file": an unlinked file in memory.offload_directory, gone with the process however it ends. On the meta device
-// nothing is copied: storages are dropped and allocated again when the real store would, for the memory prediction.
+// Creates the store for memory.offload_activations; null for none. "host": GPU tensors go to pinned memory, CPU
+// tensors stay. "file": an unlinked file in memory.offload_directory; the operating system frees it when the process
+// ends. On the meta device nothing is copied: storages are freed and allocated when the real store would, for the
+// memory prediction.
 std::shared_ptr<ActivationStore> make_activation_store(const config::Memory& memory, const cuda::Target& target = {});
 
-// How layers keep what their backward needs.
 struct SavePolicy {
-  SavePointSet recomputed;                 // not saved, but recomputed in backward
+  SavePointSet recomputed;                 // recomputed in backward instead of saved
   std::shared_ptr<ActivationStore> store;  // null: no offload
 
   bool recomputes(SavePoint point) const { return recomputed.has(point); }

@@ -24,7 +24,7 @@ class ScratchFile {
   explicit ScratchFile(std::string directory) : directory_(std::move(directory)) {
     if (directory_.empty()) directory_ = P_tmpdir;
     fd_ = ::open(directory_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    if (fd_ < 0) fd_ = open_and_unlink();  // a file system that knows no O_TMPFILE
+    if (fd_ < 0) fd_ = open_and_unlink();  // the file system does not support O_TMPFILE
     MPX_CHECK(fd_ >= 0, "nn", "cannot make a file for activations in memory.offload_directory '", directory_,
               "': ", std::strerror(errno), "; name a folder that exists and may be written to");
   }
@@ -32,7 +32,7 @@ class ScratchFile {
   ScratchFile(const ScratchFile&) = delete;
   ScratchFile& operator=(const ScratchFile&) = delete;
 
-  // The offset of an unused range of the file, with disk space allocated.
+  // Returns the offset of an unused range of the file, with disk space allocated.
   int64_t take(int64_t bytes) {
     const int64_t size = in_pages(bytes);
     for (auto hole = holes_.begin(); hole != holes_.end(); ++hole) {

@@ -8,7 +8,7 @@
 namespace metroplex::nn {
 namespace {
 
-// Of one rank; what is parked shares it.
+// The store of a rank and its parked tensors share this state.
 struct HostSide {
   explicit HostSide(at::Device device) : stream(device) {}
 
@@ -28,7 +28,7 @@ class HostBytes final : public Parked {
     const auto mark = std::make_shared<cuda::SideStream::Mark>(stream.mark());
     side_->leaving.add(bytes, [mark] { mark->block(); });
   }
-  // It may be dropped without having been fetched.
+  // Handles destruction with and without a prior fetch().
   ~HostBytes() override {
     if (fetched_.defined()) here_.block();
     if (pinned_.defined()) side_->buffers.give(std::move(pinned_));
@@ -36,7 +36,7 @@ class HostBytes final : public Parked {
   HostBytes(const HostBytes&) = delete;
   HostBytes& operator=(const HostBytes&) = delete;
 
-  // The memory comes from the current stream's pool, whose earlier kernels may still be using it.
+  // Allocates from the current stream's pool, so the side stream first waits for that stream's earlier kernels.
   void prefetch() override {
     if (fetched_.defined()) return;
     fetched_ = at::empty({pinned_.numel()}, options_);
@@ -57,7 +57,7 @@ class HostBytes final : public Parked {
   at::TensorOptions options_;
   at::Tensor pinned_, fetched_;
   cuda::SideStream::Mark here_;
-  int64_t before_ = 0;  // copies to the host that lie ahead of it
+  int64_t before_ = 0;  // copies to the host issued before it
 };
 
 class HostStore final : public ActivationStore {

@@ -10,7 +10,7 @@ namespace {
 
 class MetaBytes final : public Parked {
  public:
-  // `leaving`: null where room on the device is taken by fetch, and what is parked is gone at once.
+  // `leaving`: null if device memory is freed at once and allocated by fetch(), as the file store does.
   MetaBytes(const at::Tensor& bytes, std::shared_ptr<CopiesUnderWay> leaving)
       : count_(bytes.numel()), options_(bytes.options()), leaving_(std::move(leaving)) {
     if (leaving_) leaving_->add(bytes, [] {});
@@ -47,7 +47,7 @@ class MetaStore final : public ActivationStore {
   std::shared_ptr<CopiesUnderWay> leaving_;
 };
 
-// What lies in the host's memory already stays there.
+// Tensors in host memory stay there.
 class StayingStore final : public ActivationStore {
   std::unique_ptr<Parked> park(const at::Tensor& /*bytes*/) override { return nullptr; }
 };

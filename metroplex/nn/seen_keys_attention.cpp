@@ -1,5 +1,5 @@
-// The exchanges of context_attention.h where it is known which keys are seen: a rank sends to each other rank the
-// rows that this one's queries see, and nothing where there are none.
+// The exchanges of context_attention.h if the visible keys are known: a rank sends each other rank only the rows that
+// its queries see, and no message if there are none.
 #include <ATen/ATen.h>
 
 #include <utility>
@@ -14,7 +14,7 @@ namespace {
 
 using Runs = std::vector<RowRun>;
 
-// Calls on_run(row of the whole, row of the packed, count).
+// Calls on_run(row in the whole tensor, row in the packed tensor, count).
 template <class OnRun>
 void for_each_run(const Runs& runs, const OnRun& on_run) {
   int64_t packed = 0;
@@ -34,7 +34,7 @@ void add_unpacked(const at::Tensor& rows, const at::Tensor& packed, const Runs& 
   });
 }
 
-// What travels between this rank and another.
+// Rows exchanged between this rank and each other rank.
 struct Lists {
   const comm::Group& cp;
   const KeyTravel& keys;
@@ -58,7 +58,7 @@ Positions rows_seen(const CoreCall& call, const Lists& lists, int owner) {
   return seen;
 }
 
-// p2p: in step `hops` a rank sends to the one so many behind it and receives from the one so many before.
+// p2p: in step `hops` a rank sends `hops` ranks ahead and receives from `hops` ranks back.
 struct Passing {
   KeyMessage out, in;
   comm::Handle travel;
@@ -81,8 +81,9 @@ Passing pass_keys(const CoreInputs& in, const Lists& lists, int64_t hops) {
               comm::kForwardChannel);
 }
 
-// Calls on_block(hops, keys and values, positions) for the own rows, and for those that are seen of each other rank,
-// while the next ones come; hops that bring none are left out, but for on_step(hops) behind each.
+// Calls on_block(hops, keys and values, positions) for the local rows and for the visible rows of each other rank.
+// The transfer of the next rows overlaps with the call. Steps without rows skip on_block; on_step(hops) follows every
+// step.
 template <class OnBlock, class OnStep>
 void for_each_step(const CoreInputs& in, const CoreCall& call, const OnBlock& on_block, const OnStep& on_step) {
   const Lists lists(call);
@@ -100,9 +101,9 @@ void for_each_step(const CoreInputs& in, const CoreCall& call, const OnBlock& on
   }
 }
 
-// all_gather: rows of all ranks in group order, all own rows among them.
+// all_gather: rows of all ranks in group order, including all local rows.
 struct Gathering {
-  std::vector<int64_t> sent, received;  // rows
+  std::vector<int64_t> sent, received;  // numbers of rows
   int64_t rows_sent = 0;
 
   Gathering(const Lists& lists, int64_t own) {
@@ -115,7 +116,7 @@ struct Gathering {
   }
 };
 
-// Calls on_rows(first of the packed rows, rows of this rank that they are).
+// Calls on_rows(first packed row, ranges of local rows).
 template <class OnRows>
 void for_each_sent(const Lists& lists, int64_t own, const OnRows& on_rows) {
   const Runs all{{0, own}};
@@ -153,7 +154,7 @@ CorePositions positions_seen(const CoreCall& call, const Lists& lists) {
   return {call.positions.queries, keys};
 }
 
-// Sums in at least fp32 of what the readers of each row send.
+// Sums, in at least fp32, the contributions that other ranks send for each row.
 at::Tensor summed(const at::Tensor& packed, const Lists& lists, const at::Tensor& like) {
   const at::Tensor sum = at::zeros(like.sizes(), like.options().dtype(acc_type(like.scalar_type())));
   for_each_sent(lists, like.size(0), [&](int64_t first, const Runs& runs) {
@@ -177,7 +178,7 @@ CoreResult seen_p2p_attention(const CoreInputs& in, const CoreCall& call) {
   return {all.out.to(in.q.scalar_type()), all.logsumexp};
 }
 
-// Gradients of the keys that came in a step go back in the next one.
+// Gradients of keys received in one step are sent back in the next step.
 CoreInputs seen_p2p_attention_backward(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,
                                        const CoreCall& call) {
   const Lists lists(call);
@@ -185,7 +186,7 @@ CoreInputs seen_p2p_attention_backward(const at::Tensor& dout, const CoreInputs&
   CoreInputs sum;
   KeyMessage block;
   Passing home;
-  int reader = 0;  // whose gradients of own rows `home` brings
+  int reader = 0;  // rank whose gradients of local rows `home` receives
   const auto take_home = [&] {
     home.travel.wait();
     if (home.in.flat.defined() && home.in.flat.numel() > 0) {

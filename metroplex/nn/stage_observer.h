@@ -1,19 +1,19 @@
-// Hooks before and after the forward and the backward of every island of a stage. What happens around computation
-// attaches here: gathering of sharded parameters (ZeRO) and the memory report.
+// Hooks before and after the forward and the backward of every autograd region (`Island`) of a stage. ZeRO's
+// gathering of sharded parameters and the memory report attach here.
 #pragma once
 
 namespace metroplex::nn {
 
 enum class Pass { forward, backward };
 
-// Which island begins or has ended. A forward that backward repeats (recompute) is a forward.
+// Identifies the region that begins or has ended. A forward that backward repeats (recompute) is a forward.
 struct IslandEvent {
   Pass pass = Pass::forward;
-  int block = 0;     // counted within one stage
-  int next = -1;     // the block that comes after this one in the same call of the stage; -1: none
-  int segment = 0;   // of the block: where the island begins
-  int segments = 1;  // in the island
-  // The first and the last island of the block in this pass; both, unless a border inside the block is cut.
+  int block = 0;     // index within the stage
+  int next = -1;     // the next block in the same call of the stage; -1: none
+  int segment = 0;   // index within the block of the region's first segment
+  int segments = 1;  // number of segments in the region
+  // First and last region of the block in this pass; both are true unless the block is split into several regions.
   bool enters_block = true, leaves_block = true;
 };
 

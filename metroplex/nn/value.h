@@ -1,7 +1,7 @@
-// What passes from one segment to the next: a short list of named values, integer tensors among them. A value is a
-// tensor, or a pending bias-dropout-add that the next norm fuses into its own pass over memory. At the border of an
-// island a pending sum is computed; both ways give the same bits. Inside an island a tensor may come with a Saved
-// that says how backward gets it again (recompute).
+// Named values passed from one segment to the next; some are integer tensors. A value is a tensor, or a pending
+// bias-dropout-add that the next norm fuses into its own pass over memory. A pending sum is computed at the boundary
+// of an autograd region; both paths give the same bits. Inside a region a tensor may have a Saved that recomputes it
+// in backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,7 +22,7 @@ inline constexpr const char* kHiddenStates = "hidden_states";
 inline constexpr const char* kLoss = "loss";      // scalar: sum over the microbatch of mask times loss
 inline constexpr const char* kLogits = "logits";  // [s, b, vocabulary]
 
-// residual + dropout(x + bias), with the arguments of bias_dropout_add; x is a fresh result that no one else reads.
+// residual + dropout(x + bias), with the arguments of bias_dropout_add; x is a temporary that no other code reads.
 struct PendingSum {
   at::Tensor x, residual;
   BiasDropoutAdd how;
@@ -38,10 +38,10 @@ class Value {
 
   bool pending() const { return sum_.has_value(); }
   const PendingSum& sum() const { return *sum_; }
-  // Asserts that it is not pending.
+  // Asserts that the value is not pending.
   const at::Tensor& tensor() const;
   Input input() const { return {tensor(), recomputed_}; }
-  // Computes a pending sum, differentiably in grad mode; a tensor stays as it is.
+  // Computes a pending sum, differentiably in grad mode; no-op for a tensor.
   void make(const Microbatch& batch);
 
  private:
@@ -60,10 +60,10 @@ class Values {
   Values() = default;
   Values(std::string name, Value value) { add(std::move(name), std::move(value)); }
 
-  // Asserts that the name is new.
+  // Asserts that the name is not yet present.
   Values& add(std::string name, Value value);
   bool has(std::string_view name) const { return find(name) != nullptr; }
-  // Assert that it is there; tensor() also that it has been made.
+  // These assert that the name is present; tensor() also asserts that the value is not pending.
   const Value& at(std::string_view name) const;
   const at::Tensor& tensor(std::string_view name) const { return at(name).tensor(); }
 
@@ -79,7 +79,7 @@ class Values {
   std::vector<Entry> entries_;
 };
 
-// The value as the residual, and its norm; fused with the sum where the value is pending.
+// Returns the value as the residual, and its norm; fused with the sum if the value is pending.
 ResidualAndNorm residual_and_norm(const Value& value, Norm& norm, const SavePolicy& saving, const Microbatch& batch);
 
 }  // namespace metroplex::nn

@@ -1,5 +1,6 @@
-// How the vocabulary lies on the tensor-parallel group: padded to whole equal parts, rank r holds rows
-// [r * padded / tp, (r + 1) * padded / tp). Rows past the vocabulary are padding: 0, masked, and in no checkpoint.
+// Sharding of the vocabulary over the tensor-parallel group: padded to a multiple of tp, rank r holds rows [r *
+// padded / tp, (r + 1) * padded / tp). Rows past the vocabulary are padding: zero, masked, and not saved in
+// checkpoints.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@ namespace metroplex::nn {
 struct VocabularyPart {
   int64_t begin = 0;       // first global row of this rank
   int64_t local_rows = 0;  // padding included
-  int64_t valid_rows = 0;  // that are really in the vocabulary
+  int64_t valid_rows = 0;  // rows in the unpadded vocabulary
 };
 
 // `padded` is config::padded_vocab_size.

@@ -1,5 +1,5 @@
-// "In fp32" means in at least fp32: half types are widened to float; float and double stay as they are. Kernels that
-// read and write half types themselves are called through dispatch_element.
+// "In fp32" means in at least fp32: half types are widened to fp32; fp32 and fp64 stay as they are. Kernels that read
+// and write half types directly are called through dispatch_element.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,7 +21,7 @@ void dispatch_wide(const at::Tensor& x, const Body& body) {
   x.scalar_type() == at::kDouble ? body(double{}) : body(float{});
 }
 
-// Calls body(T{}) with the element type of a tensor as kernels know it.
+// Calls body(T{}) with the kernels' element type for `type`.
 template <class Body>
 void dispatch_element(at::ScalarType type, const Body& body) {
   switch (type) {
@@ -43,7 +43,7 @@ constexpr at::ScalarType kElementType = std::is_same_v<T, double>               
                                         : std::is_same_v<T, cuda::kernels::F16>  ? at::kHalf
                                                                                  : at::kFloat;
 
-// The elements of a tensor of this type; null of an undefined one.
+// Returns the elements of x, whose type must be T; null if x is undefined.
 template <class T>
 T* elements(const at::Tensor& x) {
   if (!x.defined()) return nullptr;

@@ -18,13 +18,13 @@ namespace {
 
 namespace kernels = cuda::kernels;
 
-// Sums over several tensors, computed on their device.
+// Accumulates sums over several tensors on their device.
 class Sums {
  public:
   explicit Sums(const cuda::Target& target)
       : target_(target), sums_(at::zeros({kNumbers}, at::TensorOptions().dtype(at::kLong).device(target.memory()))) {}
 
-  // Of those that do not count only numbers that are not finite are counted.
+  // For excluded elements, only non-finite values are counted.
   struct Part {
     at::Tensor x;
     bool counts = true;
@@ -44,7 +44,7 @@ class Sums {
                  kernels::gradient_sums_cuda, ranges, kernels::GradientSumsPlace{place(sums_), place(room)});
   }
 
-  // [3] double on the device: sum of squares, number not finite, number of zeros.
+  // [3] double on the device: sum of squares, number of non-finite elements, number of zeros.
   at::Tensor numbers() const {
     if (!target_.gpu()) {
       const at::Tensor out = at::empty({3}, sums_.options().dtype(at::kDouble));
@@ -70,7 +70,7 @@ class Sums {
   at::Tensor sums_;  // a GradientSums
 };
 
-// [3]: the numbers of all parts, each summed over its ranks.
+// [3]: the sums of all parts, each reduced over its ranks.
 at::Tensor reduced(const std::vector<NormPart>& parts, at::Tensor (*numbers_of)(const NormPart& part)) {
   at::Tensor sum;
   for (const NormPart& part : parts) {

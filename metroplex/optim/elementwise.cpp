@@ -67,7 +67,6 @@ void Elementwise::make_chunks() {
   host_.emplace(std::move(chunks));
 }
 
-// The main parameter starts as the parameter.
 void Elementwise::params_changed() {
   for (Item& item : items_) {
     if (!item.in_place) set_main(item, item.slice.values);
@@ -85,7 +84,7 @@ at::Tensor Elementwise::main_values(const Item& item) const {
   return out;
 }
 
-// Writes the parameter too: it is the main parameter rounded.
+// Also writes the parameter, which is the rounded main parameter.
 void Elementwise::set_main(Item& item, const at::Tensor& from) const {
   if (!item.remainder.defined()) {
     item.main.copy_(from);
@@ -153,7 +152,7 @@ void Elementwise::update(Item& item, const Range& range, const StepState& state)
 
 void Elementwise::step(const StepState& state) {
   if (!host_ && target_.gpu()) {
-    std::vector<Range> ranges;  // whose tensors the step points to
+    std::vector<Range> ranges;  // the step points to their tensors
     for (const Item& item : items_) ranges.push_back({0, item.slice.values, item.slice.gradient});
     ElementwiseStep all{kernel_.c_str(), target_, state, {}, {&state.tensor()}, {}};
     for (size_t i = 0; i < items_.size(); ++i) add(items_[i], ranges[i], all);

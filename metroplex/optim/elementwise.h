@@ -1,5 +1,5 @@
 // The common part of the elementwise optimizers (adam.cpp, sgd.cpp, lion.cpp): main parameters and moments of every
-// slice, in their storage formats, and their checkpoint. An update works on any range of a slice: with
+// shard in their storage formats, and their checkpoint state. An update works on any range of a shard. With
 // optim.optimizer_cpu_offload, state and step are on the host, chunk by chunk.
 #pragma once
 
@@ -16,15 +16,15 @@
 
 namespace metroplex::optim {
 
-// The update of ranges: of one on the CPU, of all at once on a GPU.
+// An update of ranges: one range on the CPU, all ranges at once on a GPU.
 struct ElementwiseStep {
   const char* kernel;
   const cuda::Target& target;
   const StepState& state;  // on the device that computes the step
   std::vector<cuda::kernels::RatedRange> ranges;
-  std::vector<const at::Tensor*> reads, writes;  // what they point into; null or undefined ones do not count
+  std::vector<const at::Tensor*> reads, writes;  // tensors that `ranges` point into; null or undefined: ignored
 
-  // Calls the CPU or the GPU form of a kernel (cuda/kernels/optimizer_step.h).
+  // Launches the CPU or GPU version of a kernel (cuda/kernels/optimizer_step.h).
   template <class Hyper>
   void run(void (*on_cpu_twin)(const cuda::kernels::OptimizerRange&, const Hyper&, const cuda::kernels::StepPlace&),
            void (*on_gpu_twin)(const std::vector<cuda::kernels::RatedRange>&, const Hyper&,
@@ -52,7 +52,7 @@ using ElementwiseUpdate = void(const config::Optim& config, const ElementwiseSte
 
 class Elementwise final : public Optimizer {
  public:
-  // Keeps the state that `traits` lists for every slice.
+  // Allocates the state that `traits` lists for every shard.
   Elementwise(const config::OptimizerTraits& traits, ElementwiseUpdate* update, const config::Optim& config,
               std::vector<Slice> slices, const OptimizerContext& context);
 
@@ -68,11 +68,11 @@ class Elementwise final : public Optimizer {
     size_t group = 0;
     bool in_place = false;  // the parameter is its own main parameter
     at::Tensor main;        // fp32, for a parameter in half precision
-    at::Tensor remainder;   // instead of main: int16, the low halves
+    at::Tensor remainder;   // replaces main: int16, the low halves
     std::vector<Stored> moments;
   };
-  // [begin, begin + values.numel()) of an item's slice, with its values and gradient on the device that computes the
-  // step.
+  // Elements [begin, begin + values.numel()) of an item's shard. values and gradient are on the device that computes
+  // the step.
   struct Range {
     int64_t begin = 0;
     at::Tensor values, gradient;
@@ -80,7 +80,6 @@ class Elementwise final : public Optimizer {
   Item make_item(const Slice& slice, const OptimizerContext& context) const;
   void make_chunks();
   cuda::kernels::OptimizerRange range_of(Item& item, const Range& range) const;
-  // One more range of `step`.
   void add(Item& item, const Range& range, ElementwiseStep& step) const;
   void update(Item& item, const Range& range, const StepState& state) const;
   at::Tensor main_values(const Item& item) const;
@@ -95,7 +94,7 @@ class Elementwise final : public Optimizer {
     size_t item;
     int64_t begin;
   };
-  std::vector<Chunk> chunks_;       // with offload: those of `host_`
+  std::vector<Chunk> chunks_;       // with offload: chunks of `host_`
   std::optional<HostChunks> host_;  // with offload
   uint64_t seed_;
   cuda::Target target_;  // of the step and its state

@@ -1,7 +1,7 @@
-// The loss scale: a factor of the loss that keeps fp16 gradients from under- and overflow. Dynamic: it grows after a
-// number of steps without overflow, and shrinks after `hysteresis` overflows; growth resets the hysteresis. Constant:
-// it never changes. This file has the rule and the initial value; the scale itself is part of the step state on the
-// device (cuda/kernels/step_state.h).
+// The loss scale multiplies the loss to keep fp16 gradients from underflow and overflow. A dynamic scale grows after
+// a number of steps without overflow, and shrinks after `hysteresis` overflows; growth resets the hysteresis. A
+// constant scale never changes. This file has the update rule and the initial value. The scale itself is in the step
+// state on the device (cuda/kernels/step_state.h).
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct GradScalerArgs {
   bool constant = false;           // always initial_scale; the other arguments are ignored
 };
 
-// What a checkpoint stores.
+// State stored in a checkpoint.
 struct GradScalerState {
   double scale = 1.0;
   int64_t growth_tracker = 0;
@@ -38,8 +38,8 @@ class GradScaler {
   bool constant() const { return args_.constant; }
   cuda::kernels::ScaleRule rule() const;
   GradScalerState start() const;
-  // The state of a run that resumes from `state`; a constant scale stays as configured. Throws base::Error("optim")
-  // for an impossible state.
+  // Returns the state of a run that resumes from `state`; a constant scale stays as configured. Throws
+  // base::Error("optim") for an invalid state.
   GradScalerState resumed(const GradScalerState& state) const;
 
  private:
@@ -49,7 +49,7 @@ class GradScaler {
 GradScalerState scaler_state(const cuda::kernels::StepValues& values);
 void set_scaler_state(cuda::kernels::StepValues& values, const GradScalerState& state);
 
-// Constant with precision.loss_scale, dynamic in an fp16 run without it, else none.
+// Constant with precision.loss_scale, dynamic in an fp16 run without it, else nullopt.
 std::optional<GradScaler> make_grad_scaler(const config::Precision& precision);
 
 }  // namespace metroplex::optim

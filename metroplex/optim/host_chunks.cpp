@@ -39,7 +39,7 @@ at::Tensor HostChunks::host_gradient(size_t i) const {
   return view_of(slots_[i % kSlots].gradient, chunks_[i].gradient);
 }
 
-// The slot is free: the side stream orders this copy after the one that brought the slot's last values back.
+// The slot is free: the side stream orders this copy after the copy that returned the slot's last values.
 void HostChunks::fetch(size_t i) {
   stream_->run([&] {
     host_gradient(i).copy_(chunks_[i].gradient, /*non_blocking=*/true);

@@ -1,6 +1,6 @@
-// The pipeline of optim.optimizer_cpu_offload: for each chunk, gradients are copied to the host, the update runs
-// there, and the new values are copied back. The copy of the next chunk overlaps the update of this one, on a GPU on
-// a side stream, through pinned memory. If the device is the CPU the same code copies between buffers.
+// The pipeline of optim.optimizer_cpu_offload. For each chunk, gradients are copied to the host, the update runs
+// there, and new values are copied back. The next chunk's copy overlaps the current update; on a GPU it uses a side
+// stream and pinned memory. If the device is the CPU, the same code copies between buffers.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,30 +15,30 @@
 
 namespace metroplex::optim {
 
-// Elements per chunk: enough to hide the latency of a copy.
+// Elements per chunk; large enough to hide the latency of a copy.
 inline constexpr int64_t kOffloadChunk = int64_t{1} << 22;
 
-// One-dimensional tensors of equal size on one device, which outlive the steps.
+// One-dimensional tensors of equal size on one device. They must outlive the steps.
 struct HostChunk {
   at::Tensor values, gradient;
-  bool reads_values = false;  // the update needs the old values too
+  bool reads_values = false;  // the update also needs the old values
 };
 
 class HostChunks {
  public:
   explicit HostChunks(std::vector<HostChunk> chunks);
 
-  // `values` and `gradient` are the host's copies; `values` are copied back afterwards.
+  // `values` and `gradient` are host copies; `values` is copied back after the call.
   using Work = std::function<void(size_t chunk, const at::Tensor& values, const at::Tensor& gradient)>;
-  // Calls `work` for each chunk, in order. Work that the calling thread enqueues afterwards on the device sees the
-  // new values; the host does not wait for them.
+  // Calls `work` for each chunk in order. Device work that the calling thread enqueues afterwards uses the new
+  // values. The host does not wait for the copies.
   void run(const Work& work);
-  int64_t bytes() const;  // of the buffers
+  int64_t bytes() const;  // of the host buffers
 
  private:
   static constexpr size_t kSlots = 2;
   struct Slot {
-    at::Tensor values, gradient;  // room, as bytes
+    at::Tensor values, gradient;  // byte buffers
     cuda::SideStream::Mark here;
   };
   at::Tensor host_values(size_t chunk) const;
@@ -47,7 +47,7 @@ class HostChunks {
 
   std::vector<HostChunk> chunks_;
   std::array<Slot, kSlots> slots_;
-  std::optional<cuda::SideStream> stream_;  // where there are chunks
+  std::optional<cuda::SideStream> stream_;
 };
 
 }  // namespace metroplex::optim

@@ -1,5 +1,5 @@
-// Learning rate and weight decay as pure functions of the number of samples consumed by successful steps: Megatron's
-// OptimizerParamScheduler. A schedule has no state, so it can be evaluated for any sample count.
+// Learning rate and weight decay as pure functions of the samples consumed by successful steps: Megatron's
+// OptimizerParamScheduler. A schedule has no state and can be evaluated for any sample count.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace metroplex::optim {
 
-// All lengths in samples.
+// All lengths are in samples.
 struct ScheduleArgs {
   double init_lr = 0, max_lr = 0, min_lr = 0;
   double lr_warmup_steps = 0;  // not rounded with optim.lr_warmup_fraction, as in Megatron
@@ -24,7 +24,7 @@ struct ScheduleArgs {
   bool operator==(const ScheduleArgs&) const = default;
 };
 
-// The values of a parameter group; NaN: the schedule's.
+// Overrides for a parameter group; NaN: use the schedule's value.
 struct GroupFactors {
   double max_lr, min_lr;
   double start_wd, end_wd;
@@ -34,13 +34,15 @@ struct GroupFactors {
 
 class LrSchedule {
  public:
-  // Throws base::Error naming the argument and the rule, unless 0 <= min_lr <= max_lr, init_lr <= max_lr, decay and
-  // warm-up lengths fit, WSD has its decay length, constant weight decay has one value, and styles are known.
+  // Throws base::Error with the argument and the rule for invalid arguments. Requires 0 <= min_lr <= max_lr, init_lr
+  // <= max_lr, and a warmup that ends before the decay. WSD needs its decay length and style. Weight decay must be
+  // non-negative and non-decreasing; a constant one has equal start and end.
   explicit LrSchedule(ScheduleArgs args);
 
-  // Warm-up is inclusive (<=) and linear from init_lr; past lr_decay_steps the rate is min_lr.
+  // Warmup is inclusive (<=) and linear from init_lr. After lr_decay_steps the rate is min_lr, except for a constant
+  // style.
   double lr(int64_t num_steps, const GroupFactors& group = {}) const;
-  // Throws base::Error when constant weight decay would change from the group's start_wd to another end_wd.
+  // Throws base::Error if constant weight decay has different start_wd and end_wd in the group.
   double weight_decay(int64_t num_steps, const GroupFactors& group = {}) const;
   const ScheduleArgs& args() const { return args_; }
 
@@ -51,11 +53,11 @@ class LrSchedule {
 
 enum class ScheduleSource { must_agree, override_checkpoint, use_checkpoint };
 
-// The schedule of a resumed run. must_agree: throws unless every value of the checkpoint equals the run's own; the
-// error names each differing key and the two options that choose a side.
+// Returns the schedule of a resumed run. With must_agree, throws unless the checkpoint's values equal the run's. The
+// error lists the differing keys and the two options that choose a side.
 ScheduleArgs merge_schedules(const ScheduleArgs& own, const ScheduleArgs& saved, ScheduleSource source);
 
-// From the config; iterations are multiplied by the global batch size.
+// Builds the schedule from the config. Iterations are multiplied by the global batch size.
 ScheduleArgs schedule_args(const config::Config& config);
 
 }  // namespace metroplex::optim

@@ -16,10 +16,10 @@ namespace {
 
 namespace kernels = cuda::kernels;
 
-// A parameter of three dims is a stack of matrices, each on one rank. A matrix of two dims is gathered.
+// A three-dimensional parameter is a stack of matrices, each on one rank. A two-dimensional matrix is gathered.
 bool is_stack(const nn::Param& param) { return param.local_shape.size() == 3; }
 
-// The regions that form each matrix of the parameter, by the name of the matrix. Empty: the parameter is one matrix.
+// Returns the regions that form each matrix of the parameter, by matrix name. Empty: the parameter is one matrix.
 std::map<std::string, std::vector<topology::Part>> matrices_of(const nn::Param& param, bool split_qkv) {
   std::map<std::string, std::vector<topology::Part>> matrices;
   for (const topology::Part& part : param.placement.parts) {
@@ -30,7 +30,7 @@ std::map<std::string, std::vector<topology::Part>> matrices_of(const nn::Param& 
   return matrices;
 }
 
-// The rows of `part` in the gathered parameter. Empty if another rank holds that matrix of a stack.
+// Returns the rows of `part` in the gathered parameter. Empty if another rank holds that matrix of a stack.
 topology::RowRange gathered_rows(const nn::Param& param, const topology::Part& part) {
   const topology::Cut* cut = is_stack(param) ? topology::cut_of(param.placement, part.dim) : nullptr;
   if (cut == nullptr) return {part.begin, part.begin, part.size};
@@ -111,7 +111,7 @@ Muon::Muon(const config::OptimizerTraits& traits, const config::Optim& config, s
   }
 }
 
-// Gathers the whole matrix, or the local matrices of a stack, from the slices of all ranks that share it.
+// Gathers the whole matrix, or the local matrices of a stack, from the shards of all ranks that share it.
 at::Tensor Muon::gather_whole(const Matrix& matrix, const at::Tensor& own) const {
   const nn::Param& param = *matrix.param;
   const Slice& slice = matrix.slice;
@@ -134,8 +134,8 @@ at::Tensor Muon::orthogonalized(const at::Tensor& matrix) const {
                      config_.muon_extra_scale_factor);
 }
 
-// Orthogonalizes each matrix of a gathered parameter. Matrices of a stack that do not overlap the slice of this rank
-// stay 0.
+// Orthogonalizes each matrix of a gathered parameter. Matrices of a stack that do not overlap this rank's shard stay
+// 0.
 at::Tensor Muon::orthogonalize_each(const Matrix& matrix, const at::Tensor& gathered) const {
   const nn::Param& param = *matrix.param;
   const auto matrices = matrices_of(param, config_.muon_split_qkv);
@@ -159,8 +159,8 @@ at::Tensor Muon::orthogonalize_each(const Matrix& matrix, const at::Tensor& gath
   return result;
 }
 
-// The slice's part of the orthogonalized momentum. The gathered rows of a gated matrix are not in the order of the
-// whole matrix; that does not matter because Newton-Schulz commutes with permutations of rows.
+// Returns this rank's shard of the orthogonalized momentum. The gathered rows of a gated matrix are not in the order
+// of the whole matrix. That does not matter, because Newton-Schulz commutes with row permutations.
 at::Tensor Muon::update(Matrix& matrix, const StepState& state) const {
   const Slice& slice = matrix.slice;
   at::Tensor direction;

@@ -1,8 +1,8 @@
-// Muon (Jordan et al., kellerjordan.github.io/posts/muon): the update of a matrix is its momentum replaced by the
-// nearest semi-orthogonal matrix, by Newton-Schulz iterations on the whole matrix. The ranks that share it (tensor
-// parallel, ZeRO) gather it, all run the same iterations, and each keeps its own part. A stack of experts is one
-// matrix per expert; linear_qkv is three, all queries, all keys and all values (optim.muon_split_qkv). Embeddings,
-// output layer, norms and biases get another optimizer (OptimizerTraits::others).
+// Muon (Jordan et al., kellerjordan.github.io/posts/muon). The update of a matrix is its momentum, replaced by the
+// nearest semi-orthogonal matrix via Newton-Schulz iterations on the whole matrix. Ranks that share a matrix (tensor
+// parallel, ZeRO) gather it, run the same iterations, and keep their own shard. A stack of experts is one matrix per
+// expert. linear_qkv is three matrices: queries, keys and values (optim.muon_split_qkv). Embeddings, output layer,
+// norms and biases use another optimizer (OptimizerTraits::others).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,10 +17,11 @@
 
 namespace metroplex::optim {
 
-// x [m, n] -> approximately U V^T of its SVD: singular values end up between 0.7 and 1.2. Divides by the norm (at
-// least 1e-15), then runs `steps` iterations of X <- a X + (b A + c A^2) X with A = X X^T. simple: (a, b, c) =
-// (3.4445, -4.7750, 2.0315). quintic: five sets in a cycle, those of Emerging-Optimizers, Megatron's default. The
-// steps run in the type of x; Megatron runs them in bf16 unless muon_fp32_matmul_prec is highest.
+// x [m, n] -> approximately U V^T of its SVD; singular values end up between 0.7 and 1.2. Divides by the norm (at
+// least 1e-15). Then iterates X <- a X + (b A + c A^2) X with A = X X^T `steps` times.
+// simple: (a, b, c) = (3.4445, -4.7750, 2.0315). quintic: five coefficient sets in a cycle, from Emerging-Optimizers,
+// Megatron's default. Iterations run in the dtype of x; Megatron runs them in bf16 unless muon_fp32_matmul_prec is
+// highest.
 at::Tensor newton_schulz(const at::Tensor& x, int64_t steps,
                          config::MuonCoefficients coefficients = config::MuonCoefficients::quintic);
 // spectral: sqrt(max(m, n)); unit_rms_norm: sqrt(m / n); shape_scaling: sqrt(max(1, m / n)).
@@ -40,10 +41,10 @@ class Muon final : public Optimizer {
  private:
   struct Matrix {
     const nn::Param* param = nullptr;
-    Slice slice;  // empty where other ranks of the shard group hold all of it
+    Slice slice;  // empty if other ranks of the shard group hold all of it
     size_t group = 0;
     comm::Group shard;
-    at::Tensor main, momentum;  // of the slice, flat
+    at::Tensor main, momentum;  // of the shard, flattened
   };
   at::Tensor update(Matrix& matrix, const StepState& state) const;
   at::Tensor gather_whole(const Matrix& matrix, const at::Tensor& own) const;

@@ -7,7 +7,7 @@
 namespace metroplex::optim {
 namespace {
 
-// Exact comparison: NaN ("the schedule's own") is equal to itself here.
+// Exact comparison in which NaN ("use the schedule's value") equals NaN.
 bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 bool same(const GroupFactors& a, const GroupFactors& b) {
   return same(a.max_lr, b.max_lr) && same(a.min_lr, b.min_lr) && same(a.start_wd, b.start_wd) &&

@@ -1,4 +1,4 @@
-// Learning rate and weight decay of each parameter. Parameters with the same factors form a group.
+// Learning rate and weight decay of each parameter. Parameters with equal factors form a group.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,16 +21,16 @@ struct GroupRates {
 
 class ParamGroups {
  public:
-  // Biases and one-dimensional parameters have no weight decay (query and key norms have it with
-  // optim.apply_wd_to_qk_layernorm). optim.decoupled_lr is for embeddings and the output layer. optim.param_groups
-  // multiplies learning rate and weight decay by name.
+  // Biases and one-dimensional parameters have no weight decay; query and key norms have it with
+  // optim.apply_wd_to_qk_layernorm. optim.decoupled_lr applies to embeddings and the output layer. optim.param_groups
+  // sets LR multipliers and weight-decay factors by parameter name.
   ParamGroups(const config::Optim& config, const std::vector<nn::Param*>& params);
 
   size_t of(const nn::Param& param) const { return group_of_.at(&param); }
-  // In the order given, the same on all ranks that hold them.
+  // Constructor order, which is the same on all ranks that hold the parameters.
   const std::vector<nn::Param*>& params() const { return params_; }
   const std::vector<GroupFactors>& factors() const { return factors_; }
-  // The rates of every group after `num_steps` samples.
+  // Rates of every group after `num_steps` samples.
   std::vector<GroupRates> rates(const LrSchedule& schedule, int64_t num_steps) const;
 
  private:
@@ -39,8 +39,8 @@ class ParamGroups {
   std::map<const nn::Param*, size_t> group_of_;
 };
 
-// Learning rate and weight decay of every parameter group for the next successful steps, on the parameters' device: a
-// step reads its row there (cuda/kernels/step_state.h), without the host.
+// Learning rate and weight decay of every parameter group for the next successful steps, on the parameters' device. A
+// step reads its row there without the host (cuda/kernels/step_state.h).
 class RateTable {
  public:
   static constexpr int64_t kRows = 64;
@@ -48,18 +48,18 @@ class RateTable {
   RateTable() = default;  // without rows
   RateTable(const cuda::Target& target, size_t num_groups, double beta1, double beta2);
 
-  // [1 + kRows rate_row(groups)] double; its address never changes.
+  // [1 + kRows rate_row(groups)] double; the address never changes.
   const at::Tensor& tensor() const { return tensor_; }
 
-  // The position of the next step: after `steps` successful steps, which consumed `samples`; each further one
-  // consumes `batch`.
+  // The position of the next step: `steps` successful steps have consumed `samples`, and each further step consumes
+  // `batch`.
   struct Place {
     int64_t steps = 0, samples = 0, batch = 0;
   };
-  // Ensures that the table covers the next step, with the rates of `schedule`. Rewrites it if it ends earlier or was
-  // computed for other sample counts.
+  // Ensures that the table covers the next step with the rates of `schedule`. Rewrites the table if it ends earlier
+  // or was computed for other sample counts.
   void cover(const LrSchedule& schedule, const ParamGroups& groups, const Place& next);
-  // To be called when the schedule has changed.
+  // Invalidates the table. Call after the schedule has changed.
   void forget() { first_.reset(); }
 
  private:

@@ -5,7 +5,7 @@
 
 namespace metroplex::optim {
 
-ElementwiseUpdate adam_update, sgd_update, lion_update;  // each in a file of its own
+ElementwiseUpdate adam_update, sgd_update, lion_update;  // each is defined in its own file
 
 namespace {
 
@@ -23,7 +23,7 @@ Made muon(const config::OptimizerTraits& traits, const config::Optim& config, st
 }
 
 struct Entry {
-  const char* name;  // of a row of config/optimizers.h
+  const char* name;  // of a row in config/optimizers.h
   Made (*make)(const config::OptimizerTraits& traits, const config::Optim& config, std::vector<Slice> slices,
                const OptimizerContext& context);
 };

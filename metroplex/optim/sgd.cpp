@@ -1,4 +1,4 @@
-// torch.optim.SGD's momentum; decay is added to the gradient.
+// Momentum as in torch.optim.SGD; weight decay is added to the gradient.
 #include "optim/elementwise.h"
 
 namespace metroplex::optim {

@@ -1,6 +1,6 @@
-// The decisions of a training step (cuda/kernels/step_state.h) on the parameters' device: whether to update, rates,
-// gradient factor, loss scale. The update reads them there, so the host takes part in no decision of a step; it reads
-// the outcome afterwards.
+// The step decision (cuda/kernels/step_state.h) on the parameters' device: whether to update, rates, gradient factor,
+// loss scale. The update reads it on the device, so a step needs no host decision. The host reads the outcome
+// afterwards.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,24 +17,25 @@ class StepState {
   StepState() = default;  // without values
   StepState(const cuda::Target& target, size_t num_groups, const cuda::kernels::StepValues& start = {});
 
-  // [k] double, whose address never changes: a StepValues, then the GroupRates of every group.
+  // [k] double at a fixed address: a StepValues, then the GroupRates of every group.
   const at::Tensor& tensor() const { return tensor_; }
   // For kernels on the state's device.
   cuda::kernels::StepValues* values() const;
   cuda::kernels::GroupRates* rates() const;
   cuda::kernels::StepPlace place(size_t group) const { return {values(), rates() + group}; }
-  // 0-dim views, for operators of libtorch.
+  // 0-dim views, for libtorch operators.
   at::Tensor value(double cuda::kernels::StepValues::*name) const;
   at::Tensor rate(double cuda::kernels::GroupRates::*name, size_t group) const;
 
-  // take: x = next if the step updates. put_back: x = before if it does not. Same size and dtype, contiguous.
+  // take: x = next if the step updates. put_back: x = before if it does not. Both tensors must be contiguous with
+  // equal size and dtype.
   void take(const at::Tensor& x, const at::Tensor& next) const { copy_if(true, next, x); }
   void put_back(const at::Tensor& x, const at::Tensor& before) const { copy_if(false, before, x); }
 
   // Waits for the device.
   cuda::kernels::StepValues read() const;
   void write(const cuda::kernels::StepValues& values) const;
-  // The same numbers for CPU kernels: a copy if the device is a GPU, for which the host waits; else the state itself.
+  // Returns the state for CPU kernels: on a GPU a host copy, for which the host waits; else the state itself.
   StepState on_host() const;
 
  private:

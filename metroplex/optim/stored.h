@@ -1,5 +1,5 @@
 // A one-dimensional array of optimizer state in its storage format: the precision of the computation, bf16, or 8-bit
-// blocks with a scale each (cuda/kernels/block8.h).
+// blocks with one scale each (cuda/kernels/block8.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,22 +14,22 @@ class Stored {
  public:
   Stored() = default;
   struct Form {
-    config::MomentDtype dtype = config::MomentDtype::fp32;  // ignored by a wide array
+    config::MomentDtype dtype = config::MomentDtype::fp32;  // ignored if wide
     bool wide = false;                                      // float64
-    bool second = false;                                    // never negative
-    cuda::Target target;                                    // where it is stored and decoded
+    bool second = false;                                    // values are never negative
+    cuda::Target target;                                    // of storage and decoding
   };
-  // Zeros.
+  // Initializes to zero.
   Stored(int64_t size, const Form& form);
 
-  // As fp32 or fp64: the storage itself if it has that dtype, else a decoded copy.
+  // Returns fp32 or fp64: the storage itself if it has that dtype, else a decoded copy.
   at::Tensor values() const;
   at::ScalarType values_dtype() const { return data_.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
   void set(const at::Tensor& values);
-  // From element `begin` on, a multiple of kBlock8.
+  // Returns the array from element `begin`, which must be a multiple of kBlock8.
   cuda::kernels::MomentArray array(int64_t begin = 0);
   int64_t bytes() const;
-  // As stored; scales are undefined without blocks.
+  // The stored data; scales are undefined without blocks.
   const at::Tensor& data() const { return data_; }
   const at::Tensor& scales() const { return scales_; }
 

@@ -96,7 +96,7 @@ PipelineOutput Executor::run(const PipelineInput& in) {
   const Step step{in, result, in.table.placement(), pp_.index()};
   result.last.resize(step.placement.place_of(step.placement.stages() - 1).rank == step.rank ? in.batches.size() : 0);
   result.terms.resize(in.batches.size());
-  const bool splits_backward = in.table.splits_backward();  // weight gradients are actions of their own
+  const bool splits_backward = in.table.splits_backward();  // weight gradients are separate actions
   const std::vector<Action>& actions = in.table.ranks[step.rank];
   for (size_t i = 0; i < actions.size();) {
     const auto start = std::chrono::steady_clock::now();
@@ -148,7 +148,7 @@ nn::Values Executor::input_of(const Step& step, const Action& action) {
 void Executor::pass_on(const Step& step, const Action& action, const nn::Values& y) {
   if (step.last(action)) {
     MPX_ASSERT(y.size() == 1, "the last stage gives a loss or logits, not ", y.size(), " values");
-    // The result of a graph is overwritten by the next pass in the same graph instance.
+    // The next pass in the same graph instance overwrites the result of a graph.
     const at::Tensor& last = y.begin()->value.tensor();
     step.result.last[action.microbatch] = step.in.graphs != nullptr ? last.clone() : last;
     return;
@@ -180,13 +180,13 @@ Executor::Tensors Executor::output_gradients(const Step& step, const Action& act
 void Executor::pass_back(const Step& step, const Action& action, Tensors dx) {
   if (step.first(action)) return;
   const plan::StagePlace own = step.place(action), next = step.placement.neighbour(own, -1).value();
-  // A copy is sent, so that the graph instance is free for the next pass while the send is in flight.
+  // Sends a copy, so that the graph instance is free for the next pass while the send is in flight.
   const bool in_instance = step.in.graphs != nullptr && stages_[action.chunk]->islands().begins_captured();
   const std::vector<BorderValue> border = step.inputs(action);
   for (size_t i = 0; i < dx.size() && next.rank != own.rank; ++i) {
     const BorderValue& value = border[i];
     if (!value.differentiable()) continue;
-    // Nothing read this value, but the stage before has posted a receive for its gradient.
+    // Nothing read this value, but the previous stage has posted a receive for its gradient.
     if (!dx[i].defined()) dx[i] = at::zeros(sizes_of(step, value, action.microbatch), options_of(step, value));
     else dx[i] = in_instance ? dx[i].clone(at::MemoryFormat::Contiguous) : dx[i].contiguous();
   }
@@ -203,9 +203,9 @@ at::TensorOptions Executor::options_of(const Step& step, const BorderValue& valu
   return at::TensorOptions().dtype(value.dtype).device(step.in.batches[0].tokens.device());
 }
 
-// Of a tensor that crosses a border. Every stage has every microbatch, so shapes are computed and not sent. A message
-// with the shape would have to be waited for before the tensor's own call is issued; with two calls for one, a table
-// that verify() has proven could deadlock.
+// Returns the sizes of a tensor that crosses a border. Every stage has every microbatch, so shapes are computed and
+// not sent. A shape message would have to be waited for before the tensor's own call. With two calls per action, a
+// table that passed verify() could deadlock.
 std::vector<int64_t> Executor::sizes_of(const Step& step, const BorderValue& value, int microbatch) {
   std::vector<int64_t> sizes = value.sizes;
   if (!step.in.border.variable) return sizes;

@@ -1,8 +1,8 @@
-// The interpreter of a PipelineTable: executes this rank's list of actions on its stages. It knows no schedule; what
-// is drawn and verified is what runs. Inputs and runs live until their backward. Sends and receives are waited for as
-// late as possible: a receive when its tensor is used; a send when it is known to be done (the gradient of the sent
-// output has arrived, say) or when plan::Borders::kMostLeaving newer ones are in flight. Until then the sent tensor
-// stays alive, even after the table's `free`.
+// The interpreter of a PipelineTable: executes this rank's list of actions on its stages, independent of the
+// schedule. Inputs and runs live until their backward. Sends and receives are waited for as late as possible. A
+// receive is waited for when its tensor is used. A send is waited for when it has certainly completed, for example
+// because the gradient of the sent output has arrived. It is also waited for when plan::Borders::kMostLeaving newer
+// ones are in flight. Until then the sent tensor stays alive, even after the table's `free`.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,8 +26,8 @@
 
 namespace metroplex::pipeline {
 
-// A value that crosses stage borders. Border i is between the stages i and i + 1 of the model. Integers have no
-// gradient, so nothing is sent back for them.
+// A value that crosses stage borders. Border i is between stages i and i + 1 of the model. Integers have no gradient,
+// so nothing is sent back for them.
 struct BorderValue {
   std::string name;
   std::vector<int64_t> sizes;  // [s (/tp with sequence parallelism), b, ...], for the first microbatch
@@ -38,65 +38,63 @@ struct BorderValue {
   int64_t bytes() const;
 };
 
-// All of them, in the order of the stages' outputs and inputs.
+// All border values, in the order of the stages' outputs and inputs.
 struct BorderShape {
   std::vector<BorderValue> values;
-  bool variable = false;  // microbatches differ in s and b: sizes of each follow from the sizes of its tokens
+  bool variable = false;  // microbatches differ in s and b; sizes are derived from each microbatch's tokens
 
-  // The values that cross one border.
   std::vector<BorderValue> crossing(int border) const;
   int64_t bytes(int border) const;
 };
 
-// One step, or, with a table that is forward_only, one evaluation.
+// One step, or one evaluation if the table is forward_only.
 struct PipelineInput {
   const plan::PipelineTable& table;
-  const std::vector<nn::Microbatch>& batches;  // one a microbatch of the table
-  // [microbatches], where the losses lie. Element m enters the backward of microbatch m with the loss of the last
-  // stage and with the loss terms of every stage: the factor of its sums in the step's loss.
+  const std::vector<nn::Microbatch>& batches;  // one per microbatch of the table
+  // [microbatches], on the device of the losses. Element m is the factor of microbatch m's sums in the step's loss.
+  // It enters the backward with the loss of the last stage and with the loss terms of every stage.
   at::Tensor loss_gradients;
   BorderShape border;
-  // Planned for the table and this rank: captured islands run in its graph instances. Null: all islands run eagerly.
+  // The graph plan for the table and this rank: captured regions run in its graph instances. Null: all regions run
+  // eagerly.
   const plan::GraphPlan* graphs = nullptr;
-  cuda::GraphDevice* warms_up = nullptr;  // all runs on its capture stream; null: on the current one
+  cuda::GraphDevice* warms_up = nullptr;  // run everything on its capture stream; null: on the current stream
 };
 
-// What one run gives on this rank.
 struct PipelineOutput {
-  std::vector<at::Tensor> last;      // of the last stage, one a microbatch: summed loss or logits; else empty
-  std::vector<nn::LossTerms> terms;  // one list a microbatch: what the segments of this rank reported
+  std::vector<at::Tensor> last;      // last stage: summed loss or logits of each microbatch; else empty
+  std::vector<nn::LossTerms> terms;  // one list per microbatch: terms reported by this rank's segments
 };
 
-// Called after every action, for timers and the memory report. The actions of one batched p2p call are reported
-// together after the call and share its time equally. Time spent waiting for a receive belongs to the forward or
+// The executor calls it after every action, for timers and the memory report. The actions of one batched p2p call are
+// reported together after the call and share its time equally. Waiting time of a receive counts in the forward or
 // backward that uses it.
 using ActionObserver = std::function<void(const plan::Action& action, double seconds)>;
 
 class Executor {
  public:
-  // `stages[c]` is chunk c of this rank; `pp` is the pipeline group, whose index is the rank's row of the table.
+  // `stages[c]` is chunk c of this rank. The index in the pipeline group `pp` is the rank's row of the table.
   Executor(std::vector<Stage*> stages, comm::Group pp);
 
   PipelineOutput run(const PipelineInput& in);
 
   base::Listeners<ActionObserver>& observers() { return observers_; }
-  // Sets of border tensors and runs alive now; 0 between steps. For tests of deallocation.
+  // Number of live border-tensor sets and runs; 0 between steps. For deallocation tests.
   size_t live() const { return borders_.count() + runs_.size() + weights_.size(); }
-  // Returns the bytes of the border tensors alive now, or of those for which `counts` returns true.
+  // Returns the bytes of the live border tensors, or of those for which `counts` returns true.
   int64_t border_bytes(const std::function<bool(const at::Tensor&)>& counts = nullptr) const;
 
  private:
   using Key = plan::BorderKey;
   struct Step;
-  // One batched p2p call, shared by its actions: waiting once is enough.
+  // One batched p2p call, shared by its actions, so that it is waited for once.
   struct Call {
     comm::Handle handle;
-    bool done = false;  // has been waited for: never polled, so what is kept alive depends on the table alone
+    bool done = false;  // waited for; never polled, so that lifetimes depend on the table alone
     void wait();
   };
-  using Tensors = std::vector<at::Tensor>;  // one a border value; of gradients undefined for integers
+  using Tensors = std::vector<at::Tensor>;  // one per border value; undefined for gradients of integers
 
-  // Around the forward of a stage, and around its backward.
   nn::Values input_of(const Step& step, const plan::Action& action);
   void pass_on(const Step& step, const plan::Action& action, const nn::Values& y);
   StageRun take_run(const Key& key);
@@ -113,7 +111,7 @@ class Executor {
   plan::Borders<Tensors, Call> borders_;  // of this rank's chunks
   std::map<Key, StageRun> runs_;
   std::map<Key, std::vector<nn::DeferredGradients>>
-      weights_;  // between backward and weight, where a table splits them
+      weights_;  // between backward and weight, if the table splits them
 };
 
 }  // namespace metroplex::pipeline

@@ -15,8 +15,8 @@ namespace {
 
 int64_t bytes_of(const at::Tensor& x) { return x.defined() ? static_cast<int64_t>(x.nbytes()) : 0; }
 
-// The identity of a storage. Weak aliases have the address of their original, but tensors on the meta device have no
-// address: there it is the allocator's block (cuda/memory_meter.h).
+// Identifies a storage. Weak aliases share the address of their original. Tensors on the meta device have no address,
+// so the allocator's block identifies them (cuda/memory_meter.h).
 const void* storage_key(const at::Tensor& x) {
   const c10::DataPtr& data = x.storage().data_ptr();
   return data.get() != nullptr ? data.get() : data.get_context();
@@ -103,10 +103,10 @@ int64_t GraphedIsland::copied_like(const at::Tensor& x) const {
                        [&](const Entry& entry) { return entry.copied && cuda::same_form(entry.place, x); });
 }
 
-// An input that is an output of an earlier graph of the instance has the same address in every replay and is read in
-// place. Any other gets a static buffer, which forward() fills before each replay. Outputs are kept as weak aliases
-// (cuda::weak_alias): once the capturing run has dropped them, the pool may give their memory to graphs captured
-// later, and every replay then repeats that reuse.
+// The output of an earlier graph of the instance has the same address in every replay and is read in place. Any other
+// input gets a static buffer, which forward() fills before each replay. Outputs are kept as weak aliases
+// (cuda::weak_alias). Once the capturing run has dropped them, the pool may reuse their memory for later captures;
+// every replay repeats that reuse.
 nn::Values GraphedIsland::capture_forward(const nn::Values& x, const Forward& how) {
   nn::Values in, out;
   inputs_.clear();  // cuda::CheckedGraphs captures again in every run
@@ -138,9 +138,9 @@ nn::Values GraphedIsland::capture_forward(const nn::Values& x, const Forward& ho
   return out;
 }
 
-// The graph accumulates into main_grad, so the listeners that may allocate main_grad come first and a fresh one is
-// zeroed: the captured work adds. What arrives for a parameter from outside is settled here too. Uses are reported
-// after the whole replay, so a gradient bucket may start its reduction a little later than without a graph.
+// The graph accumulates into main_grad. The listeners that may allocate main_grad therefore run first, and an
+// uninitialized main_grad is zeroed. Pending external gradients of a parameter are also added here. Uses are reported
+// after the whole replay, so a gradient bucket may start its reduction later than without a graph.
 nn::Gradients GraphedIsland::backward(const nn::Gradients& dy, const at::Tensor& loss_factor) {
   for (auto uses = island_.params.rbegin(); uses != island_.params.rend(); ++uses) {
     for (int i = 0; i < uses->times; ++i) uses->param->tell_before_use();
@@ -189,7 +189,7 @@ nn::Gradients GraphedIsland::capture_backward(const nn::Gradients& dy, const at:
   }
   backward_size_ = capture(*backward_, "backward", [&] {
     dx = nn::run_backward(std::move(run_), in, factor, /*tells_uses=*/false);
-    // A gradient that is handed through unchanged must not alias a static buffer, which the next backward overwrites.
+    // A gradient that passes through unchanged must not alias a static buffer, which the next backward overwrites.
     for (at::Tensor& gradient : dx) {
       for (size_t i = 0; i < in.size() && gradient.defined(); ++i) {
         if (gradients_[i].copied && gradient.is_alias_of(in[i])) gradient = gradient.clone();

@@ -8,14 +8,14 @@
 namespace metroplex::pipeline {
 namespace {
 
-// What applies to a segment. A recomputed one is never captured.
+// How a segment is executed. A recomputed segment is never captured.
 struct Treatment {
   bool recomputed, captured;
   bool operator==(const Treatment&) const = default;
 };
 
-// The end of the island that begins with segment `begin` of a block: with `everywhere` that segment, else the end of
-// the block or the first segment with another Treatment.
+// Returns the end of the region that begins with segment `begin` of a block. With `everywhere` it contains one
+// segment. Otherwise it ends at the end of the block or before the first segment with another Treatment.
 size_t end_of_island(size_t begin, bool everywhere, const std::vector<Treatment>& segments) {
   size_t end = begin + 1;
   while (!everywhere && end < segments.size() && segments[end] == segments[begin]) ++end;
@@ -33,7 +33,8 @@ nn::IslandEvent event_of(const StageIslands::Place& place, nn::Pass pass, int ne
           forward ? place.last : place.first};
 }
 
-// The block after that of `island`, in forward order and before island `end`; its own block where there is none.
+// Returns the next block after that of `island`, in forward order and before region `end`. Without one, returns the
+// same block.
 int block_after(const StageIslands& islands, size_t island, size_t end) {
   const int own = islands.places[island].block;
   for (size_t i = island + 1; i < end; ++i) {
@@ -42,8 +43,8 @@ int block_after(const StageIslands& islands, size_t island, size_t end) {
   return own;
 }
 
-// The block that runs after that of `island`, of span `span`, in backward; -1: none. A recomputed chunk starts with
-// its first block, as its forwards come first.
+// Returns the block that runs in backward after that of `island` in span `span`; -1: none. A recomputed chunk starts
+// with its first block, because its forwards run first.
 int block_before(const StageIslands& islands, size_t span, size_t island) {
   const int own = islands.places[island].block;
   for (size_t i = island; i > islands.spans[span].begin; --i) {
@@ -56,7 +57,7 @@ int block_before(const StageIslands& islands, size_t span, size_t island) {
   return -1;
 }
 
-// Islands of blocks, or of single segments.
+// Builds the regions: one per block, split by Treatment, or one per segment.
 StageIslands islands_of(const nn::Blocks& blocks, const std::vector<nn::RecomputedChunk>& recomputed, bool everywhere,
                         const GraphScope& scope) {
   StageIslands islands;
@@ -192,7 +193,7 @@ std::vector<nn::IslandRun> Stage::forward_again(const StageRun& run, const Stage
   nn::Values x = kept.input.take();
   for (size_t i = span.begin; i < span.end; ++i) {
     const StageIslands::Place& place = run.islands->places[i];
-    // In a recomputed chunk the last forward is followed by the backward of the same block.
+    // In a recomputed chunk, the backward of the same block follows the last forward.
     nn::IslandEvent event = event_of(place, nn::Pass::forward, block_after(*run.islands, i, span.end));
     event.enters_block = event.enters_block || i == span.begin;  // a chunk may begin inside its first block
     tell_before(event);

@@ -1,7 +1,7 @@
 // Graph instances of a rank (plan/graph_plan.h). An instance is the memory of one pass of one microbatch through one
-// chunk: a pool, static inputs, and the static microbatch that the layers read. Each chunk that runs in it has graphs
-// of its own there. A pass occupies its instance from its forward until its backward and every other reader of its
-// results are done. A plan::GraphPlan assigns an instance to each pass.
+// chunk: a pool, static inputs, and the static microbatch that the layers read. Each chunk that runs in an instance
+// has its own graphs there. A pass occupies its instance from its forward until its backward and all other readers of
+// its results are done. A plan::GraphPlan assigns an instance to each pass.
 #pragma once
 
 #include <map>
@@ -16,26 +16,26 @@
 
 namespace metroplex::pipeline {
 
-// Which segments of a stage are captured: those that train.cuda_graph_modules names, or all segments of every layer.
-// By default nothing.
+// The captured segments of a stage: those that train.cuda_graph_modules names, or all segments of every layer. By
+// default, no segment.
 struct GraphScope {
   config::CudaGraphModules modules;
-  bool layers = false;  // every segment of the blocks that count as a layer, instead of modules
+  bool layers = false;  // capture every segment of the blocks that count as a layer, instead of modules
 
   bool holds(const nn::Block& block, const nn::Segment& segment) const;
 };
 
 GraphScope graph_scope(const config::Train& train);
 
-// Throws base::Error("cuda graph", ...) with the segment's or the parameter's name, the reason and the way out, where
-// the island cannot be a graph. After nn::count_uses.
+// Throws base::Error("cuda graph", ...) if the region cannot be captured, with the name of the segment or parameter,
+// the reason and a suggested fix. Call after nn::count_uses.
 void check_capturable(const nn::Island& island);
 
 struct GraphSizes {
   int64_t graphs = 0;  // captured so far
   cuda::GraphSize size;
   int64_t static_inputs = 0;  // bytes: microbatches, and inputs from layers that are not captured
-  int64_t results = 0;        // bytes in the pools: results of graphs, for each instance those of its largest chunk
+  int64_t results = 0;        // bytes in the pools: graph results, per instance those of its largest chunk
   int64_t gradients = 0;      // bytes of the static buffers for incoming gradients
   cuda::GraphPool::Bytes pools;
 
@@ -50,10 +50,10 @@ class GraphInstance {
   GraphInstance(const GraphInstance&) = delete;
   GraphInstance& operator=(const GraphInstance&) = delete;
 
-  // Called before each forward. If the form of `batch` differs from that of the last one, the graphs of all chunks
-  // are discarded and captured again.
+  // Call before each forward. If the form of `batch` differs from the previous one, the graphs of all chunks are
+  // discarded and captured again.
   void begin(const nn::Microbatch& batch);
-  // Run island number `graph` of the stage: in order, and backwards in reverse.
+  // Run captured region `graph` of the stage. Call forward in order and backward in reverse order.
   nn::Values forward(const StageGraphs& stage, size_t graph, const nn::Values& x, nn::LossTerms* terms);
   nn::Gradients backward(const StageGraphs& stage, size_t graph, const nn::Gradients& dy,
                          const at::Tensor& loss_factor);
@@ -70,13 +70,13 @@ class GraphInstance {
   bool evaluates_;
 };
 
-// The instances of a rank. All its stages share them.
+// The graph instances of a rank, shared by all its stages.
 class GraphInstances {
  public:
-  // `device` outlives it.
+  // `device` must outlive this object.
   GraphInstances(cuda::GraphDevice& device, at::Device batches_on) : device_(device), batches_on_(batches_on) {}
 
-  // Made at its first use. Training and evaluation have separate instances.
+  // Returns the instance; creates it on first use. Training and evaluation have separate instances.
   GraphInstance& at(int number, bool evaluates);
   GraphSizes sizes(bool evaluation) const;  // `gradients` count as training
   const StaticBuffers& gradients() const { return gradients_; }
@@ -88,10 +88,9 @@ class GraphInstances {
   std::vector<std::unique_ptr<GraphInstance>> training_, evaluation_;
 };
 
-// The captured islands of a stage, and the instances in which they run.
 class StageGraphs {
  public:
-  // `islands` outlive it. Throws as check_capturable().
+  // `islands` must outlive this object. Throws like check_capturable().
   StageGraphs(std::vector<const nn::Island*> islands, std::shared_ptr<GraphInstances> instances);
 
   const std::vector<const nn::Island*>& islands() const { return islands_; }

@@ -102,7 +102,7 @@ void StaticBatches::fill(const std::vector<nn::Microbatch>& batches) {
   if (from.empty()) return;
   const at::Device source = from.front().device();
   for (const at::Tensor& x : from) MPX_ASSERT(x.device() == source, "a batch on two devices");
-  // Grouped by dtype: _foreach_copy_ over tensors of one dtype is a single kernel.
+  // _foreach_copy_ over tensors of one dtype is a single kernel, so tensors are grouped by dtype.
   std::map<at::ScalarType, std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>> by_type;
   for (size_t i = 0; i < from.size(); ++i) {
     auto& [to, values] = by_type[from[i].scalar_type()];

@@ -1,4 +1,4 @@
-// The balanced cut of sequence_cut.h: arcs of a circle, one rank's after the other.
+// The balanced partition of sequence_cut.h: takes arcs off a circle, one rank after the other.
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -10,18 +10,19 @@
 namespace metroplex::plan {
 namespace {
 
-// What is not dealt out yet, joined to a circle. Coordinates count its tokens: 0 to tokens() and once more round.
+// The unassigned part of the sequence, joined to a circle. Coordinates count its tokens: 0 to tokens(), and on into a
+// second turn.
 struct Circle {
-  std::vector<SequencePiece> pieces;  // in the order of the sequence
+  std::vector<SequencePiece> pieces;
   int64_t samples = 0;
-  // Of 2 n + 1 borders between pieces, twice round: tokens and area before each.
+  // Tokens and area before each of 2 n + 1 piece borders, over two turns.
   std::vector<int64_t> tokens_before, area_before;
 
   size_t size() const { return pieces.size(); }
   const SequencePiece& piece(size_t i) const { return pieces[i % pieces.size()]; }
   int64_t tokens() const { return tokens_before[size()]; }
   int64_t area() const { return area_before[size()]; }
-  // Whether a cut before piece i cuts no document that is not cut there already.
+  // True if a cut before piece i splits no document that is not already split there.
   bool free(size_t i) const {
     const SequencePiece &next = piece(i), &before = piece(i + size() - 1);
     return next.begins || before.end() != next.first;
@@ -36,32 +37,30 @@ struct Circle {
   }
 };
 
-// From `begin` on, `count` tokens; begin < tokens().
+// `count` tokens from `begin` on; begin < tokens().
 struct Arc {
   int64_t begin = 0, count = 0;
 };
 
-// What the arc of the next rank must keep to.
 struct Wanted {
-  int64_t tokens = 0;              // where it is cut exactly
-  double area = 0, tolerance = 0;  // of an arc of `tokens`; which difference is taken for none
+  int64_t tokens = 0;              // size of an exact arc
+  double area = 0, tolerance = 0;  // area of an arc of `tokens`; differences up to `tolerance` count as equal
   int64_t least_tokens = 0, most_tokens = 0;
   double least_area = 0, most_area = 0;
 };
 
-// Of `loads` left for `ranks`, whose mean over all was `mean`: the bounds within which neither the next rank's load
-// nor the mean of those that remain differs from `mean` by more than `slack`.
+// Bounds for the next rank's load, given the load `left` for `ranks` ranks and the mean `mean` over all ranks. Within
+// them, neither that load nor the mean of the remaining ranks differs from `mean` by more than `slack`.
 std::pair<double, double> bounds(double left, double ranks, double mean, double slack) {
   const double now = left / ranks, room = slack * mean, others = ranks - 1;
   return {std::max({now - room, mean - room, left - others * (mean + room)}),
           std::min({now + room, mean + room, left - others * (mean - room)})};
 }
 
-// An arc that begins and ends between documents.
 std::optional<Arc> free_arc(const Circle& circle, const Wanted& wanted, int64_t multiple) {
   constexpr int64_t kTries = 16;
   const size_t n = circle.size();
-  size_t least = 0, best = 0, most = 0;  // borders where an arc may end, first, nearest to the area, and last
+  size_t least = 0, best = 0, most = 0;  // possible ends of the arc: first, nearest to the area, last
   for (size_t i = 0; i < n; ++i) {
     const auto tokens = [&](size_t end) { return circle.tokens_before[end] - circle.tokens_before[i]; };
     const auto area = [&](size_t end) {
@@ -84,11 +83,11 @@ std::optional<Arc> free_arc(const Circle& circle, const Wanted& wanted, int64_t 
   return std::nullopt;
 }
 
-// The arc of wanted.tokens whose area is nearest, or the first whose area is near enough and that begins or ends
-// between documents. Between borders the area of an arc changes by one number from each to the next.
+// Returns the arc of `wanted.tokens` whose area is nearest. It prefers the first arc within the tolerance that starts
+// or ends between documents. Between piece borders the area of an arc changes linearly with its start.
 Arc exact_arc(const Circle& circle, const Wanted& wanted) {
   const int64_t count = wanted.tokens, all = circle.tokens();
-  size_t head = 0, tail = 0;  // pieces of the arc's first token and of the first behind it
+  size_t head = 0, tail = 0;  // pieces of the arc's first token and of the first token after it
   while (circle.tokens_before[tail + 1] <= count) ++tail;
   int64_t area =
       circle.area_before[tail] + circle.piece(tail).sum_of(count - circle.tokens_before[tail], circle.samples);
@@ -131,7 +130,6 @@ SequencePiece part_of(const Circle& circle, const SequencePiece& piece, int64_t 
   return part;
 }
 
-// Takes the arc out of the circle.
 PositionRuns take(Circle& circle, const Arc& arc) {
   std::vector<SequencePiece> left, taken;
   const int64_t all = circle.tokens(), end = arc.begin + arc.count;
@@ -141,7 +139,7 @@ PositionRuns take(Circle& circle, const Arc& arc) {
   };
   for (size_t i = 0; i < circle.size(); ++i) {
     const int64_t at = circle.tokens_before[i];
-    const int64_t wrapped = std::max<int64_t>(0, end - all);  // what the arc has at the start of the circle
+    const int64_t wrapped = std::max<int64_t>(0, end - all);  // part of the arc at the start of the circle
     deal(circle.pieces[i], at, 0, wrapped, true);
     deal(circle.pieces[i], at, wrapped, arc.begin, false);
     deal(circle.pieces[i], at, arc.begin, std::min(end, all), true);
@@ -172,7 +170,7 @@ std::vector<PositionRuns> balanced_cut(const SequencePieces& sequence, const Seq
     wanted.tokens = circle.tokens() / request.multiple / left * request.multiple;
     wanted.area = area * static_cast<double>(wanted.tokens) / tokens;
     const auto [least_tokens, most_tokens] = bounds(tokens, left, mean_tokens, request.token_slack);
-    // No rank is left without tokens.
+    // Every rank gets tokens.
     wanted.least_tokens = std::max(request.multiple, static_cast<int64_t>(std::ceil(least_tokens)));
     wanted.most_tokens =
         std::min(circle.tokens() - (left - 1) * request.multiple, static_cast<int64_t>(std::floor(most_tokens)));

@@ -1,6 +1,6 @@
-// The tensors of one rank that cross stage borders, from the action that makes or receives them to the one that uses
-// them or knows that their send is done. What is held after each action follows from the table alone, not from
-// timing. The executor keeps tensors here, the memory replay their bytes.
+// The tensors of one rank that cross stage borders. A tensor is held from the action that produces or receives it
+// until the action that uses it or completes its send. The tensors held after each action follow from the table
+// alone, not from timing. The executor stores tensors here; the memory replay stores their bytes.
 #pragma once
 
 #include <algorithm>
@@ -23,18 +23,18 @@ constexpr bool goes_forward(ActionKind kind) {
   return kind == ActionKind::send_forward || kind == ActionKind::recv_forward;
 }
 
-// Content: what crosses one border for one microbatch. Call: one batched p2p call, shared by its actions, with
-// `bool done` and `wait()`, which sets it.
+// Content: the payload of one border for one microbatch. Call: one batched p2p call, shared by its actions, with
+// `bool done` and a `wait()` that sets it.
 template <class Content, class Call>
 class Borders {
  public:
   using PendingCall = std::shared_ptr<Call>;
-  // How many sent tensors that the schedule has freed may still be in flight; the oldest is waited for before one
-  // more. Two, because an overlapped schedule has one output and one gradient in flight.
+  // Maximum number of sent tensors that the schedule has freed but that may still be in flight. An overlapped
+  // schedule has one output and one gradient in flight, so the limit is two. One more waits for the oldest.
   static constexpr size_t kMostLeaving = 2;
 
-  // What the forward or backward of the stage at `own` leaves for that at `next`: to be sent, or, where this rank
-  // holds both, the input or gradient of its next action there.
+  // Stores the result of the stage at `own` for the stage at `next`. If this rank holds both stages, it is the input
+  // or gradient of the next action there; otherwise it will be sent.
   void leave_output(int microbatch, StagePlace own, StagePlace next, Content content) {
     if (next.rank == own.rank) inputs_[{microbatch, next.chunk}] = std::move(content);
     else outputs_[{microbatch, own.chunk}] = std::move(content);
@@ -44,7 +44,7 @@ class Borders {
     else input_gradients_[{microbatch, own.chunk}] = std::move(content);
   }
 
-  // Where a p2p action finds what it sends, or puts what it receives.
+  // Returns the storage that a p2p action sends from or receives into.
   Content& slot(const Action& action) {
     const BorderKey key{action.microbatch, action.chunk};
     if (!is_send(action.kind)) return (goes_forward(action.kind) ? inputs_ : gradients_)[key];
@@ -53,7 +53,6 @@ class Borders {
     MPX_ASSERT(found != from.end(), "nothing to send for microbatch ", key.first, " of chunk ", key.second);
     return found->second;
   }
-  // The p2p action has been issued with `call`.
   void issued(const Action& action, const PendingCall& call) {
     const BorderKey key{action.microbatch, action.chunk};
     if (action.kind == ActionKind::send_forward) {
@@ -65,14 +64,14 @@ class Borders {
       (action.kind == ActionKind::recv_forward ? input_calls_ : gradient_calls_)[key] = call;
     }
   }
-  // For a compute action; waits for the receive.
+  // Takes the tensor for a compute action; waits for its receive.
   Content take_input(BorderKey key) { return take(inputs_, input_calls_, key); }
   Content take_gradient(BorderKey key) {
     Content gradient = take(gradients_, gradient_calls_, key);
     arrived(key);
     return gradient;
   }
-  // The action `free`: the output has been sent, or is not sent at all.
+  // Implements the action `free`: the output has been issued for sending or is not sent at all.
   void release(BorderKey key) {
     const auto output = outputs_.find(key);
     const auto call = output_calls_.find(key);
@@ -101,7 +100,7 @@ class Borders {
     if (call != calls.end()) {
       call->second->wait();
       calls.erase(call);
-      drop_sent(leaving_.size());  // sends of the same batched call are done too
+      drop_sent(leaving_.size());  // sends of the same batched call have completed too
     }
     const auto found = from.find(key);
     MPX_ASSERT(found != from.end(), "microbatch ", key.first, " of chunk ", key.second,
@@ -114,7 +113,7 @@ class Borders {
     leaving_.push_back({std::move(call), std::move(content), output});
     drop_sent(kMostLeaving);
   }
-  // The gradient of an output has arrived, so the output was received: waiting for its send does not block.
+  // The gradient of an output has arrived, so the peer has received the output. Waiting for its send does not block.
   void arrived(BorderKey output) {
     for (const Leaving& leaving : leaving_) {
       if (leaving.output == output) leaving.call->wait();
@@ -135,9 +134,9 @@ class Borders {
   struct Leaving {
     PendingCall call;
     Content content;
-    std::optional<BorderKey> output;  // of which forward it is the output; none: an input's gradient
+    std::optional<BorderKey> output;  // the pass that produced it; none: the gradient of an input
   };
-  std::vector<Leaving> leaving_;  // sent and freed by the schedule, oldest first
+  std::vector<Leaving> leaving_;  // freed by the schedule, send not completed; oldest first
 };
 
 }  // namespace metroplex::plan

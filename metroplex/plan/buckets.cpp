@@ -52,7 +52,7 @@ class BucketWriter {
   const BucketOptions& options_;
   BucketPlan plan_;
   std::vector<int> open_;
-  int64_t begin_ = 0;  // of the open bucket
+  int64_t begin_ = 0;  // start of the open bucket
   int64_t at_ = 0;     // end of the last parameter
 };
 

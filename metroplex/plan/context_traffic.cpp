@@ -9,7 +9,7 @@ namespace {
 
 using config::CpCommType;
 
-// Rows of `owners` that queries of `readers` see, both runs of `neighbours` ranks.
+// Returns the rows of `owners` that are visible to queries of `readers`; both are groups of `neighbours` ranks.
 int64_t rows_seen(const std::vector<std::vector<PositionRuns>>& seen, int readers, int owners, int neighbours) {
   int64_t rows = 0;
   for (int owner = owners * neighbours; owner < (owners + 1) * neighbours; ++owner) {
@@ -23,10 +23,10 @@ int64_t rows_seen(const std::vector<std::vector<PositionRuns>>& seen, int reader
   return rows;
 }
 
-// Keys and values of rows, between groups of `neighbours` ranks that have each other's rows.
+// Keys and values exchanged between groups of `neighbours` ranks that already share their rows.
 struct KeyRows {
-  std::vector<int64_t> sent, received;  // of each rank
-  int64_t own = 0, groups = 1;          // rows of a group; how many groups
+  std::vector<int64_t> sent, received;  // per rank
+  int64_t own = 0, groups = 1;          // rows of a group; number of groups
 };
 KeyRows key_rows(const DocumentLengths& documents, const SequenceCut& cut, int neighbours, bool only_seen) {
   const int ranks = static_cast<int>(cut.ranks.size()), groups = ranks / neighbours;
@@ -62,8 +62,9 @@ ContextTraffic context_traffic(const DocumentLengths& documents, const SequenceC
   out.forward.assign(cut.ranks.size(), 0);
   out.backward = out.forward;
   const int64_t rows = cut.length / ranks, copies = r.groups % sharing == 0 ? 1 : sharing / r.groups;
-  const int64_t head = r.samples * (r.head_dim + r.v_head_dim);  // elements of a row: q and out, or k and v
-  if (by_heads) {  // q, k, v there and the result back; these, the result and its gradient there, three back
+  const int64_t head = r.samples * (r.head_dim + r.v_head_dim);  // elements per row: q and out, or k and v
+  if (by_heads) {  // forward: q, k, v and the result; backward: the same again, the result's gradient and three input
+                   // gradients
     const int64_t once = rows * head * (r.heads + copies * r.groups) * r.element_bytes / sharing * (sharing - 1);
     for (int64_t& bytes : out.forward) bytes = once;
     for (int64_t& bytes : out.backward) bytes = 2 * once;
@@ -75,7 +76,8 @@ ContextTraffic context_traffic(const DocumentLengths& documents, const SequenceC
   const bool gathered = r.exchange == CpCommType::all_gather, ring = !gathered && !r.documents;
   for (size_t rank = 0; rank < cut.ranks.size(); ++rank) {
     const int64_t sent = keys.sent[rank] * kv * r.element_bytes;
-    // The gradients of keys in a ring go on with them until they are home; else straight from whoever got the keys.
+    // In a ring the gradients of keys travel with them back to the owner. Otherwise every receiver of keys sends
+    // their gradients directly.
     const int64_t gradients = ring ? keys.groups * keys.own : keys.received[rank];
     out.forward[rank] += sent;
     out.backward[rank] += sent + gradients * kv * (gathered ? r.element_bytes : r.wide_bytes);

@@ -1,5 +1,6 @@
-// What context-parallel ranks send each other for the attention of one layer and one microbatch, from the cut and the
-// documents: the formulas of docs/context_parallel.md. nn/context_attention.h is what sends. Integers only.
+// Bytes that context-parallel ranks send each other for the attention of one layer and one microbatch, computed from
+// the sequence partition and the documents. The formulas are in docs/context_parallel.md; nn/context_attention.h does
+// the sending. Integers only.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +12,13 @@ namespace metroplex::plan {
 
 struct ContextTrafficRequest {
   config::CpCommType exchange = config::CpCommType::p2p;
-  int neighbours = 1;      // ranks that share heads with a2a+p2p; divides cp
-  bool documents = false;  // attention stays inside documents, so only keys that are seen are sent
+  int neighbours = 1;      // ranks that share heads with a2a+p2p; must divide cp
+  bool documents = false;  // attention is restricted to documents, so only visible keys are sent
   int64_t samples = 1;
-  int64_t heads = 1, groups = 1;  // of a tensor-parallel rank
+  int64_t heads = 1, groups = 1;  // per tensor-parallel rank
   int64_t head_dim = 1, v_head_dim = 1;
   int64_t element_bytes = 2;  // of activations
-  int64_t wide_bytes = 4;     // of gradients of keys on their way: at least fp32
+  int64_t wide_bytes = 4;     // of key gradients in flight: at least fp32
 };
 
 // Bytes that each rank sends to others.

@@ -23,7 +23,7 @@ std::string padded(const std::string& text, size_t width) {
   return std::string(width - std::min(width, text.size()), ' ') + text;
 }
 
-// Shortest compute action: what a box must have room for.
+// Returns the duration of the shortest compute action, whose box must fit its label.
 double shortest(const Timeline& timeline) {
   double result = timeline.length;
   for (const auto& actions : timeline.ranks) {
@@ -37,7 +37,8 @@ double shortest(const Timeline& timeline) {
 
 double columns_per_time(const Timeline& timeline, size_t label, int max_columns) {
   if (timeline.length <= 0) return 0;
-  // Whole columns for the shortest box, so that equal boxes look equal; fractions only where it has less than one.
+  // Whole columns for the shortest box, so that equal boxes look equal. Fractions only if it has less than one
+  // column.
   const double least = shortest(timeline), room = max_columns * least / timeline.length;
   const double columns = std::min(static_cast<double>(label + 1), room);
   return (columns >= 1 ? std::floor(columns) : columns) / least;
@@ -135,7 +136,7 @@ std::string title(const PipelineTable& table) {
 std::string draw_text(const PipelineTable& table, const Timeline& timeline, const DrawOptions& options,
                       const DrawLabels& labels) {
   const size_t digits = std::to_string(table.num_stages - 1).size();
-  std::vector<std::string> before, after;  // the bars of each rank
+  std::vector<std::string> before, after;
   size_t beside = 0;
   for (size_t rank = 0; rank < timeline.ranks.size(); ++rank) {
     before.push_back("rank " + padded(std::to_string(rank), digits) + " |");

@@ -1,5 +1,5 @@
-// Pictures of a replayed table: lines of text for a terminal, and SVG. One row a pp rank, time from left to right,
-// one box a forward, backward or weight action with its microbatch in it; chunks differ by letter and shade.
+// Draws a replayed table as terminal text or as SVG. Each row is a pp rank, time runs from left to right. Each
+// forward, backward or weight action is a box with its microbatch. Chunks differ in letter and shade.
 #pragma once
 
 #include <cstdint>
@@ -14,55 +14,54 @@
 namespace metroplex::plan {
 
 struct DrawOptions {
-  bool color = false;     // ANSI colours; without them forward is '.', backward '=', weight '~'
-  int max_columns = 160;  // of the bars; a longer timeline gets narrower boxes, and labels fall away
-  int line_columns = 0;   // of a row with what stands beside the bars, which keep at least 10; 0: no limit
+  bool color = false;     // ANSI colors; without them forward is '.', backward '=', weight '~'
+  int max_columns = 160;  // of the bars; a longer timeline gets narrower boxes and omits labels
+  int line_columns = 0;   // of a full row including text; the bars keep at least 10; 0: no limit
 };
 
-// What boxes and the ends of rows say instead of microbatches and bubbles.
+// Texts that replace microbatches in boxes and bubbles at row ends.
 struct DrawLabels {
   std::function<std::string(size_t rank, const Action& action)> box;
   std::function<std::string(size_t rank)> row_end;
-  size_t widest = 1;   // letters of a box
+  size_t widest = 1;   // characters in a box
   std::string legend;  // "a box: ..."
 };
 
-// Ends with a newline. Rows, then the bubble and the live activations of each rank, then a legend.
+// Returns the rows, then the bubble and the live activations of each rank, then a legend. Ends with a newline.
 std::string draw_text(const PipelineTable& table, const Timeline& timeline, const DrawOptions& options);
-// Rows and legend alone, with labels of one's own.
 std::string draw_text(const PipelineTable& table, const Timeline& timeline, const DrawOptions& options,
                       const DrawLabels& labels);
 
-// A whole SVG document, about 1,000 units wide.
+// Returns a complete SVG document, about 1,000 units wide.
 std::string draw_svg(const PipelineTable& table, const Timeline& timeline);
 
-// The graph instances (graph_plan.h) as text: which instance each pass uses over time, and the totals of every rank
-// next to Megatron's.
+// Graph instances (graph_plan.h) as text: the instance that each pass uses over time, and the totals of every rank
+// compared with Megatron's.
 
-// Of one pipeline rank.
+// Counts for one pipeline rank. Unless marked as Megatron's, they are those of this implementation.
 struct GraphNumbers {
-  int layers = 0;                  // captured, of all its chunks
-  int instances = 0;               // ours
-  int64_t graphs = 0;              // ours: passes x layers x instances in which their chunk runs
-  int64_t megatron_graphs = 0;     // passes x layers x microbatches; of one pipeline rank, of one microbatch
+  int layers = 0;  // captured, over all chunks
+  int instances = 0;
+  int64_t graphs = 0;              // passes x layers x instances of their chunk
+  int64_t megatron_graphs = 0;     // passes x layers x microbatches; one microbatch for a single pipeline rank
   int64_t bound = 0;               // passes x layers x pp
   int megatron_sets = 0;           // of one layer each
-  int megatron_sets_in_turns = 0;  // the same where the layers of a backward and of the next forward alternate
+  int megatron_sets_in_turns = 0;  // the same if layers of a backward alternate with those of the next forward
   GraphBytes bytes;
-  int64_t megatron_inputs = 0;  // bytes, of layers whose inputs have one size
-  int64_t megatron_stores = 0;  // bytes of all layers with experts, of the passes that are live at a time
+  int64_t megatron_inputs = 0;  // bytes, for layers whose inputs have equal sizes
+  int64_t megatron_stores = 0;  // bytes of all MoE layers, for the passes that are live at a time
 };
 
-// tensors: of the layers, by signature. megatron_stores: bytes of Megatron's store of a layer, by signature; 0 where
-// there is none.
+// `tensors` is keyed by layer signature. `megatron_stores` holds the bytes of Megatron's store of a layer by
+// signature; a missing signature has none.
 GraphNumbers graph_numbers(const GraphPlan& plan, const PipelineTable& table, int pp_rank, const GraphLayers& layers,
                            const std::map<int, GraphTensors>& tensors,
                            const std::map<int, int64_t>& megatron_stores = {});
-// layer_bytes: of each layer's input, and of its result; no two share a tensor.
+// `layer_bytes` is the size of each layer's input and of its result. No two layers share a tensor.
 GraphNumbers graph_numbers(const GraphPlan& plan, const PipelineTable& table, int pp_rank, const GraphLayers& layers,
                            int64_t layer_bytes);
 
-// plans, numbers: one a pipeline rank. Ends with a newline.
+// `plans` and `numbers` have one entry per pipeline rank. The text ends with a newline.
 std::string draw_graphs(const PipelineTable& table, const Timeline& timeline, const std::vector<GraphPlan>& plans,
                         const std::vector<GraphNumbers>& numbers, const DrawOptions& options);
 

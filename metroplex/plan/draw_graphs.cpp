@@ -13,7 +13,6 @@ namespace {
 
 int passes_of(const PipelineTable& table) { return table.forward_only ? 1 : table.splits_backward() ? 3 : 2; }
 
-// Right-aligned columns under their names.
 std::string columns(const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths(rows[0].size(), 0);
   for (const auto& row : rows) {
@@ -38,11 +37,11 @@ GraphNumbers graph_numbers(const GraphPlan& plan, const PipelineTable& table, in
   numbers.instances = plan.num_instances;
   numbers.graphs = plan.num_graphs();
   const int64_t each = static_cast<int64_t>(passes_of(table)) * numbers.layers;
-  // Megatron captures the one microbatch of a rank without pipeline once, and all of them otherwise.
+  // Megatron captures a single microbatch if there is no pipeline, and all of them otherwise.
   numbers.megatron_graphs = each * (table.num_stages == 1 ? 1 : table.num_microbatches);
   numbers.bound = each * table.num_stages;
   const std::vector<int> order = order_of(table, pp_rank);
-  GraphLayers alike = alike_layers(plan.layers_of_chunk);  // their inputs are, whatever they hand on
+  GraphLayers alike = alike_layers(plan.layers_of_chunk);  // inputs are equal even if results differ
   numbers.megatron_sets = megatron_sets(order, alike, table.num_microbatches).num_sets;
   const LayerOrder in_turns = overlap_layer_order(order, plan.layers_of_chunk, false);
   numbers.megatron_sets_in_turns = megatron_sets(in_turns, alike, table.num_microbatches).num_sets;

@@ -96,7 +96,7 @@ int64_t echo_lower_bound(const EchoCounts& counts) {
   const EchoSizes sizes = counts.sizes;
   EchoWorkspace work;
   sum_counts(counts, work);
-  // What a rank can receive at most: all rows of the largest experts of others.
+  // Maximum rows that a rank can receive: all rows of the largest experts of other ranks.
   std::vector<int64_t> most(static_cast<size_t>(sizes.ranks), 0);
   std::vector<int> order(static_cast<size_t>(sizes.experts));
   for (int expert = 0; expert < sizes.experts; ++expert) order[static_cast<size_t>(expert)] = expert;

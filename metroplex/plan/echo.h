@@ -1,8 +1,7 @@
-// Clones of hot experts. Every rank is the home of `experts / ranks` experts and has `slots` places in which clones
-// of experts of other ranks compute. Before the rows of a layer are sent, each rank makes the same plan out of the
-// counts of all: which expert is cloned into which slot, and how many rows of each source rank go to the clone in
-// place of the home. Integers and total orders only, so that the plans of all ranks are equal without a further
-// exchange.
+// ECHO: replicas of hot experts. Every rank owns `experts / ranks` experts and has `slots` replica slots for experts
+// of other ranks. Before the rows of a layer are sent, each rank computes the same plan from the global counts. The
+// plan contains the expert of each slot, and how many rows of each source rank go to the replica instead of the
+// owner. It uses only integers and total orders, so all ranks get the same plan without communication.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +19,7 @@ struct EchoSizes {
   constexpr int home(int expert) const { return expert / home_experts(); }
   constexpr int clones() const { return ranks * slots; }
   constexpr int rank_of_clone(int clone) const { return clone / slots; }
-  // Columns that rows are sent to: of each rank its home experts and then its slots.
+  // Destination slots of rows: for each rank its local experts, then its replica slots.
   constexpr int columns() const { return experts + clones(); }
   constexpr int column_of_expert(int expert) const {
     return home(expert) * (home_experts() + slots) + expert % home_experts();
@@ -31,9 +30,9 @@ struct EchoSizes {
   bool operator==(const EchoSizes&) const = default;
 };
 
-// A view.
+// A non-owning view.
 struct EchoCounts {
-  const int64_t* rows = nullptr;  // [ranks][experts]: of each source rank, to each expert
+  const int64_t* rows = nullptr;  // [ranks][experts]: rows from each source rank to each expert
   EchoSizes sizes;
   int64_t at(int rank, int expert) const { return rows[int64_t{rank} * sizes.experts + expert]; }
 };
@@ -42,61 +41,63 @@ using config::EchoSplit;
 
 struct EchoOptions {
   config::EchoPlanner planner = config::EchoPlanner::capfill;
-  // local_first: the replica's own rank first, the rest in proportion by largest remainder. breadth_then_depth: in
-  // proportion, rounded down, then the lowest ranks.
+  // local_first: the replica's own rank first, then proportionally by largest remainder. breadth_then_depth:
+  // proportionally, rounded down, then the lowest ranks.
   EchoSplit split = EchoSplit::local_first;
-  // capfill: among plans whose largest load is within so many 1/10000 of the mean it takes the one of fewest clones.
+  // capfill: among plans whose maximum load is within eps_bp / 10000 of the mean, the one with the fewest replicas
+  // wins.
   int64_t eps_bp = 100;
-  // greedy: a home takes its rows back as long as its load stays within 1 + reclaim times the mean. 0: never.
+  // greedy: an owner takes its rows back while its load stays within 1 + reclaim times the mean. 0: never.
   double reclaim = 0;
-  // capfill, exact: of homes that would do alike, one among as many neighbours of the clone's rank. 0: no preference.
+  // capfill, exact: prefers an owner on the replica's node if candidates are otherwise equal. 0: no preference.
   int ranks_per_node = 0;
-  // Instead of a planner, for tests: owners and rows are drawn, whatever the load, out of the counts and `seed`. So
-  // whoever plans the same counts again gets the same plan.
+  // Replaces the planner in tests: owners and rows are sampled from the counts and `seed`, regardless of load. Equal
+  // counts and seed give equal plans.
   bool random = false;
   uint64_t seed = 0;
-  // Rounds breadth_then_depth and reclaim in float32, to replay what another program recorded.
+  // Rounds breadth_then_depth and reclaim in float32 to reproduce plans of other programs.
   bool float32 = false;
 };
 
 struct EchoPlan {
   EchoSizes sizes;
-  std::vector<int32_t> owner;        // [clones] the expert that a slot is a clone of; -1: none
-  std::vector<int64_t> rows;         // [clones] that it takes; 0 exactly where it has no owner
-  std::vector<int64_t> source_rows;  // [ranks][clones]: of each source rank
+  std::vector<int32_t> owner;        // [clones] expert of each replica slot; -1: none
+  std::vector<int64_t> rows;         // [clones] rows of each replica; 0 exactly if it has no owner
+  std::vector<int64_t> source_rows;  // [ranks][clones]: rows from each source rank
   std::vector<int64_t> final_loads;  // [ranks]
 
   int64_t from(int rank, int clone) const { return source_rows[static_cast<size_t>(rank * sizes.clones() + clone)]; }
   int64_t max_load() const;
-  int num_clones() const;  // with an owner
+  int num_clones() const;  // slots with an owner
   bool operator==(const EchoPlan&) const = default;
 };
 
-// A fill that is tried: slots are taken in their order.
+// State of a candidate plan. Slots are filled in order.
 struct EchoFill {
-  std::vector<int32_t> owner, used;       // [clones], [ranks] slots taken
-  std::vector<int64_t> rows, left, room;  // [clones]; [experts] still at home; [ranks] cap less load: < 0 is surplus
-  std::vector<int32_t> hot;               // [ranks] the home expert with most rows left
+  std::vector<int32_t> owner, used;  // [clones]; [ranks]: slots taken
+  std::vector<int64_t> rows, left,
+      room;  // [clones]; [experts]: rows still at the owner; [ranks]: cap minus load, negative: surplus
+  std::vector<int32_t> hot;  // [ranks] the local expert with the most rows left
   int clones = 0;
 };
 
-// What plans are made in. It is sized by the first plan; later ones of the same sizes allocate nothing.
+// Scratch memory of the planners. The first plan sizes it; later plans of the same sizes do not allocate.
 struct EchoWorkspace {
   EchoSizes sizes;
-  std::vector<int64_t> expert_rows, loads;  // sums of the counts: [experts], [ranks]
+  std::vector<int64_t> expert_rows, loads;  // sums of counts: [experts], [ranks]
   int64_t total = 0;
   EchoFill trial, best, other;
   std::vector<int64_t> caps, spill, spare, kept, column, quota, remainder;
   std::vector<int32_t> rank_order, expert_order, clone_order, queue;
 };
 
-// capfill needs few clones; exact reaches ceil(rows / ranks) on every rank with experts / ranks slots, and with fewer
-// the best that it finds; greedy and binpack (one slot) are what other programs do. A plan never makes the largest
-// load larger, unless it is random.
+// Computes a plan. capfill minimizes the number of replicas. exact reaches ceil(rows / ranks) on every rank with
+// experts / ranks slots, and its best result with fewer. greedy and binpack (one slot) reproduce other programs. A
+// plan never increases the maximum load, unless it is random.
 void plan_echo(const EchoCounts& counts, const EchoOptions& options, EchoWorkspace& workspace, EchoPlan& plan);
 EchoPlan plan_echo(const EchoCounts& counts, const EchoOptions& options);
 
-// No plan has a smaller largest load. With experts / ranks slots it is ceil(rows / ranks).
+// Returns a lower bound of the maximum load of any plan. With experts / ranks slots it is ceil(rows / ranks).
 int64_t echo_lower_bound(const EchoCounts& counts);
 
 }  // namespace metroplex::plan

@@ -1,4 +1,4 @@
-// The planners capfill and exact: both fill ranks below a cap with rows of ranks above it, expert by expert.
+// The planners capfill and exact. Both fill ranks below a cap with rows from ranks above it, expert by expert.
 #include <numeric>
 #include <tuple>
 
@@ -21,11 +21,10 @@ class Filler {
     }
   }
 
-  // A rank is a donor or a receiver; a donor gives at most what it has above the cap. With small_first a receiver
-  // that has slots to spare takes what is left of the donor that is nearest to the cap, where that is less than its
-  // room.
+  // A rank is a donor or a receiver; a donor gives at most its surplus above the cap. With small_first, a receiver
+  // with spare slots first takes the remaining surplus of the donor nearest to the cap, if it fits.
   void fill_up(bool small_first) {
-    for (const int32_t receiver : task_.work.rank_order) {  // by room, largest first
+    for (const int32_t receiver : task_.work.rank_order) {  // largest free capacity first
       while (room(receiver) > 0 && fill_.used[static_cast<size_t>(receiver)] < sizes_.slots) {
         int donor = -1;
         if (small_first && sizes_.slots - fill_.used[static_cast<size_t>(receiver)] >= 2) {
@@ -39,10 +38,10 @@ class Filler {
     }
   }
 
-  // As with an alias table each receiver is filled up by the largest pieces there are and then done; a donor that
-  // gave more than it had above its cap receives in its turn. A donor that stays above its cap until the receiver is
-  // full offers at each slot at least its next largest expert, and has more rows than the receiver has room: so
-  // experts / ranks slots are enough, and the caps hold wherever they sum to at least all rows.
+  // Like an alias table: each receiver is filled completely with the largest available pieces. A donor that gave more
+  // than its surplus becomes a receiver. A donor that stays above its cap until the receiver is full offers at least
+  // its next largest expert at each slot. It has more rows than the receiver can accept. Therefore experts / ranks
+  // slots suffice, and the caps hold if they sum to at least all rows.
   void fill_as_alias_table() {
     while (true) {
       int receiver = -1;
@@ -84,7 +83,8 @@ class Filler {
     fill_.hot[static_cast<size_t>(rank)] = hot;
   }
 
-  // The largest piece, of those that fill the room one from the same node; ties to the lowest rank. -1: none.
+  // Returns the donor with the largest piece. Among pieces that fill the receiver it prefers the same node, then the
+  // lowest rank. -1: none.
   int best_donor(int receiver, bool beyond_surplus) {
     int best = -1, best_near = 0;
     int64_t best_filled = 0, best_size = 0;
@@ -108,7 +108,8 @@ class Filler {
     return nearest;
   }
 
-  // No expert goes to a receiver twice: after less than the room its home is at the cap, or all of it is gone.
+  // No expert goes to a receiver twice: after a piece that does not fill it, either its owner is at the cap or the
+  // expert has no rows left.
   void give(int donor, int receiver, int64_t rows) {
     const int32_t expert = fill_.hot[static_cast<size_t>(donor)];
     const size_t clone = static_cast<size_t>(receiver * sizes_.slots + fill_.used[static_cast<size_t>(receiver)]++);
@@ -126,7 +127,6 @@ class Filler {
   EchoFill& fill_;
 };
 
-// From the least loaded rank on.
 void sort_ranks(EchoTask task) {
   std::vector<int32_t>& order = task.work.rank_order;
   order.resize(static_cast<size_t>(task.sizes.ranks));
@@ -138,7 +138,7 @@ void sort_ranks(EchoTask task) {
 
 int64_t mean_rounded_up(EchoTask task) { return (task.work.total + task.sizes.ranks - 1) / task.sizes.ranks; }
 
-// Ascending, without duplicates; none above the largest load.
+// Lists caps ascending, without duplicates, none above the maximum load.
 void list_caps(EchoTask task) {
   const int64_t mean = mean_rounded_up(task),
                 most = *std::max_element(task.work.loads.begin(), task.work.loads.end());
@@ -149,14 +149,14 @@ void list_caps(EchoTask task) {
   }
 }
 
-// The largest load of the fill that is left in `best`.
+// Returns the maximum load of the fill in `best`.
 int64_t capfill(EchoTask task) {
   EchoWorkspace& work = task.work;
   const int64_t mean = mean_rounded_up(task), enough = mean + echo_basis_points(mean, task.options.eps_bp);
   std::tuple<int64_t, int, int64_t> best;
   bool any = false;
   for (const int64_t cap : work.caps) {
-    // No fill gets below its cap, for none is above the largest load.
+    // The maximum load of a fill is at least its cap, because no cap exceeds the maximum load.
     if (any && std::max(cap, enough) > std::get<0>(best)) break;
     for (int mode = 0; mode < (task.sizes.slots > 1 ? 2 : 1); ++mode) {
       const auto cap_of = [&](int) { return cap; };
@@ -195,7 +195,7 @@ void echo_capfill(EchoTask task) {
 void echo_exact(EchoTask task) {
   EchoWorkspace& work = task.work;
   sort_ranks(task);
-  // Where the rows cannot be dealt out alike, the most loaded ranks keep one more.
+  // If rows cannot be divided evenly, the most loaded ranks keep one more.
   std::vector<int64_t>& caps = work.kept;
   caps.assign(static_cast<size_t>(task.sizes.ranks), task.mean());
   const int64_t odd = work.total % task.sizes.ranks;
@@ -207,7 +207,7 @@ void echo_exact(EchoTask task) {
   exact.fill_as_alias_table();
   if (exact.done()) return;
 
-  // Too few slots for that: the lowest cap that the same way of filling reaches, or what capfill finds.
+  // Too few slots: use the lowest cap that this method reaches, or the result of capfill.
   list_caps(task);
   std::pair<int64_t, int> best{exact.max_load(exact_cap), work.best.clones};
   std::swap(work.best, work.other);

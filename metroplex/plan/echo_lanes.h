@@ -1,12 +1,12 @@
-// The planners capfill and exact and their split over the source ranks once more, for the lanes of a warp: one source
-// for a GPU and for the CPU, which plays the lanes (tests/plan/played_lanes.h). Plans are those of plan_echo, byte
-// for byte.
+// The planners capfill and exact and their split over source ranks, written for the lanes of a warp. The same source
+// runs on a GPU and on a CPU that emulates the lanes (tests/plan/played_lanes.h). The plans equal those of plan_echo
+// byte for byte.
 //
-// All lanes run through the same program with the same registers, and meet in the functions of `Lanes`, each of which
+// All lanes run the same program with the same registers. They synchronize in the functions of `Lanes`, each of which
 // begins and ends with a barrier:
-//   each(n, f)   f(i) for each i < n, by any lane, in any order
-//   best(n, f)   the largest EchoKey of f(i), in all lanes; sum(n, f), most(n, f)
-//   one(f)       by one lane
+//   - each(n, f): f(i) for each i < n, on any lane, in any order
+//   - best(n, f): the largest EchoKey of f(i), on all lanes; sum(n, f) and most(n, f) likewise
+//   - one(f): on one lane
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@
 
 namespace metroplex::plan {
 
-// By its numbers, then the lowest index; -1: none.
+// Keys compare by the three numbers, then by lowest index. An index of -1 means no candidate.
 struct EchoKey {
   int64_t first = 0, second = 0, third = 0;
   int32_t index = -1;
@@ -41,7 +41,7 @@ struct EchoLaneShape {
   bool exact = false;
 };
 
-// Memory that all lanes see.
+// Memory that is shared by all lanes.
 struct EchoLaneFill {
   int32_t *owner, *used, *hot;  // [clones], [ranks], [ranks]
   int64_t *rows, *left, *room;  // [clones], [experts], [ranks]
@@ -49,7 +49,7 @@ struct EchoLaneFill {
 struct EchoLaneMemory {
   const int64_t* counts;                // [ranks][experts]
   int64_t *expert_rows, *loads, *caps;  // [experts], [ranks], [ranks]
-  int32_t* order;                       // [ranks] the least loaded first
+  int32_t* order;                       // [ranks] least loaded first
   int64_t *column, *remainder;          // [ranks]
   EchoLaneFill fills[3];
   int32_t* owner;  // the plan: [clones], [clones], [ranks][clones], [ranks]
@@ -211,7 +211,7 @@ class EchoLaneProgram {
     return lanes_.sum(s_.ranks, [&](int32_t rank) { return int64_t{f.room[rank] < 0}; }) == 0;
   }
 
-  // The cap of that place in the ascending list without duplicates; -1 behind its end.
+  // Returns entry `place` of the ascending list of distinct caps; -1 past its end.
   MPX_LANES int64_t cap_at(int place) const {
     int64_t last = -1;
     for (int i = 0; i < kMostEchoCaps; ++i) {
@@ -290,7 +290,7 @@ class EchoLaneProgram {
     });
   }
 
-  // The next clone of an expert behind `clone`; -1: none.
+  // Returns the next replica of an expert after `clone`; -1: none.
   MPX_LANES int32_t next_clone(int32_t expert, int32_t clone) {
     return lanes_
         .best(clones_ - clone - 1,

@@ -1,4 +1,4 @@
-// What the files of the planner of clones share: each planner leaves owners and rows in EchoWorkspace::best.
+// Shared declarations of the ECHO planners. Each planner writes owners and rows to EchoWorkspace::best.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace metroplex::plan {
 
 using EchoSpan = std::span<const int64_t>;
 
-// Of plan_echo's arguments, with the sums of the counts in the workspace.
+// Arguments of plan_echo; the workspace holds the sums of the counts.
 struct EchoTask {
   EchoSizes sizes;
   const EchoOptions& options;
@@ -28,13 +28,14 @@ void echo_exact(EchoTask task);
 void echo_random(const EchoCounts& counts, EchoTask task);
 void echo_split(const EchoCounts& counts, EchoTask task, EchoPlan& plan);
 
-// No slot taken, all rows at home.
+// Resets `fill`: no slot is taken and all rows are at their owners.
 void echo_empty(EchoTask task, EchoFill& fill);
 
-// Rows that experts give away and ranks have room for, up to the mean, in `spill` and `spare`.
+// Computes the rows that experts can give away (`spill`) and that ranks can accept (`spare`), up to the mean.
 void echo_spills(EchoTask task);
 
-// Of `of_all` rows of an expert `of_rank` are of one source rank: so many of a clone's it gives in any case.
+// Returns the minimum number of a replica's `of_clone` rows from a source rank with `of_rank` of the expert's
+// `of_all` rows.
 inline int64_t echo_breadth(int64_t of_rank, int64_t of_all, int64_t of_clone, bool float32) {
   int64_t rest = 0;
   if (!float32) return echo_share(of_rank, of_clone, of_all, rest);
@@ -42,8 +43,8 @@ inline int64_t echo_breadth(int64_t of_rank, int64_t of_all, int64_t of_clone, b
   return static_cast<int64_t>(share * static_cast<float>(of_clone));
 }
 
-// Chunks and buckets laid end to end on one line: visit(chunk, bucket, rows) for each two that overlap, in the order
-// of the buckets.
+// Lays chunks and buckets end to end on one line. Calls visit(chunk, bucket, rows) for each overlapping pair, in
+// bucket order.
 template <class Visit>
 void echo_overlap(EchoSpan chunks, EchoSpan buckets, const Visit& visit) {
   size_t chunk = 0;
@@ -59,8 +60,8 @@ void echo_overlap(EchoSpan chunks, EchoSpan buckets, const Visit& visit) {
   }
 }
 
-// Bin packing over queues of sizes: `rest` of the chunks, largest first, are placed into the buckets, largest first,
-// one chunk a bucket: the oldest of the first queue that holds one. `next` [chunks] is scratch.
+// Bin packing over queues of sizes. Places chunks (remaining rows in `rest`) into the buckets, both sorted largest
+// first. Each bucket takes one chunk: the oldest of the first non-empty queue. `next` [chunks] is scratch.
 template <class Visit>
 void echo_pack(std::span<int64_t> rest, EchoSpan buckets, int64_t mean, int queues, std::span<int32_t> next,
                const Visit& visit) {

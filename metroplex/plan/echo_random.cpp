@@ -1,4 +1,4 @@
-// Clones at random, for tests of what carries them out.
+// Random replicas, for tests of their execution.
 #include "base/philox.h"
 #include "plan/echo_parts.h"
 
@@ -21,7 +21,7 @@ void echo_random(const EchoCounts& counts, EchoTask task) {
     if (sizes.home(expert) == rank ||
         std::find(slots, fill.owner.begin() + clone, expert) != fill.owner.begin() + clone)
       continue;
-    // Between a fifth and two fifths of what is at home.
+    // Moves between one and two fifths of the rows that the owner still has.
     int64_t rest = 0, &at_home = left[static_cast<size_t>(expert)];
     const int64_t rows = echo_share(at_home, int64_t{1} << 32 | block[1], int64_t{5} << 32, rest);
     if (rows == 0) continue;

@@ -1,4 +1,4 @@
-// Which source ranks give how many of their rows to each clone.
+// Divides the rows of each replica over the source ranks.
 #include "plan/echo_parts.h"
 
 namespace metroplex::plan {
@@ -32,12 +32,14 @@ class Splitter {
  private:
   int32_t owner(int32_t clone) const { return plan_.owner[static_cast<size_t>(clone)]; }
   int64_t rows(int32_t clone) const { return plan_.rows[static_cast<size_t>(clone)]; }
-  int64_t& left(int rank) { return work_.column[static_cast<size_t>(rank)]; }  // of the expert, not sent to a clone
+  int64_t& left(int rank) {
+    return work_.column[static_cast<size_t>(rank)];
+  }  // rows of the expert not yet sent to a replica
   int64_t& from(int rank, int32_t clone) {
     return plan_.source_rows[static_cast<size_t>(rank * sizes_.clones() + clone)];
   }
 
-  // Used ones by expert, then by number.
+  // Lists the used replicas by expert, then by number.
   void sort_clones() {
     std::vector<int32_t>& order = work_.clone_order;
     order.clear();
@@ -64,7 +66,7 @@ class Splitter {
     }
   }
 
-  // `rest` of the `all` rows that are left, rounded by largest remainder, ties to the lowest rank.
+  // Takes `rest` of the `all` remaining rows, rounded by largest remainder. Ties go to the lowest rank.
   void in_proportion(int32_t clone, int64_t rest, int64_t all) {
     int64_t missing = rest;
     size_t uneven = 0;
@@ -78,7 +80,7 @@ class Splitter {
       missing -= share;
     }
     const auto end = order.begin() + static_cast<std::ptrdiff_t>(uneven);
-    const auto chosen = order.begin() + missing;  // fewer than `uneven`
+    const auto chosen = order.begin() + missing;  // always fewer than `uneven`
     if (missing > 0) {
       std::nth_element(order.begin(), chosen - 1, end, [&](int32_t a, int32_t b) {
         const int64_t of_a = remainder[static_cast<size_t>(a)], of_b = remainder[static_cast<size_t>(b)];

@@ -1,4 +1,4 @@
-// The planners of Megatron's pull request 2368: greedy by overlap of intervals, and approximate bin packing.
+// The planners of Megatron's pull request 2368: greedy by interval overlap, and approximate bin packing.
 #include <cmath>
 #include <numeric>
 
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kQueues = 8;
 
-// Indices of the positive values, largest first, ties in their order; their values to `sorted`.
+// Returns the indices of positive values, largest first, ties in input order. Writes their values to `sorted`.
 std::span<const int32_t> by_size(EchoSpan values, std::vector<int32_t>& order, std::vector<int64_t>& sorted) {
   order.resize(values.size());
   size_t count = 0;
@@ -25,7 +25,6 @@ std::span<const int32_t> by_size(EchoSpan values, std::vector<int32_t>& order, s
   return {order.data(), count};
 }
 
-// The slots of a rank hold its largest pieces, largest first.
 void keep_largest(EchoTask task, int rank, int32_t expert, int64_t rows) {
   EchoFill& fill = task.work.best;
   int32_t* const owner = fill.owner.data() + rank * task.sizes.slots;
@@ -39,7 +38,8 @@ void keep_largest(EchoTask task, int rank, int32_t expert, int64_t rows) {
   held[slot] = rows;
 }
 
-// What a home may take back of its `after` rows: a number in float32, as upstream, or in integers.
+// True if an owner with `after` rows may not take `rows` back. The comparison is in float32 as upstream, or in
+// integers.
 bool beyond(EchoTask task, int64_t after, int64_t rows) {
   if (task.options.float32) {
     const float limit = static_cast<float>(task.mean()) * static_cast<float>(1 + task.options.reclaim);
@@ -48,8 +48,8 @@ bool beyond(EchoTask task, int64_t after, int64_t rows) {
   return rows > task.mean() + echo_basis_points(task.mean(), std::llround(task.options.reclaim * 10000)) - after;
 }
 
-// Drops the clones that no rank needs: each home takes its smallest ones back while its load stays within the limit.
-// A home above it even without needs all clones, those of other homes too.
+// Drops replicas that no rank needs: each owner takes its smallest ones back while its load stays within the limit.
+// If an owner exceeds the limit even without that, all replicas are kept, including those of other owners.
 void reclaim(EchoTask task) {
   EchoFill& fill = task.work.best;
   const int clones = task.sizes.clones();

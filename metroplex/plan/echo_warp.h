@@ -1,4 +1,4 @@
-// For .cu files: the lanes of the calling warp, for EchoLaneProgram. Behind cuda_runtime.h.
+// For .cu files: the lanes of the calling warp, for EchoLaneProgram. Include it after cuda_runtime.h.
 #pragma once
 
 #include "plan/echo_lanes.h"

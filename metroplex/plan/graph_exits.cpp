@@ -8,7 +8,7 @@ std::optional<GraphExit> graph_exit(const config::CudaGraphModules& modules, boo
   if (modules.empty() || modules.has(experts ? moe : mlp)) return GraphExit::layer_end;
   if (experts && modules.has(moe_preprocess)) return GraphExit::preprocess;
   if (experts && modules.has(moe_router)) return GraphExit::route;
-  if (modules.has(attn)) return GraphExit::layer_end;  // of a half: hidden states, as at the end of the whole
+  if (modules.has(attn)) return GraphExit::layer_end;  // half a layer: ends with hidden states, like a full layer
   return std::nullopt;
 }
 
@@ -22,7 +22,7 @@ std::optional<GraphTensors> captured_tensors(const CapturedLayer& layer, const c
   tensors.from_start = modules.empty() || modules.has(attn);
   tensors.to_end = *exit == GraphExit::layer_end && (modules.empty() || modules.has(experts ? moe : mlp));
   if (*exit == GraphExit::layer_end) return tensors;
-  // Hidden states, what experts are fed, probabilities.
+  // Hidden states, input of the experts, probabilities.
   const int64_t normed = layer.tokens * layer.hidden_size * layer.element;
   tensors.results = {h, normed, choices * layer.probability};
   if (layer.shared_width > 0 && layer.shared_overlaps) {

@@ -1,7 +1,7 @@
-// What graphs of parts of layers take and hand on. Captured parts of a layer of experts end at one of two exits, from
-// which eager code goes on: `route`, behind the router, and `preprocess`, behind the plan of where rows go. Their
-// results are Megatron's MoECudaGraphTensorStore in our values (moe/experts_layer.h), for the dispatchers alltoall
-// and static_buffer.
+// Inputs and results of graphs of partially captured layers. A captured part of an MoE layer ends at one of two
+// exits, after which code runs eagerly. `route` is after the router, `preprocess` after the dispatch plan of the
+// rows. The results correspond to Megatron's MoECudaGraphTensorStore (moe/experts_layer.h), for the dispatchers
+// alltoall and static_buffer.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,18 @@
 namespace metroplex::plan {
 
 struct CapturedLayer {
-  int64_t tokens = 0;  // of a microbatch, on one rank
+  int64_t tokens = 0;  // per microbatch and rank
   int64_t hidden_size = 0;
   int64_t element = 2;      // bytes of an activation
-  int64_t residual = 0;     // of what passes between layers (fp32_residual_connection); 0: the same
+  int64_t residual = 0;     // bytes per element between layers (fp32_residual_connection); 0: same as element
   int64_t num_experts = 0;  // 0: a dense layer
   int64_t topk = 1;
-  int64_t probability = 4;    // bytes of a router's probability
-  int64_t etp = 1, ep = 1;    // ranks that share the experts
-  int64_t slots = 0;          // for clones, of all those ranks
-  bool exchanges = true;      // rows travel; of one rank, they do with static_buffer
-  int64_t shared_width = 0;   // columns of fc1's product on one rank, of a shared expert; 0: there is none
-  int64_t shared_tokens = 0;  // rows of that product; 0: as many as `tokens` (more with sequence parallelism)
+  int64_t probability = 4;    // bytes of a router probability
+  int64_t etp = 1, ep = 1;    // sizes of the groups that share the experts
+  int64_t slots = 0;          // replica slots over all those ranks
+  bool exchanges = true;      // rows are exchanged; with static_buffer true even on one rank
+  int64_t shared_width = 0;   // columns of the shared expert's fc1 product on one rank; 0: no shared expert
+  int64_t shared_tokens = 0;  // rows of that product; 0: `tokens` (more with sequence parallelism)
   bool shared_gate = false;
   bool shared_overlaps = false;  // model.moe_shared_expert_overlap
 
@@ -32,14 +32,15 @@ struct CapturedLayer {
 };
 
 enum class GraphExit { layer_end, route, preprocess };
-// Where the captured part of a layer ends; nothing: none of it is captured. No modules: all of the layer is.
+// Returns where the captured part of a layer ends, or nothing if none of it is captured. Without modules the full
+// layer is captured.
 std::optional<GraphExit> graph_exit(const config::CudaGraphModules& modules, bool experts);
 
-// Nothing where nothing is captured.
 std::optional<GraphTensors> captured_tensors(const CapturedLayer& layer, const config::CudaGraphModules& modules);
 
-// Of Megatron's store behind an exit, without what its dispatcher keeps (`preprocess` adds the splits of rows, some
-// integers a rank): hidden states, the residual behind preprocess, probabilities and routing map, dense over experts.
+// Returns the bytes of Megatron's store at an exit: hidden states, the residual after preprocess, probabilities and
+// the routing map, dense over experts. It excludes the tensors that Megatron's dispatcher keeps; `preprocess` adds
+// the row splits, a few integers per rank.
 int64_t megatron_store_bytes(const CapturedLayer& layer, GraphExit exit);
 
 }  // namespace metroplex::plan

@@ -28,7 +28,6 @@ std::vector<int> order_of(const PipelineTable& table, int pp_rank) {
 
 namespace {
 
-// Writes the entries of one chunk's forward or backward, layer by layer.
 class LayerWriter {
  public:
   LayerWriter(const std::vector<int>& layers_of_chunk, bool split) : layers_(layers_of_chunk), split_(split) {
@@ -52,7 +51,6 @@ class LayerWriter {
     backward(-(first + num_layers(entry) - i));
   }
 
-  // The weight gradient of layer i of a backward, counted from the last layer.
   void weight_gradient(int entry, int i) {
     if (!split_) return;
     const int first = first_.at(static_cast<size_t>(std::abs(entry) - 1));
@@ -87,7 +85,7 @@ LayerOrder overlap_layer_order(const std::vector<int>& order, const std::vector<
       writer.step(backward, layer);
       if (backward < 0 && layer + 1 < writer.num_layers(backward)) writer.weight_gradient(backward, layer);
     }
-    // The last weight gradient of a backward comes after the remaining layers of a longer forward.
+    // The last weight gradient of a backward follows the remaining layers of a longer forward.
     if (backward < 0 && writer.num_layers(backward) > 0)
       writer.weight_gradient(backward, writer.num_layers(backward) - 1);
     if (pair) ++i;

@@ -28,7 +28,6 @@ struct Pass {
   int64_t written, until;
 };
 
-// Covers chunks with captured layers only.
 std::vector<Pass> passes_by_forward(const ReadsOfPasses& reads, const std::vector<int>& layers_of_chunk) {
   std::vector<Pass> passes;
   for (size_t chunk = 0; chunk < reads.size(); ++chunk) {
@@ -39,15 +38,14 @@ std::vector<Pass> passes_by_forward(const ReadsOfPasses& reads, const std::vecto
   return passes;
 }
 
-// The instances of a rank, with the time until which each is held.
 class InstancePool {
  public:
-  // mixes: chunks with different numbers of layers share instances.
+  // mixes: chunks with different numbers of layers may share instances.
   InstancePool(const std::vector<int>& layers_of_chunk, bool mixes) : layers_(layers_of_chunk), mixes_(mixes) {}
 
-  // Returns a free instance: preferably one in which the chunk has graphs already, then one of a chunk with as many
-  // layers, which keeps graphs few and pools small; among equals the one that has been free for longest. Otherwise a
-  // new one.
+  // Returns a free instance, else a new one. It prefers an instance in which the chunk has graphs, then one of a
+  // chunk with as many layers. This keeps graphs few and pools small. Ties go to the instance that has been free
+  // longest.
   int take(const Pass& pass) {
     auto best = held_.end();
     int best_rank = 0;
@@ -62,7 +60,7 @@ class InstancePool {
     held_.emplace(pass.until, instance);
     return instance;
   }
-  // Layers of all instances: each has room for the largest of its chunks.
+  // Returns the layers of all instances; each has memory for its largest chunk.
   int64_t layers() const {
     int64_t sum = 0;
     for (const std::set<size_t>& chunks : chunks_) {
@@ -75,7 +73,7 @@ class InstancePool {
   int size() const { return static_cast<int>(chunks_.size()); }
 
  private:
-  // 0: not to be taken.
+  // 0: must not be used.
   int preference(int instance, size_t chunk) const {
     const std::set<size_t>& chunks = chunks_[static_cast<size_t>(instance)];
     if (chunks.contains(chunk)) return 3;
@@ -87,10 +85,9 @@ class InstancePool {
   const std::vector<int>& layers_;
   bool mixes_;
   std::set<std::pair<int64_t, int>> held_;  // time of the last read, instance
-  std::vector<std::set<size_t>> chunks_;    // of each instance, those with graphs in it
+  std::vector<std::set<size_t>> chunks_;    // chunks with graphs in each instance
 };
 
-// Assigns an instance to each pass; returns the layers of all instances.
 int64_t assign_instances(GraphPlan& plan, const std::vector<Pass>& passes, bool mixes) {
   InstancePool instances(plan.layers_of_chunk, mixes);
   for (const Pass& pass : passes) plan.instance_of[pass.chunk][pass.microbatch] = instances.take(pass);
@@ -99,7 +96,7 @@ int64_t assign_instances(GraphPlan& plan, const std::vector<Pass>& passes, bool 
 }
 
 void add_captures(GraphPlan& plan, const std::vector<Action>& actions) {
-  std::map<std::pair<int, int>, int> captured_by;  // (chunk, instance) -> microbatch
+  std::map<std::pair<int, int>, int> captured_by;
   for (const Action& action : actions) {
     if (!is_compute(action.kind)) continue;
     const auto chunk = static_cast<size_t>(action.chunk);
@@ -142,9 +139,8 @@ static int64_t sum_of(const std::vector<int64_t>& bytes) {
 
 namespace {
 
-// Static tensors of a chunk in an instance.
 struct ChunkBytes {
-  std::map<int64_t, int64_t> inputs;  // how many of each size
+  std::map<int64_t, int64_t> inputs;  // number of buffers by size
   int64_t results = 0, input_gradients = 0;
 };
 

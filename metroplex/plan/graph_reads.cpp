@@ -1,12 +1,12 @@
-// How long each pass reads its graph instance, and the proof that a plan reuses no instance too early (graph_plan.h).
+// Computes how long each pass reads its graph instance, and checks that a plan reuses no instance too early
+// (graph_plan.h).
 //
-// pass_reads() walks a rank's actions as the executor does, with the executor's bookkeeping of border tensors
-// (Borders), but instead of a tensor it stores whose buffer the tensor would be (Piece). A buffer's last reader is
-// then
-//   input:          the backward (or weight action) of its microbatch,
-//   output:         the next chunk on the same rank, or the action in which its send is known to be done,
-//   input gradient: the previous chunk on the same rank. To another rank the executor sends a copy.
-// A Piece that Borders no longer holds after an action was sent, and its send was waited for in that action.
+// pass_reads() runs over a rank's actions like the executor, with the executor's bookkeeping of border tensors
+// (Borders). Instead of a tensor it stores the owner of the tensor's buffer (Piece). The last reader of a buffer is
+//   - input: the backward (or weight action) of its microbatch
+//   - output: the next chunk on the same rank, or the action in which its send completes
+//   - input gradient: the previous chunk on the same rank. The executor sends a copy to another rank.
+// If Borders no longer holds a Piece after an action, its send completed in that action.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -30,8 +30,8 @@ struct P2pCall {
   void wait() { done = true; }
 };
 
-// The owner of a border tensor: the pass (microbatch, chunk), as its output or input gradient; chunk -1: memory of a
-// receive, which is in no instance.
+// Owner of a border tensor: the pass (microbatch, chunk) that has it as output or input gradient. chunk -1: receive
+// memory, which is in no instance.
 struct Piece {
   int chunk = -1, microbatch = -1;
   bool gradient = false;
@@ -43,7 +43,7 @@ std::string name_of(size_t index, const Action& action) {
                       " chunk ", action.chunk);
 }
 
-// The executor's walk over one rank's actions, with a Piece for each border tensor.
+// Runs over one rank's actions like the executor, with a Piece per border tensor.
 class Walk {
  public:
   Walk(const PipelineTable& table, int pp_rank)
@@ -79,7 +79,7 @@ class Walk {
   PassReads& of(int microbatch, int chunk) {
     return reads_.at(static_cast<size_t>(chunk)).at(static_cast<size_t>(microbatch));
   }
-  // Times as in PassReads: the current action waits, then computes.
+  // Times as in PassReads: the current action first waits, then computes.
   int64_t waits() const { return 2 * static_cast<int64_t>(at_); }
   int64_t computes() const { return waits() + 1; }
 
@@ -93,7 +93,7 @@ class Walk {
     if (action.kind != ActionKind::weight) cross(action);
   }
 
-  // A forward or backward takes a tensor from one border and leaves one at the other.
+  // A forward or backward takes a tensor from one border and stores one at the other.
   void cross(const Action& action) {
     const bool forward = action.kind == ActionKind::forward;
     const StagePlacement placement = table_.placement();
@@ -110,8 +110,8 @@ class Walk {
     if (piece.chunk >= 0) held_.push_back(piece);
   }
 
-  // `piece` is read by this action's computation. Its wait for the receive also finished sends of the same batched
-  // call; settle() records these, before the computation.
+  // Records that this action's computation reads `piece`. Its wait for the receive also completed the sends of the
+  // same batched call; settle() records them before the computation.
   void take(const Piece& piece) {
     if (const auto found = std::find(held_.begin(), held_.end(), piece); found != held_.end()) {
       read(piece, computes(), "the neighbour chunk's " + name_);
@@ -129,7 +129,7 @@ class Walk {
     for (const Action* a = begin; a != end; ++a) borders_.issued(*a, call);
   }
 
-  // Records the end of sends: what Borders no longer holds has been sent and waited for.
+  // Records the end of sends: Borders no longer holds tensors whose send has completed.
   void settle() {
     std::vector<Piece> present;
     borders_.for_each([&](const Piece& piece) { present.push_back(piece); });
@@ -177,14 +177,14 @@ std::string to_string(const PassName& pass) {
   return base::concat("microbatch ", pass.microbatch, " of chunk ", pass.chunk);
 }
 
-// No pass of any chunk may begin in an instance before all buffers of the previous pass have been read: otherwise the
-// replays of two graphs that share a pool would overlap.
+// No pass may start in an instance before all buffers of the previous pass have been read. Otherwise the replays of
+// two graphs with a shared pool would overlap.
 void check_writes(const GraphPlan& plan, const ReadsOfPasses& reads, const std::string& who) {
   std::map<int64_t, PassName> forwards;
   for (size_t chunk = 0; chunk < reads.size(); ++chunk) {
     for (size_t m = 0; m < reads[chunk].size(); ++m) forwards[reads[chunk][m].written] = {chunk, m};
   }
-  std::map<int, PassName> holder;  // of each instance so far
+  std::map<int, PassName> holder;  // latest pass of each instance
   for (const auto& [written, pass] : forwards) {
     const int instance = plan.instance_of[pass.chunk][pass.microbatch];
     if (instance < 0) continue;
@@ -203,11 +203,11 @@ void check_writes(const GraphPlan& plan, const ReadsOfPasses& reads, const std::
   }
 }
 
-// Graphs of one pass share a pool, so they must replay in the order of their capture: all layers of a pass in a row,
-// forwards from the first layer on, backwards and weight actions from the last.
+// Graphs of one pass share a pool, so they must be captured in replay order. All layers of a pass are consecutive:
+// forwards from the first layer, backwards and weight actions from the last.
 void check_captures(const GraphPlan& plan, const PipelineTable& table, int pp_rank, const std::string& who) {
   auto next = plan.captures.begin();
-  std::map<std::pair<int, int>, int> first_user;  // (chunk, instance) -> microbatch
+  std::map<std::pair<int, int>, int> first_user;
   for (const Action& action : table.ranks[static_cast<size_t>(pp_rank)]) {
     if (!is_compute(action.kind)) continue;
     const auto chunk = static_cast<size_t>(action.chunk);

@@ -16,17 +16,16 @@ struct Document {
   double cost = 0;  // on one rank
 };
 
-// What a rank may take at most for a document that it shares, as far as there are ranks to share it, and for
-// documents that are put together.
+// Maximum cost per rank of a shared document, if there are enough ranks to share it, and of documents that are packed
+// together.
 struct Limits {
   double shared = 0, together = 0;
 };
 
-// Documents that are computed together.
 struct Bin {
   int64_t sample = 0, tokens = 0;
   int ranks = 1;
-  double cost = 0;  // of all ranks together
+  double cost = 0;  // sum over ranks
   std::vector<PositionRun> documents;
   double each() const { return cost / ranks; }
 };
@@ -77,7 +76,7 @@ class Planner {
     const auto share_of_mean = [&](double share) {
       return share == 0 ? std::numeric_limits<double>::infinity() : share * mean;
     };
-    std::vector<HybridPlan> plans;  // from few documents that are shared, and few microbatches, to many
+    std::vector<HybridPlan> plans;  // from few shared documents and few microbatches to many
     for (const double shared : {0.0, 1.0, 0.5, 0.25, 0.125, 0.0625}) {
       for (const double together : {0.0, 1.0, 0.5, 0.25, 0.125, 0.0625})
         plans.push_back(plan_of({share_of_mean(shared), share_of_mean(together)}));
@@ -97,7 +96,7 @@ class Planner {
     return samples_[static_cast<size_t>(sample)].back().run.end() / request_.multiple;
   }
 
-  // The fewest ranks on which a document fits and takes no longer than `limit`, as far as it has a unit for each.
+  // Returns the fewest ranks on which a document fits and costs at most `limit`, limited to one rank per unit.
   int ranks_of(const Document& document, double limit) const {
     const int64_t units = whole_units(document.run.count, request_.multiple);
     int fewest = 0;
@@ -112,8 +111,8 @@ class Planner {
     return fewest;
   }
 
-  // Of the documents of a sample: those that share ranks alone, the others together, as many as fit and as take no
-  // longer than they may.
+  // Adds the documents of a sample: shared documents alone, the others packed as far as they fit and stay within the
+  // limit.
   void add_bins(const std::vector<Document>& documents, const Limits& limits, std::vector<Bin>& bins) const {
     std::vector<const Document*> whole;
     for (const Document& document : documents) {
@@ -124,7 +123,7 @@ class Planner {
     std::stable_sort(whole.begin(), whole.end(),
                      [](const Document* a, const Document* b) { return a->run.count > b->run.count; });
     const size_t first = bins.size();
-    size_t open = first;  // bins before it are full
+    size_t open = first;  // earlier bins are full
     for (const Document* document : whole) {
       const auto takes = [&](const Bin& bin) {
         return fits(bin.tokens + document->run.count, 1) && bin.cost + document->cost <= limits.together;
@@ -138,7 +137,6 @@ class Planner {
     }
   }
 
-  // First positions of documents that are not among `documents`.
   std::vector<PositionRun> fillers(int64_t sample, const std::vector<PositionRun>& documents, int64_t count) const {
     std::vector<PositionRun> runs;
     for (const Document& other : samples_[static_cast<size_t>(sample)]) {
@@ -154,14 +152,14 @@ class Planner {
   HybridPlan plan_of(const Limits& limits) const {
     std::vector<Bin> bins;
     for (const auto& documents : samples_) add_bins(documents, limits, bins);
-    // The largest groups come first: the first microbatch of a rank is the first of all ranks that share it, so that
-    // waiting for its parameters waits for nobody who waits in turn.
+    // Largest groups first: the first microbatch of a rank is then the first of all ranks that share it. Waiting for
+    // parameters in it therefore cannot form a chain of waits.
     std::stable_sort(bins.begin(), bins.end(), [](const Bin& a, const Bin& b) {
       return a.ranks != b.ranks ? a.ranks > b.ranks : a.each() > b.each();
     });
     HybridPlan plan;
     plan.load.assign(static_cast<size_t>(request_.ranks), 0);
-    std::vector<double> free(plan.load.size(), 0);  // when each rank is
+    std::vector<double> free(plan.load.size(), 0);  // time at which each rank is free
     std::vector<bool> counted(samples_.size(), false);
     for (const Bin& bin : bins) place(plan, free, bin);
     for (int rank = 0; rank < request_.ranks; ++rank) {

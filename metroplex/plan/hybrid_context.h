@@ -1,9 +1,8 @@
-// Which ranks compute which documents of a global batch, where the number of ranks that share a sequence differs
-// from document to document (hybrid context parallelism). Integers only. A document is a sequence of its own where
-// attention stays inside documents, so long ones are shared by groups of 2, 4, ... ranks and short ones stay whole.
-// Every rank makes the same plan from the lengths of all documents, and runs its microbatches in the order of the
-// plan, which is one for all: of the microbatches that are not done, the first has all of its ranks waiting for it or
-// on their way to it, so that none waits forever.
+// Hybrid context parallelism: assigns the documents of a global batch to ranks, with a different number of ranks per
+// document. Attention is restricted to documents, so each document is an independent sequence. Groups of 2, 4, ...
+// ranks share long documents, and short ones stay on one rank. Every rank computes the same plan from the lengths of
+// all documents. All ranks run their microbatches in the order of the plan. The first unfinished microbatch therefore
+// always gets all of its ranks, and no deadlock is possible. Integers only, except costs.
 #pragma once
 
 #include <cstdint>
@@ -14,42 +13,42 @@
 namespace metroplex::plan {
 
 struct HybridRequest {
-  int ranks = 1;               // of dp x cp
-  int64_t max_tokens = 1;      // of one microbatch on one rank
-  int64_t multiple = 1;        // of the tokens of a microbatch on every rank
-  double pair_cost = 0;        // of a query and a key that it sees, where a token costs 1
-  double microbatch_cost = 0;  // of each rank beside its tokens and pairs
+  int ranks = 1;               // dp x cp
+  int64_t max_tokens = 1;      // per microbatch and rank
+  int64_t multiple = 1;        // divisor of the tokens of a microbatch on every rank
+  double pair_cost = 0;        // cost of a visible query-key pair; a token costs 1
+  double microbatch_cost = 0;  // fixed cost per rank and microbatch
 };
 
-// Whole documents of one sample.
+// Contains whole documents of one sample.
 struct HybridMicrobatch {
-  int64_t sample = 0;  // of the global batch
+  int64_t sample = 0;  // index in the global batch
   std::vector<PositionRun> documents;
-  // First positions of other documents of the sample, whose results nobody uses, where the documents' tokens are no
-  // multiple; and all that a rank has for which there is no document.
+  // Leading positions of other documents of the sample, whose results are discarded. They pad the tokens to
+  // `multiple`, and are the only content of a rank without documents.
   std::vector<PositionRun> fillers;
-  int first_rank = 0, ranks = 1;  // a multiple of `ranks`, and a power of two
-  bool counts = false;            // the first of its sample
-  double cost = 0;                // of each rank
+  int first_rank = 0, ranks = 1;  // first_rank is a multiple of `ranks`, which is a power of two
+  bool counts = false;            // first microbatch of its sample
+  double cost = 0;                // per rank
   bool runs_on(int rank) const { return rank >= first_rank && rank < first_rank + ranks; }
-  // Documents and fillers by position.
+  // Returns documents and fillers, sorted by position.
   std::vector<PositionRun> pieces() const;
 };
 
 struct HybridPlan {
-  std::vector<HybridMicrobatch> microbatches;  // every rank is in one at least
-  std::vector<double> load;                    // cost of each rank, without what it waits
-  double span = 0;      // from the first start to the last end, where ranks wait for each other
-  double mean() const;  // of the loads
-  // The numbers of a rank's microbatches, in order.
+  std::vector<HybridMicrobatch> microbatches;  // every rank is in at least one
+  std::vector<double> load;                    // cost per rank, without waiting
+  double span = 0;                             // time from the first start to the last end, including waits
+  double mean() const;
+  // Returns the indices of a rank's microbatches, in order.
   std::vector<size_t> of_rank(int rank) const;
 };
 
-// `documents`: of each sample the lengths, in order. Of all plans that it tries, takes the first whose span is within
-// 2 % of the shortest: longest first, each to the group that is free first, from plans in which documents are on the
-// fewest ranks that max_tokens allows and as many as fit are put together, to those in which neither takes longer
-// than a small share of the mean. Throws base::Error("plan") for lengths below 1, a sample that is no multiple, and a
-// document that does not fit on the largest group.
+// `documents` holds the document lengths of each sample, in order. Tries several plans and returns the first whose
+// span is within 2 % of the shortest. Each assigns documents in descending order to the group that is free first. The
+// first plan uses the fewest ranks per document that max_tokens allows and packs as many documents as fit. Later
+// plans limit both to decreasing shares of the mean load. Throws base::Error("plan") for lengths < 1, a sample length
+// that is not a multiple, or a document that does not fit on the largest group.
 HybridPlan plan_hybrid_context(const DocumentLengths& documents, const HybridRequest& request);
 
 }  // namespace metroplex::plan

@@ -17,7 +17,6 @@ std::string number(const char* pattern, double value) {
 
 char letter(int ranks) { return ranks < 10 ? static_cast<char>('0' + ranks) : ranks == 16 ? 'G' : '+'; }
 
-// Runs the plan by its costs, and draws each microbatch into the rows of its ranks.
 std::vector<std::string> rows_of(const HybridPlan& plan, int columns) {
   std::vector<std::string> rows(plan.load.size(), std::string(static_cast<size_t>(columns), '.'));
   std::vector<double> free(plan.load.size(), 0);
@@ -35,7 +34,7 @@ std::vector<std::string> rows_of(const HybridPlan& plan, int columns) {
 }
 
 struct RankShare {
-  int64_t tokens = 0, most = 0, microbatches = 0;  // tokens: of documents, of a microbatch at most with fillers
+  int64_t tokens = 0, most = 0, microbatches = 0;  // tokens: of documents; most: maximum per microbatch, with fillers
 };
 RankShare share_of(const HybridPlan& plan, int rank) {
   RankShare share;

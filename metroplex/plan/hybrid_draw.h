@@ -1,5 +1,4 @@
-// A picture of a plan of hybrid context parallelism (hybrid_context.h) for a terminal: a row for every rank, from
-// left to right what it computes when.
+// Draws a hybrid context parallel plan (hybrid_context.h) for a terminal: one row per rank, time from left to right.
 #pragma once
 
 #include <string>
@@ -8,9 +7,8 @@
 
 namespace metroplex::plan {
 
-// Ends with a newline. `columns` for the time from the first start to the last end. A microbatch is drawn by the
-// number of ranks that share it, as 2 for two, 4 for four, 8, then G for 16 and + for more; '|' is where it begins,
-// '.' waiting.
+// Draws the time from the first start to the last end on `columns` columns. Ends with a newline. A microbatch is
+// drawn as the number of its ranks: 2, 4, 8, then G for 16 and + for more. '|' marks its start, '.' is waiting.
 std::string draw_text(const HybridPlan& plan, int columns);
 
 }  // namespace metroplex::plan

@@ -1,7 +1,6 @@
-// A pipeline layout: which layers each stage of the model holds, given by the user. As a string, one letter per layer
-// (E embedding, t transformer layer, m multi-token prediction, L loss), '|' between stages, commas for readability,
-// `x*n` and `(..)*n` for repetition, without nesting: "Et*3|(tt|)*4,tL". Stage s belongs to pp rank s % pp and is
-// its chunk s / pp.
+// A user-defined pipeline layout: the layers of each stage. As a string it has one letter per layer (E embedding, t
+// transformer layer, m multi-token prediction, L loss). '|' separates stages, commas are ignored, `x*n` and `(..)*n`
+// repeat without nesting: "Et*3|(tt|)*4,tL". Stage s belongs to pp rank s % pp and is its chunk s / pp.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +12,17 @@
 
 namespace metroplex::plan {
 
-enum class LayerKind { embedding, decoder, mtp, loss, encoder };  // encoder: a name of Megatron's, in no model here
+enum class LayerKind {
+  embedding,
+  decoder,
+  mtp,
+  loss,
+  encoder
+};  // encoder: only for Megatron's syntax; no model has one
 
 struct PipelineLayout {
   int64_t num_stages = 1;                      // pp
-  std::vector<std::vector<LayerKind>> stages;  // in model order: pp * vpp of them
+  std::vector<std::vector<LayerKind>> stages;  // pp * vpp stages in model order
 
   int64_t num_chunks() const { return static_cast<int64_t>(stages.size()) / num_stages; }
   const std::vector<LayerKind>& stage(int64_t pp_rank, int64_t chunk) const {
@@ -26,23 +31,24 @@ struct PipelineLayout {
   int64_t count(LayerKind kind) const;
 };
 
-// Throws base::Error("plan") for an unknown letter, a repetition that cannot be read, or a number of stages that is
-// not a multiple of pp.
+// Throws base::Error("plan") for an unknown letter, an invalid repetition, or a number of stages that is not a
+// multiple of pp.
 PipelineLayout parse_layout(const std::string& text, int64_t num_stages);
 
-// Throws unless the layout is a model: the embedding first and the loss last, each once; as many transformer layers
-// as the model has; the mtp layers after them, all in one stage, which is the last chunk of its rank (with several
-// chunks, rank 0 may have them nowhere else). Returns whether the mtp layers are on another rank than the loss.
+// Throws unless the layout is a valid model. The embedding is first and the loss last, each once; the number of
+// transformer layers matches the model. The mtp layers follow them in one stage, which is the last chunk of its rank.
+// With several chunks, rank 0 may have mtp layers only in that stage. Returns whether the mtp layers and the loss are
+// on different ranks.
 bool check_layout(const PipelineLayout& layout, int64_t num_layers, int64_t num_mtp_layers);
 
-// Which transformer layers every pipeline stage holds: an even split by default; fewer or more layers on the first
-// and last pp rank; the embedding and the loss each counted as a layer; or a layout string. Layers are numbered along
-// the model, so a stage's first layer is the running sum over the stages before it.
+// The transformer layers of every pipeline stage. The split is even, differs on the first and last pp rank, counts
+// embedding and loss as layers, or follows a layout string. Layers are numbered along the model, so a stage's first
+// layer is the sum over the previous stages.
 
 struct StageLayers {
   int64_t pp_rank = 0;
   int64_t chunk = 0;        // virtual stage on that rank
-  int64_t first_layer = 0;  // global number of the first transformer layer, also where num_layers is 0
+  int64_t first_layer = 0;  // global index of the first transformer layer, also if num_layers is 0
   int64_t num_layers = 0;
   int64_t num_mtp_layers = 0;  // multi-token prediction
   bool has_embedding = false;
@@ -50,16 +56,15 @@ struct StageLayers {
   bool operator==(const StageLayers&) const = default;
 };
 
-// Where the stages are: with any schedule that there is, always from the first rank to the last.
+// Returns the placement of stages, which no schedule changes: always from the first rank to the last.
 StagePlacement stage_placement(const config::Parallel& parallel);
 
-// One entry a stage, in model order, as stage_placement() places them. Throws base::Error("plan") where the numbers
-// do not fit, with the key and a way out.
+// Returns one entry per stage in model order, placed by stage_placement(). Throws base::Error("plan") with the key
+// and a suggested fix if the numbers do not fit.
 std::vector<StageLayers> split_stages(const config::Parallel& parallel, int64_t num_layers,
                                       int64_t num_mtp_layers = 0);
 
-// Chunks a pp rank holds: what the layout string implies where there is one, else
-// virtual_pipeline_model_parallel_size.
+// Returns the chunks per pp rank: from the layout string if there is one, else virtual_pipeline_model_parallel_size.
 int64_t num_model_chunks(const config::Parallel& parallel);
 
 }  // namespace metroplex::plan

@@ -1,6 +1,6 @@
-// The memory that a rank will need, predicted before anything runs: the trace of its layers replayed over the
-// pipeline table (docs/memory.md). Exact to a few scalars, but for what libraries allocate outside of libtorch's
-// allocators, and for what a GPU's allocator gives above what it was asked for.
+// Predicts the memory of a rank before anything runs, by replaying the trace of its layers over the pipeline table
+// (docs/memory.md). Exact to a few scalars, except for memory that libraries allocate outside libtorch's allocators
+// and for rounding by the GPU caching allocator.
 #pragma once
 
 #include <array>
@@ -16,15 +16,15 @@ namespace metroplex::plan {
 
 struct MemoryUse {
   int64_t parameters = 0;
-  int64_t gradients = 0;        // kept all the time
-  int64_t main_parameters = 0;  // or the 16-bit remainders that complete bf16 parameters to fp32
+  int64_t gradients = 0;        // persistent
+  int64_t main_parameters = 0;  // or the 16-bit remainders that extend bf16 parameters to fp32
   int64_t moments = 0;
-  int64_t activations = 0;    // with border tensors: their maximum between two actions
-  int64_t communication = 0;  // maximum of gathered units (ZeRO-3) and of transient gradient buckets (ZeRO-2 and 3)
-  int64_t graphs = 0;         // of parts of layers: GraphMemory
-  int64_t workspace = 0;      // the peak minus the others, or 0 where these do not peak at the same time
-  // optim.optimizer_cpu_offload: main parameters and moments, which then count here, and the buffers of the step.
-  // Host memory, also where the rest lies on a GPU.
+  int64_t activations = 0;    // with border tensors: maximum between two actions
+  int64_t communication = 0;  // maximum of gathered units (ZeRO-3) and transient gradient buckets (ZeRO-2 and 3)
+  int64_t graphs = 0;         // of partially captured layers: GraphMemory
+  int64_t workspace = 0;      // the peak minus the others, or 0 if they do not peak at the same time
+  // optim.optimizer_cpu_offload: main parameters and moments, which are counted only here, and the buffers of the
+  // step. It is host memory even if the rest is on a GPU.
   int64_t host = 0;
 
   int64_t optimizer() const { return main_parameters + moments + host; }
@@ -36,25 +36,25 @@ struct MemoryUse {
 
 struct MemoryPrediction {
   MemoryUse use;
-  int64_t peak = 0;                   // of everything, in a step
-  int64_t batches = 0;                // of the peak: the step's microbatches
-  int64_t tables = 0;                 // of the peak: RankTrace::tables
-  int64_t libraries = 0;              // of the peak: RankTrace::libraries
-  int64_t borders = 0;                // of activations: tensors on their way between stages
-  int64_t gathered = 0;               // of communication: ZeRO-3
-  int64_t gradient_buckets = 0;       // of communication: ZeRO-2 and 3
-  int64_t graph_pools = 0;            // of graphs
-  std::vector<ReplayMoment> moments;  // of the segments in a step, in order
+  int64_t peak = 0;                   // total during a step
+  int64_t batches = 0;                // part of the peak: the step's microbatches
+  int64_t tables = 0;                 // part of the peak: RankTrace::tables
+  int64_t libraries = 0;              // part of the peak: RankTrace::libraries
+  int64_t borders = 0;                // part of activations: tensors between stages
+  int64_t gathered = 0;               // part of communication: ZeRO-3
+  int64_t gradient_buckets = 0;       // part of communication: ZeRO-2 and 3
+  int64_t graph_pools = 0;            // part of graphs
+  std::vector<ReplayMoment> moments;  // segments of a step, in order
 };
 
-// Bytes that graphs of parts of layers hold after their capture.
+// Bytes that graphs of partially captured layers hold after capture.
 struct GraphMemory {
   int64_t static_buffers = 0;  // inputs with their microbatches, incoming gradients
-  int64_t pools = 0;           // the most that tensors take of the pools of all instances
+  int64_t pools = 0;           // maximum use of the pools of all instances
 };
 
-// Predicts the memory of the rank in row `pp_rank` of the table. With trace.graphs the peak covers the whole run,
-// whose first steps run eagerly; every other figure is for steps that replay graphs.
+// Predicts the memory of the rank in row `pp_rank` of the table. With trace.graphs the peak covers the full run,
+// whose first steps run eagerly. All other figures are for steps that replay graphs.
 MemoryPrediction predict_memory(const RankTrace& trace, const PipelineTable& table, int pp_rank,
                                 const GraphMemory& graphs = {});
 

@@ -58,7 +58,7 @@ int64_t MicrobatchSchedule::batch_size_at(int64_t consumed_samples) const {
   if (rampup_) {
     if (consumed_samples > rampup_->samples) return rampup_->global_batch_size;
     const int64_t increments = (rampup_->global_batch_size - rampup_->start) / rampup_->increment;
-    // In double, as Megatron does it: the step at which a share of a fraction of a sample ends depends on it.
+    // In double like Megatron, because rounding decides the step at which an increment ends.
     const double samples_per_increment = static_cast<double>(rampup_->samples) / static_cast<double>(increments);
     const auto step = static_cast<int64_t>(static_cast<double>(consumed_samples) / samples_per_increment);
     return std::min(rampup_->start + step * rampup_->increment, rampup_->global_batch_size);

@@ -1,5 +1,5 @@
-// How many microbatches a step has, as a function of the samples consumed so far: constant, by a table of steps
-// ("0:768 250B:1536", thresholds in samples or, given seq_length, in tokens), or by linear ramp-up.
+// Number of microbatches per step as a function of consumed samples: constant, a step table ("0:768 250B:1536", with
+// thresholds in samples or, given seq_length, in tokens), or linear ramp-up.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,13 @@ namespace metroplex::plan {
 struct MicrobatchSizes {
   int64_t micro_batch_size = 1;
   int64_t data_parallel_size = 1;
-  bool decrease_batch_size_if_needed = false;  // run the next smaller batch size that divides, instead of refusing
+  bool decrease_batch_size_if_needed = false;  // rounds the batch size down instead of throwing
 };
 
 struct MicrobatchCount {
   int64_t num_microbatches = 1;
-  int64_t global_batch_size = 1;          // what the schedule says
-  int64_t running_global_batch_size = 1;  // what really runs: smaller only where decreased
+  int64_t global_batch_size = 1;          // from the schedule
+  int64_t running_global_batch_size = 1;  // actual size; smaller only if rounded down
   bool operator==(const MicrobatchCount&) const = default;
 };
 
@@ -29,16 +29,16 @@ using Rampup = config::BatchRampup;
 
 class MicrobatchSchedule {
  public:
-  // Each throws base::Error("plan") for numbers that no step could run with.
+  // Each factory throws base::Error("plan") for numbers with which no step could run.
   static MicrobatchSchedule constant(int64_t global_batch_size, const MicrobatchSizes& sizes);
-  // seq_length 0: thresholds are samples.
+  // seq_length = 0: thresholds are in samples.
   static MicrobatchSchedule steps(const std::string& text, int64_t seq_length, const MicrobatchSizes& sizes);
   static MicrobatchSchedule rampup(const Rampup& rampup, const MicrobatchSizes& sizes);
 
-  // With `check`, throws when the batch size due does not divide by micro_batch_size * data_parallel_size.
+  // With `check`, throws if the batch size is not a multiple of micro_batch_size * data_parallel_size.
   MicrobatchCount at(int64_t consumed_samples, bool check = true) const;
 
-  // (first sample, global batch size), ascending; of a ramp-up its two ends.
+  // (first sample, global batch size), ascending. A ramp-up has its two end points.
   const std::vector<std::pair<int64_t, int64_t>>& thresholds() const { return thresholds_; }
 
  private:

@@ -42,7 +42,7 @@ ModelShape model_shape(const config::Config& config, int64_t padded_vocab_size) 
 
 static double as_double(int64_t value) { return static_cast<double>(value); }
 
-// Multiply-adds of a forward through one attention, of `tokens` tokens; `squares`: sum of the lengths^2.
+// Returns the multiply-adds of one attention's forward over `tokens` tokens; `squares` is the sum of length^2.
 static double attention_products(const ModelShape& shape, double tokens, double squares) {
   const double hidden = as_double(shape.hidden_size), heads = as_double(shape.num_attention_heads);
   if (!shape.latent) {
@@ -50,7 +50,7 @@ static double attention_products(const ModelShape& shape, double tokens, double 
     const double key = as_double(shape.kv_channels * shape.num_query_groups);
     return tokens * (hidden * (query * 2 + 2 * key)) + squares * query;
   }
-  // As Megatron: a latent's norm counts as one multiply-add an element.
+  // Like Megatron: the norm of a latent counts as one multiply-add per element.
   const LatentShape& l = *shape.latent;
   const double qk = as_double(l.qk_head_dim + l.qk_pos_emb_head_dim), v = as_double(l.v_head_dim);
   const double queries =
@@ -65,7 +65,6 @@ double step_flops(const ModelShape& shape, const StepTokens& step) {
                batch = as_double(step.batch_size);
   const double tokens = step.num_tokens.value_or(batch * length);
   const double squares = step.squared_length_sum.value_or(batch * length * length);
-  // Multiply-adds of a forward.
   const auto feed_forward = [&](int64_t width) {
     return hidden * as_double(width) * (shape.gated_linear_unit ? 3 : 2);
   };
@@ -87,7 +86,7 @@ double step_flops(const ModelShape& shape, const StepTokens& step) {
     add_layers(moe_layers, feed_forward(experts.ffn_hidden_size * experts.router_topk) +
                                feed_forward(experts.shared_ffn_hidden_size));
   }
-  // As Megatron: each of the three norms counts as one multiply-add an element.
+  // Like Megatron: each of the three norms counts as one multiply-add per element.
   sum += tokens * as_double(mtp) * (3 * hidden + 2 * hidden * hidden);
   sum += tokens * hidden * as_double(shape.padded_vocab_size) * as_double(1 + mtp);
   constexpr double kForwardAndBackward = 3, kMultiplyAdd = 2;

@@ -1,6 +1,6 @@
-// Model FLOPs of a training step by formula, as Megatron counts them (num_floating_point_operations), and the sizes
-// of the network that they follow from. Matrix products only, two operations per multiply-add, backward twice the
-// forward, half of the score matrix (causal). TFLOP/s per GPU: flops / (iteration seconds * 1e12 * ranks).
+// Model FLOPs of a training step by Megatron's formula (num_floating_point_operations), and the model sizes it needs.
+// It counts matrix products only: two operations per multiply-add, backward twice the forward, half of the causal
+// score matrix. TFLOP/s per GPU: flops / (iteration seconds * 1e12 * ranks).
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,12 @@ struct ExpertShape {
   int64_t router_topk = 0;
   int64_t ffn_hidden_size = 0;
   int64_t shared_ffn_hidden_size = 0;   // 0: no shared expert
-  std::vector<bool> layer_is_moe = {};  // one entry a layer
+  std::vector<bool> layer_is_moe = {};  // one entry per layer
 };
 
 // Multi-head latent attention.
 struct LatentShape {
-  int64_t q_lora_rank = 0;  // 0: queries are projected directly
+  int64_t q_lora_rank = 0;  // 0: queries have no low-rank projection
   int64_t kv_lora_rank = 0, qk_head_dim = 0, qk_pos_emb_head_dim = 0, v_head_dim = 0;
 };
 
@@ -30,28 +30,30 @@ struct ModelShape {
   int64_t ffn_hidden_size = 0, padded_vocab_size = 0, seq_length = 0;
   bool gated_linear_unit = false;
   bool linear_bias = false;
-  int64_t mtp_num_layers = 0;  // as the last layer, with a projection of two hidden sizes and logits each
+  int64_t mtp_num_layers = 0;  // each like the last layer, plus a projection of two hidden sizes and logits
   std::optional<ExpertShape> experts = std::nullopt;
   std::optional<LatentShape> latent = std::nullopt;
 };
 
-// `padded_vocab_size` as in the table (config::padded_vocab_size). Derived fields of the config are resolved here.
+// `padded_vocab_size` is that of the embedding table (config::padded_vocab_size). Derived fields of the config are
+// resolved here.
 ModelShape model_shape(const config::Config& config, int64_t padded_vocab_size);
 
 struct StepTokens {
   int64_t batch_size = 1;  // global batch, in sequences
-  // Of packed or short sequences: tokens that are not padding (else batch_size * seq_length) and the sum over
-  // documents of length^2 (else batch_size * seq_length^2).
+  // For packed or short sequences. num_tokens excludes padding (default batch_size * seq_length). squared_length_sum
+  // is the sum of length^2 over documents (default batch_size * seq_length^2).
   std::optional<double> num_tokens = std::nullopt;
   std::optional<double> squared_length_sum = std::nullopt;
 };
 
-// Forward and backward of one global batch.
+// Returns the FLOPs of forward and backward of one global batch.
 double step_flops(const ModelShape& shape, const StepTokens& tokens);
 
-// The same network with every token routed to all experts.
+// Returns the same model with every token routed to all experts.
 ModelShape with_all_experts(ModelShape shape);
-// Parameters of the experts that a token is not routed to, over all layers: the active parameters are all but these.
+// Returns the parameters of the experts that a token is not routed to, over all layers. Active parameters are the
+// total minus these.
 int64_t idle_parameters(const ModelShape& shape);
 
 }  // namespace metroplex::plan

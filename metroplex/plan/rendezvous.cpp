@@ -5,7 +5,7 @@
 namespace metroplex::plan {
 
 int64_t transfer_id(const PipelineTable& table, int rank, const Action& action) {
-  // A border is named by the stage before it.
+  // A border has the number of the stage before it.
   const bool forward = action.kind == ActionKind::send_forward || action.kind == ActionKind::recv_forward;
   const bool after = action.kind == ActionKind::recv_forward || action.kind == ActionKind::send_backward;
   const int64_t border = table.placement().stage_of({rank, action.chunk}) - (after ? 1 : 0);
@@ -38,7 +38,7 @@ class Rendezvous {
   }
 
  private:
-  // Runs `rank` up to and into its next call, meeting those who already wait there.
+  // Runs `rank` up to its next call and matches it with ranks that already wait there.
   void advance(int rank, std::vector<int>& ready) {
     const auto r = static_cast<size_t>(rank);
     const auto& actions = table_.ranks[r];
@@ -63,7 +63,7 @@ class Rendezvous {
     }
     const Side other = waiting->second;
     const bool meets = other.sends != is_send(action.kind) && other.rank == action.peer;
-    if (!meets) return;  // two sends, or a third rank: this transfer will never be matched
+    if (!meets) return;  // two sends or a third rank: this transfer can never match
     waiting_.erase(waiting);
     --open_[static_cast<size_t>(rank)];
     const auto o = static_cast<size_t>(other.rank);
@@ -79,7 +79,7 @@ class Rendezvous {
   };
   const PipelineTable& table_;
   std::vector<size_t> at_;
-  std::vector<int> open_;  // transfers of the current call that have not met their other side
+  std::vector<int> open_;  // unmatched transfers of the current call
   std::unordered_map<int64_t, Side> waiting_;
 };
 

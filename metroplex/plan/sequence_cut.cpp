@@ -15,7 +15,7 @@ void append(PositionRuns& runs, const PositionRun& run) {
   else runs.push_back(run);
 }
 
-// Part `i` of `parts` parts that differ by one unit of `multiple` tokens at most.
+// Returns part `i` of `parts` parts, which differ by at most one unit of `multiple` tokens.
 PositionRun even_part(int64_t length, int64_t parts, int64_t i, int64_t multiple) {
   const int64_t units = length / multiple, begin = units * i / parts, end = units * (i + 1) / parts;
   return {begin * multiple, (end - begin) * multiple};
@@ -40,7 +40,7 @@ void check_request(int64_t length, const SequenceCutRequest& request) {
             multiple, "; choose another length, or the balanced cut");
 }
 
-// Calls on_part(piece, offset, count) for the parts of pieces that `run` consists of.
+// Calls on_part(piece, offset, count) for each part of a piece in `run`.
 template <class OnPart>
 void for_each_part(const SequencePieces& sequence, const PositionRun& run, const OnPart& on_part) {
   auto piece = std::upper_bound(sequence.pieces.begin(), sequence.pieces.end(), run.first,
@@ -52,7 +52,6 @@ void for_each_part(const SequencePieces& sequence, const PositionRun& run, const
   }
 }
 
-// Runs of the whole sequence in order, with their ranks.
 struct OwnedRun {
   PositionRun run;
   int rank = 0;
@@ -91,14 +90,14 @@ int64_t num_positions(const PositionRuns& runs) {
   return count;
 }
 
-// Of one document of so many tokens the area is below 2^61, and the balanced cut adds it up twice.
+// The area of a document with this many tokens is below 2^61, and the balanced partition adds it twice.
 constexpr int64_t kMostPositions = (int64_t{1} << 31) - 1;
 
 SequencePieces sequence_pieces(const DocumentLengths& documents) {
   MPX_CHECK(!documents.empty(), "plan", "a cut needs the documents of one sample at least");
   SequencePieces out;
   out.samples = static_cast<int64_t>(documents.size());
-  std::vector<int64_t> begins;  // of all samples' documents
+  std::vector<int64_t> begins;
   for (size_t s = 0; s < documents.size(); ++s) {
     int64_t at = 0;
     for (const int64_t length : documents[s]) {
@@ -115,8 +114,8 @@ SequencePieces sequence_pieces(const DocumentLengths& documents) {
     out.length = at;
   }
   std::sort(begins.begin(), begins.end());
-  std::vector<size_t> index(documents.size(), 0);    // of the document that each sample is in
-  std::vector<int64_t> starts(documents.size(), 0);  // where it begins
+  std::vector<size_t> index(documents.size(), 0);    // current document of each sample
+  std::vector<int64_t> starts(documents.size(), 0);  // its start
   for (size_t i = 0; i < begins.size();) {
     const int64_t at = begins[i];
     size_t same = i;

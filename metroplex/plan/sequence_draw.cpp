@@ -8,7 +8,7 @@
 namespace metroplex::plan {
 namespace {
 
-// More ranks than this get no table of who sends to whom: it would not fit a terminal.
+// With more ranks the table of transfers does not fit a terminal and is omitted.
 constexpr size_t kMostInTable = 16;
 
 std::string format(const char* pattern, double value) {
@@ -25,12 +25,11 @@ double share(int64_t part, int64_t whole) {
   return whole == 0 ? 0 : 100 * static_cast<double>(part) / static_cast<double>(whole);
 }
 
-// All that is drawn.
 struct Drawn {
   CutLoad load;
   std::vector<std::vector<PositionRuns>> seen;
   KeyTraffic traffic;
-  int64_t area = 0;  // of all ranks
+  int64_t area = 0;
 
   explicit Drawn(const SequencePicture& picture)
       : load(cut_load(picture.documents, picture.cut)),
@@ -46,7 +45,6 @@ struct Drawn {
   }
 };
 
-// Of the first sample.
 std::vector<int64_t> document_begins(const SequencePicture& picture) {
   std::vector<int64_t> begins{0};
   for (const int64_t length : picture.documents[0]) begins.push_back(begins.back() + length);
@@ -70,7 +68,7 @@ std::string summary(const Drawn& drawn) {
                                        base::concat(" of the ", drawn.traffic.all, " of a gather"));
 }
 
-// `columns` marks over the sequence, each for the positions [c length / columns, (c + 1) length / columns).
+// Returns `columns` marks over the sequence. Mark c covers positions [c length / columns, (c + 1) length / columns).
 std::string bar(const PositionRuns& runs, int64_t length, int64_t columns) {
   std::string text(static_cast<size_t>(columns), ' ');
   size_t run = 0;
@@ -116,7 +114,6 @@ std::string svg_box(double x, double y, double width, double height, const std::
          "\" height=\"" + format("%.5g", height) + "\" fill=\"" + fill + "\"/>\n";
 }
 
-// Documents in two greys by turns.
 std::string svg_documents(const SequencePicture& picture, double scale) {
   std::string svg;
   int64_t at = 0;

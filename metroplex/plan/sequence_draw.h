@@ -1,5 +1,5 @@
-// Pictures of a cut of a sequence (sequence_cut.h): a row for every rank, which positions it holds, and what it gets
-// from whom. As text for a terminal, and as SVG.
+// Draws a sequence partition (sequence_cut.h) as terminal text or SVG: one row per rank with its positions and the
+// keys it receives from each rank.
 #pragma once
 
 #include <string>
@@ -10,20 +10,20 @@ namespace metroplex::plan {
 
 struct SequencePicture {
   DocumentLengths documents;
-  std::string title;  // of the kind and the slack
+  std::string title;  // kind and slack
   SequenceCut cut;
 };
 
-// Keys that come from other ranks: of those that some query sees, and those of the whole sequence.
+// Keys received from other ranks: only visible keys, and all keys of the sequence.
 struct KeyTraffic {
-  int64_t seen = 0, all = 0;  // positions, summed over the readers
+  int64_t seen = 0, all = 0;  // positions, summed over readers
 };
 KeyTraffic key_traffic(const SequenceCut& cut, const std::vector<std::vector<PositionRuns>>& seen);
 
-// Ends with a newline. `columns` of the bar that is the sequence. A column that a rank holds whole is '#', one that
-// it holds a part of '+'; '|' in the first row is a column in which a document begins.
+// `columns` is the width of the sequence bar. '#' marks a column whose positions all belong to the rank, '+' a
+// partial one. '|' in the first row marks a document start. Ends with a newline.
 std::string draw_text(const SequencePicture& picture, int columns);
-// A whole SVG document, about 1,000 units wide.
+// Returns a complete SVG document, about 1,000 units wide.
 std::string draw_svg(const SequencePicture& picture);
 
 }  // namespace metroplex::plan

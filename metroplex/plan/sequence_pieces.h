@@ -1,4 +1,4 @@
-// For sequence_cut.cpp: a sequence as pieces in which the area of a position grows by the same number from one to the
+// For sequence_cut.cpp: splits a sequence into ranges in which the area grows by a constant from one position to the
 // next.
 #pragma once
 
@@ -9,14 +9,14 @@
 
 namespace metroplex::plan {
 
-// Positions first .. first + count - 1, in no sample of which a document begins but at the first.
+// Positions first .. first + count - 1. In every sample, a document may start only at the first position.
 struct SequencePiece {
   int64_t first = 0, count = 0;
-  int64_t area = 0;      // of the first position; that of position first + i is area + i * samples
-  int64_t earliest = 0;  // key that any query of the piece sees, in any sample
-  bool begins = false;   // documents of all samples begin here
+  int64_t area = 0;      // of the first position; position first + i has area + i * samples
+  int64_t earliest = 0;  // first key visible to any query of the range, in any sample
+  bool begins = false;   // documents of all samples start here
   int64_t end() const { return first + count; }
-  // Of the first `of_first` positions.
+  // Returns the area of the first `of_first` positions.
   int64_t sum_of(int64_t of_first, int64_t samples) const {
     return of_first * area + samples * (of_first * (of_first - 1) / 2);
   }
@@ -27,10 +27,9 @@ struct SequencePieces {
   std::vector<SequencePiece> pieces;
 };
 
-// Throws base::Error("plan") unless the lengths are above 0 and every sample's add up to the same sum.
+// Throws base::Error("plan") unless all lengths are > 0 and all samples have the same total.
 SequencePieces sequence_pieces(const DocumentLengths& documents);
 
-// The balanced cut, for request.kind.
 std::vector<PositionRuns> balanced_cut(const SequencePieces& sequence, const SequenceCutRequest& request);
 
 }  // namespace metroplex::plan

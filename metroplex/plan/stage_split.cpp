@@ -18,7 +18,6 @@ bool counts_ends(const Parallel& p) {
   return p.account_for_embedding_in_pipeline_split || p.account_for_loss_in_pipeline_split;
 }
 
-// `layers` of one pp rank (named `where`) over its chunks.
 int64_t per_chunk(int64_t layers, const Parallel& p, const char* where) {
   MPX_CHECK(layers % p.vpp() == 0, "plan", layers, " layers on ", where,
             " are not a multiple of parallel.virtual_pipeline_model_parallel_size ", p.vpp(),
@@ -26,7 +25,6 @@ int64_t per_chunk(int64_t layers, const Parallel& p, const char* where) {
   return layers / p.vpp();
 }
 
-// Layers a chunk of each pp rank holds.
 std::vector<int64_t> even_split(const Parallel& p, int64_t num_layers) {
   MPX_CHECK(num_layers % p.pp() == 0, "plan", "model.num_layers ", num_layers,
             " is not a multiple of parallel.pipeline_model_parallel_size ", p.pp(),

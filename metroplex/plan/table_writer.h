@@ -1,5 +1,5 @@
-// Used by every schedule builder: appends actions to one rank's list, fills in the peer of a send or receive, leaves
-// them out at the two ends of the model, and groups neighbouring p2p actions into batched calls.
+// Helper of the schedule builders. It appends actions to one rank's list and sets the peer of a send or receive. It
+// omits transfers at the ends of the model and groups adjacent p2p actions into batched calls.
 #pragma once
 
 #include <vector>
@@ -15,7 +15,7 @@ struct Slot {
   bool operator==(const Slot&) const = default;
 };
 
-// A builder may number microbatches beyond the table's: they complete a group, and their actions are left out.
+// A builder may use microbatch numbers beyond the table's to complete a group; their actions are omitted.
 class TableWriter {
  public:
   TableWriter(PipelineTable& table, int rank) : table_(table), rank_(rank) {}
@@ -23,15 +23,15 @@ class TableWriter {
   void forward(Slot slot) { add(ActionKind::forward, slot, -1); }
   void backward(Slot slot) { add(ActionKind::backward, slot, -1); }
 
-  // Each does nothing where the border is the model's end or lies inside this rank. A sent output is freed when the
-  // batch it was sent in is closed.
+  // Each is a no-op if the border is an end of the model or is inside this rank. A sent output is freed when the
+  // batch of its send is closed.
   void send_forward(Slot slot);
   void recv_forward(Slot slot);
   void send_backward(Slot slot);
   void recv_backward(Slot slot);
 
-  // Makes the p2p actions since the last compute action one batched call, if there is more than one; then appends the
-  // frees of the sent outputs.
+  // Combines the p2p actions since the last compute action into one batched call, if there is more than one. Then
+  // appends the frees of the sent outputs.
   void close_batch();
 
   bool has_previous(Slot slot) const { return peer(slot, -1) >= 0; }
@@ -44,11 +44,10 @@ class TableWriter {
   PipelineTable& table_;
   int rank_;
   int next_batch_ = 0;
-  size_t open_from_ = 0;  // first p2p action of the batch being filled
+  size_t open_from_ = 0;  // first p2p action of the open batch
   std::vector<Slot> sent_;
 };
 
-// An empty table with the sizes filled in.
 struct ScheduleRequest;
 PipelineTable make_table(const ScheduleRequest& request, const char* name);
 

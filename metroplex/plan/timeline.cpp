@@ -38,7 +38,7 @@ class Replay {
   }
 
  private:
-  // Runs the next action or call of `rank`; false when it must wait for another rank.
+  // Runs the next action or call of `rank`. Returns false if it must wait for another rank.
   bool step(size_t rank) {
     const Action& action = table_.ranks[rank][at_[rank]];
     if (is_p2p(action.kind)) return costs_.blocking_p2p ? blocking_call(rank) : free_p2p(rank, action);
@@ -64,8 +64,8 @@ class Replay {
     if (!is_p2p(action.kind) || costs_.blocking_p2p) clock_[rank] = std::max(clock_[rank], end);
   }
 
-  // Moves `start` to the arrival of the tensors that `action` uses; false when one has not been sent yet. A received
-  // tensor counts although its own recv stands earlier in the list: there it was only posted.
+  // Moves `start` to the arrival of the tensors that `action` uses. Returns false if one has not been sent yet.
+  // Arrival matters even though the recv is earlier in the list, because the recv only posts it.
   bool wait_for_inputs(size_t rank, const Action& action, double& start) const {
     if (action.kind == ActionKind::weight) return true;
     const bool forward = action.kind == ActionKind::forward;
@@ -88,8 +88,7 @@ class Replay {
     return true;
   }
 
-  // Returns false until both sides of every transfer of the call have entered their calls, whose times are in
-  // `came_`.
+  // Returns false until both sides of every transfer have entered their calls; `came_` holds these times.
   bool blocking_call(size_t rank) {
     const auto& actions = table_.ranks[rank];
     const size_t begin = at_[rank], end = call_end(actions, begin);
@@ -136,8 +135,8 @@ class Replay {
   const TimelineCosts& costs_;
   std::vector<size_t> at_;
   std::vector<double> clock_;
-  std::unordered_map<int64_t, double> arrival_;  // of a transfer at its receiver
-  std::unordered_map<int64_t, double> came_;     // blocking: of a side at its call
+  std::unordered_map<int64_t, double> arrival_;  // arrival of a transfer at its receiver
+  std::unordered_map<int64_t, double> came_;     // blocking: time at which a side entered its call
   bool has_weight_;
   Timeline result_;
 };
@@ -145,7 +144,7 @@ class Replay {
 }  // namespace
 
 Timeline replay(const PipelineTable& table, const TimelineCosts& costs) {
-  constexpr double kLongest = 1e15;  // keeps sums of any table finite
+  constexpr double kLongest = 1e15;  // keeps all sums finite
   for (const double time : {costs.forward, costs.backward, costs.weight, costs.p2p}) {
     MPX_CHECK(time >= 0 && time <= kLongest, "plan", "a time must be between 0 and ", kLongest, ", not ", time);
   }

@@ -13,7 +13,6 @@
 namespace metroplex::plan {
 namespace {
 
-// The buckets of all families, in bytes.
 class TransientBytes {
  public:
   explicit TransientBytes(const RankTrace& trace) : place_(trace.params.size()) {
@@ -58,7 +57,7 @@ class TransientBytes {
     FillingBuckets filling;
     int64_t leaving;
   };
-  std::vector<std::optional<Place>> place_;  // by parameter; none where its bucket stays
+  std::vector<std::optional<Place>> place_;  // by parameter; none if its bucket is persistent
   std::vector<Family> families_;
   int64_t held_ = 0, most_ = 0;
 };
@@ -113,7 +112,7 @@ class TraceReplay {
   int64_t now() const { return kept_ + borders() + buckets_.held(); }
   const ChunkTrace& chunk(const Action& a) const { return chunks_.at(static_cast<size_t>(a.chunk)); }
 
-  // Replays one island, starting with `held` bytes; returns the bytes at its end.
+  // Replays one autograd region from `held` bytes. Returns the bytes at its end.
   int64_t island(const IslandTrace& what, int64_t held) {
     int64_t most = held;
     for (const TraceStep& step : what.steps) {
@@ -129,7 +128,7 @@ class TraceReplay {
     peaks_.most = std::max(peaks_.most, most);
     return held;
   }
-  // `taken`: bytes of the border tensor that the action has taken over.
+  // `taken`: bytes of the border tensor that the action has taken.
   void run(const ActionTrace& what, int64_t taken) {
     peaks_.gathered = std::max(peaks_.gathered, what.gathered);
     int64_t held = now() + taken;
@@ -175,7 +174,6 @@ class TraceReplay {
   Borders<int64_t, P2pCall> borders_;
   ReplayPeaks peaks_;
   int64_t kept_ = 0;
-  // Of the action at work.
   size_t at_ = 0;
   int64_t before_ = 0;
 };

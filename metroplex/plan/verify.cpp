@@ -17,7 +17,6 @@ std::string describe(int rank, size_t index, const Action& action) {
                       action.microbatch, " chunk ", action.chunk);
 }
 
-// Checks one rank's list of actions, keeping track of what has been done for every (microbatch, chunk).
 class RankChecker {
  public:
   RankChecker(const PipelineTable& table, int rank, VerifyReport& report)
@@ -54,13 +53,12 @@ class RankChecker {
 
   int peer(int by, int chunk) const { return table_.placement().peer({rank_, chunk}, by); }
   int peer(int by) const { return peer(by, action_.chunk); }
-  // Whether `kind` has been done for the neighbour stage `by`, if this rank holds that one too; else true.
+  // True if `kind` is done for the adjacent stage `by`, or if another rank holds that stage.
   bool neighbour_done(ActionKind kind, int by) {
     const std::optional<StagePlace> other = table_.placement().neighbour({rank_, action_.chunk}, by);
     return !other || other->rank != rank_ || at(action_.microbatch, other->chunk)[static_cast<size_t>(kind)] > 0;
   }
 
-  // Does this kind exist at this stage, and with this peer?
   void check_place() {
     const ActionKind kind = action_.kind;
     if (table_.forward_only && (kind == ActionKind::backward || kind == ActionKind::weight ||
@@ -76,7 +74,6 @@ class RankChecker {
     if (!is_p2p(kind) && action_.batch >= 0) fault("only sends and receives belong to a batch");
   }
 
-  // Has everything that it needs happened on this rank?
   void check_before() {
     switch (action_.kind) {
       case ActionKind::forward:
@@ -160,7 +157,7 @@ class RankChecker {
   int live_ = 0, received_ = 0;
 };
 
-// What makes the table impossible to walk; "" if nothing does.
+// Returns why the actions cannot be checked individually; "" if they can.
 std::string shape_fault(const PipelineTable& table) {
   if (table.num_stages < 1 || table.num_chunks < 1 || table.num_microbatches < 1) {
     return base::concat(table.num_stages, " stages x ", table.num_chunks, " chunks x ", table.num_microbatches,
@@ -197,7 +194,7 @@ std::set<int> peers_of(const StagePlacement& placement, int rank) {
   return peers;
 }
 
-// Between two ranks receives must be posted in the order of the sends: backends without message tags rely on it.
+// Receives must be posted in the order of the sends between two ranks: backends without message tags rely on it.
 void check_pairs(const PipelineTable& table, VerifyReport& report) {
   const auto ids = [&](int rank, int peer, bool sends) {
     std::vector<int64_t> list;

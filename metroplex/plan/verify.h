@@ -1,7 +1,7 @@
-// Proves a pipeline table before anything runs it: every forward, backward and weight action is there once;
-// everything is received before it is used and computed before it is sent; both sides of every border agree on what
-// crosses it and in which order; there is no deadlock even if a send blocks until its receive is posted (rendezvous);
-// and no rank holds more forwards than the builder promised.
+// Checks a pipeline table before it runs. Every forward, backward and weight action exists exactly once. Every tensor
+// is received before its use and computed before its send. Both sides of every border agree on the transfers and
+// their order. There is no deadlock even if a send blocks until its receive is posted (rendezvous). No rank holds
+// more forwards than the builder's bound.
 #pragma once
 
 #include <string>
@@ -12,18 +12,18 @@
 namespace metroplex::plan {
 
 struct VerifyReport {
-  std::vector<std::string> faults;  // each names rank, action and rule; empty: the table is right
-  // Per rank, the most (microbatch, chunk) forwards that waited for their backward at a time; 0 in forward-only.
+  std::vector<std::string> faults;  // each contains rank, action and rule; empty: the table is valid
+  // Per rank, the maximum number of (microbatch, chunk) forwards that wait for their backward; 0 if forward-only.
   std::vector<int> peak_live_activations;
-  // Per rank, the most received tensors (inputs and gradients) that waited for their use at a time.
+  // Per rank, the maximum number of received tensors (inputs and gradients) that wait for their use.
   std::vector<int> peak_received;
   bool ok() const { return faults.empty(); }
 };
 
-// Never throws: a table of any content gets a report.
+// Never throws; accepts any table content.
 VerifyReport inspect_table(const PipelineTable& table);
 
-// Throws base::Error("plan") with the first faults; returns the report of a right table.
+// Throws base::Error("plan") with the first faults; otherwise returns the report.
 VerifyReport verify(const PipelineTable& table);
 
 }  // namespace metroplex::plan

@@ -11,10 +11,10 @@
 namespace metroplex::preflight {
 namespace {
 
-// Pieces of work in a table that are replayed in about a tenth of a second.
+// Maximum number of actions that are replayed, in about a tenth of a second.
 constexpr int64_t kLargestReplay = 100'000;
 
-// The first rank of every pipeline rank.
+// Returns the first rank of every pipeline rank.
 std::vector<const RankFigures*> stages_of(const Fit& fit) {
   std::vector<const RankFigures*> stages;
   for (const RankFigures& rank : fit.ranks) {
@@ -23,7 +23,8 @@ std::vector<const RankFigures*> stages_of(const Fit& fit) {
   return stages;
 }
 
-// Every stage takes as long as its rank's operations, of which forwards are one part in all ranks together.
+// The time of a stage is proportional to its rank's FLOPs. The ratio of backward to forward is the average over all
+// ranks.
 plan::TimelineCosts costs_of(const std::vector<const RankFigures*>& stages, int chunks) {
   double all = 0, forward = 0;
   for (const RankFigures* stage : stages) {

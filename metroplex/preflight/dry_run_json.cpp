@@ -1,4 +1,3 @@
-// The report of a dry run for programs.
 #include <cmath>
 
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-// The report of a dry run for a person, the lines at the start of a run, and the refusal of one that cannot fit.
+// The human-readable report of a dry run, the log lines at the start of a run, and the error if a run does not fit.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -17,7 +17,7 @@ using base::concat;
 
 std::string bytes(int64_t count) { return base::bytes_text(static_cast<double>(count)); }
 
-// "175.2 billion", "1.05e+21": numbers of which the first digits count.
+// "175.2 billion", "1.05e+21": only the leading digits matter.
 std::string count_text(double value) {
   const char* const words[] = {"", " thousand", " million", " billion", " trillion"};
   char text[48];
@@ -37,7 +37,7 @@ std::string percent(double share) {
   return text;
 }
 
-// Columns as wide as their widest cell, the first to the left, the others to the right.
+// Pads columns to their widest cell; the first column is left-aligned, the others right-aligned.
 std::string aligned(const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths;
   for (const auto& row : rows) {
@@ -58,7 +58,7 @@ std::string aligned(const std::vector<std::vector<std::string>>& rows) {
 
 std::string name_of(const RankFigures& figures) { return concat("rank ", figures.rank, " (pp ", figures.pp, ")"); }
 
-// Which ranks the table shows: all while there are few, else both ends and the worst.
+// Returns the rows of the table: all if there are few, else both ends and the worst.
 std::set<size_t> shown(const Fit& fit) {
   constexpr size_t kMost = 16, kEnd = 3;
   std::set<size_t> rows{fit.worst};
@@ -94,7 +94,7 @@ std::string memory_table(const Fit& fit) {
   return aligned(rows);
 }
 
-// "rank 3 (pp 1) 1.2 GiB" or "the 8 ranks of this machine 9.6 GiB".
+// "rank 3 (pp 1) is predicted to hold 1.2 GiB at most", or the total of the ranks of one domain.
 std::string needed(const FitRequest& request, const Fit& fit) {
   if (fit.domain_ranks == 1)
     return concat(name_of(fit.worst_rank()), " is predicted to hold ", bytes(fit.need), " at most");
@@ -136,7 +136,7 @@ std::string options_text(const MemoryOptions& options) {
   return text;
 }
 
-// "a layer sends by p2p (4 layers) 1.5 MiB forward, ...": of each exchange the first layer, which all others equal.
+// For each exchange type: layers, bytes sent and FLOPs of its first layer. All layers of one type are equal.
 std::string exchanges_text(const DryRun& run) {
   std::string out;
   for (const auto& [type, word] : config::kWords<config::CpCommType>) {

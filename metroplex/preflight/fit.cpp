@@ -21,7 +21,7 @@ int64_t shard_size(const config::Parallel& parallel, const topology::RankGrid& g
   return grid.size(AxisSet{Axis::dp, Axis::cp}) / parallel.num_distributed_optimizer_instances;
 }
 
-// The peaks of the ranks of a pipeline rank that share state, in order.
+// Peak bytes of the ranks of a pipeline rank that share state, by index in the shard group.
 using Peaks = std::map<int, std::vector<int64_t>>;  // by pp
 
 class Sum {
@@ -52,7 +52,7 @@ class Sum {
   const Peaks& peaks_;
 };
 
-// The numbers of the domains to look at: [begin, end).
+// Indices of the domains to check: [begin, end).
 struct Range {
   int64_t begin = 0, end = 0;
 };
@@ -63,7 +63,6 @@ Range memory_domains_of(const FitRequest& request) {
   return {number, number + 1};
 }
 
-// The pipeline ranks that have a rank on these domains.
 std::set<int> pipeline_ranks(const FitRequest& request, const topology::RankGrid& grid, const Range& domains) {
   std::set<int> found;
   const int64_t end = std::min<int64_t>(domains.end * request.domains.ranks_each, request.world_size);

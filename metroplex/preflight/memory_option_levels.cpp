@@ -31,7 +31,7 @@ OptionLevels sharding_levels(const config::Config& c) {
   return list;
 }
 
-// The batch stays: where it was left to follow from the microbatch, it is written out.
+// The global batch size is unchanged. If it was derived from the microbatch size, it is set explicitly.
 OptionLevels micro_batch_levels(const config::Config& c) {
   OptionLevels list{OptionKind::micro_batch, {}};
   for (int64_t size = c.train.micro_batch_size; size > 1 && size % 2 == 0;) {
@@ -50,7 +50,7 @@ std::string joined(const std::set<std::string>& words) {
   return text;
 }
 
-// Whether `module` names something that the model has and may recompute.
+// True if the model has `module` and may recompute it.
 bool recomputable(const config::Model& m, const std::string& module) {
   const std::vector<bool> experts = config::moe_layers(m);
   const bool any = std::find(experts.begin(), experts.end(), true) != experts.end();
@@ -85,8 +85,8 @@ void add_selective(const config::Config& c, OptionLevels& list) {
   }
 }
 
-// Chunks of one layer keep the most inputs and make the least again at a time; those of the root of all balance the
-// two (Chen et al., arXiv:1604.06174).
+// One-layer chunks save the most inputs and recompute the least at a time. Chunks of sqrt(layers) balance the two
+// (Chen et al., arXiv:1604.06174).
 OptionLevels recompute_levels(const config::Config& c) {
   OptionLevels list{OptionKind::recompute, {}};
   if (!c.memory.recomputes_all()) add_selective(c, list);

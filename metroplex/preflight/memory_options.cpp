@@ -16,7 +16,7 @@ namespace {
 
 using Chosen = std::map<OptionKind, const OptionLevel*>;
 
-// Of a rank, in its domain, by what they are for.
+// Bytes of a rank in its domain, by category.
 using Bytes = std::array<double, 8>;
 constexpr size_t kActivations = 4;
 
@@ -34,7 +34,7 @@ struct Tried {
   MemoryOption option;
   OptionKind kind = OptionKind::recompute;
   const OptionLevel* level = nullptr;
-  Bytes bytes{};  // of the rank that holds most now
+  Bytes bytes{};  // of the rank with the largest current peak
 };
 
 class Search {
@@ -66,7 +66,7 @@ class Search {
   }
 
  private:
-  // The request with these settings; nothing where the rules refuse them.
+  // Returns the request with these settings; nullopt if they violate the config rules.
   std::optional<FitRequest> changed(const Chosen& chosen, MemoryOption& option) const {
     for (const auto& [kind, level] : chosen) {
       option.settings.insert(option.settings.end(), level->settings.begin(), level->settings.end());
@@ -79,8 +79,8 @@ class Search {
     return out;
   }
 
-  // Looks at a few ranks only; `bytes` are those of the rank that holds most now. Nothing for what is refused or
-  // saves less than a thousandth.
+  // Predicts a few ranks only; `bytes` receives the categories of the rank with the largest current peak. Returns
+  // nullopt for settings that violate the rules or save less than a thousandth.
   std::optional<MemoryOption> attempt(const Chosen& chosen, Bytes* bytes = nullptr) {
     MemoryOption option;
     const auto request = changed(chosen, option);
@@ -99,7 +99,7 @@ class Search {
     return judged(option) ? std::optional(option) : std::nullopt;
   }
 
-  // Looks at every rank: with other sharding these are others than those of the sample.
+  // Predicts every rank, because other sharding may move the maximum to another rank.
   std::optional<MemoryOption> confirmed(MemoryOption option, const Chosen& chosen) const {
     MemoryOption again;
     option.need = fit(*changed(chosen, again), predict_).need;
@@ -118,7 +118,8 @@ class Search {
     return a.option.need < b.option.need;
   }
 
-  // The best of every kind ahead of the others of that kind.
+  // Returns up to three options, in this order: the best of each kind that fits, other levels that fit, options that
+  // do not fit.
   std::vector<MemoryOption> best_of_kinds() {
     std::vector<Tried> sorted = tried_, first, second;
     std::stable_sort(sorted.begin(), sorted.end(), better);
@@ -146,7 +147,8 @@ class Search {
     return 0;
   }
 
-  // Takes of every kind what leaves least alone, in that order, as far as it helps beside what was taken before.
+  // Adds the option with the smallest need of each kind, in that order, as long as it helps in addition to the
+  // previous ones.
   std::optional<MemoryOption> all_that_help(Chosen& chosen) {
     std::vector<Tried> sorted = tried_;
     std::stable_sort(sorted.begin(), sorted.end(),
@@ -164,7 +166,7 @@ class Search {
     return best;
   }
 
-  // Leaves out, or takes cheaper, what is not needed to fit; the dearest first.
+  // Removes settings that are not needed to fit, or replaces them by cheaper ones; the most expensive first.
   MemoryOption relaxed(Chosen& chosen, MemoryOption best) {
     std::vector<OptionKind> kinds;
     for (const auto& [kind, level] : chosen) kinds.push_back(kind);
@@ -172,7 +174,7 @@ class Search {
                      [&](OptionKind a, OptionKind b) { return cost_of(a, chosen.at(a)) > cost_of(b, chosen.at(b)); });
     for (const OptionKind kind : kinds) {
       std::vector<const OptionLevel*> levels{nullptr};
-      bool milder = true;  // levels stand in the order of what they do
+      bool milder = true;  // levels are in order of strength
       for (const Tried& one : tried_) {
         if (one.kind != kind) continue;
         milder = milder && one.level != chosen.at(kind);
@@ -197,11 +199,11 @@ class Search {
 
   struct Several {
     std::vector<const Tried*> taken;
-    double cost = 0, need = 0;  // estimated from what each does alone
+    double cost = 0, need = 0;  // estimated from the single options
   };
 
-  // Of every kind of bytes each setting leaves its share, whatever the others leave. Moving activations away costs by
-  // what of them is left to move.
+  // Each setting scales every category independently of the other settings. The cost of offloading activations scales
+  // with the activations that remain.
   Several estimated(std::vector<const Tried*> taken) const {
     const Bytes before = bytes_of(now_.worst_rank(), request_.domains.gpu);
     Bytes after = before;
@@ -220,7 +222,7 @@ class Search {
     return out;
   }
 
-  // Every choice of one setting each of two or more kinds.
+  // Returns all combinations of one setting each from two or more kinds.
   std::vector<Several> all_of_several() const {
     std::vector<std::vector<const Tried*>> chosen{{}};
     for (const OptionLevels& list : lists_) {
@@ -240,11 +242,11 @@ class Search {
     return out;
   }
 
-  // Several settings that fit together for less than `most` of a step. Of those that are estimated to fit, nearly,
-  // the first few by their estimated cost are predicted.
+  // Finds settings that fit together and cost less than `most` of a step. Predicts the cheapest combinations that are
+  // estimated to nearly fit.
   std::optional<MemoryOption> cheapest_several(double most) {
     constexpr int kLooks = 24;
-    constexpr double kNearly = 1.05, kDearer = 1.3;  // what one setting costs may fall by another
+    constexpr double kNearly = 1.05, kDearer = 1.3;  // a setting may lower the cost of another one
     if (!now_.have) return std::nullopt;
     std::vector<Several> candidates = all_of_several();
     std::erase_if(candidates, [&](const Several& s) { return s.need > kNearly * static_cast<double>(*now_.have); });

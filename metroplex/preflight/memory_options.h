@@ -1,6 +1,5 @@
-// Memory options of a run that does not fit: other settings of the same run that hold less, each predicted as the run
-// itself is, none of which changes what is learned. They are sorted by what they cost in time, and what they save is
-// computed.
+// Memory options for a run that does not fit: settings that need less memory and train the same model. Each is
+// predicted like the run itself. Options are sorted by their cost in time; their savings are computed.
 #pragma once
 
 #include <cstdint>
@@ -14,28 +13,28 @@
 namespace metroplex::preflight {
 
 struct MemoryOption {
-  std::vector<std::string> settings;  // "memory.recompute_granularity=full", as --section.key=value takes them
-  std::string what;                   // in words: "recompute everything"
-  int64_t need = 0;                   // bytes of the fullest domain then
-  int64_t saves = 0;                  // of the fullest domain as it is
+  std::vector<std::string> settings;  // "memory.recompute_granularity=full", in the form of --section.key=value
+  std::string what;                   // description: "recompute everything"
+  int64_t need = 0;                   // bytes of the fullest domain with this option
+  int64_t saves = 0;                  // bytes saved in the fullest domain
   bool fits = false;
-  double cost = 0;  // share of a step that it adds, about (added_cost)
+  double cost = 0;  // approximate fraction of a step that it adds (added_cost)
 };
 
 struct MemoryOptions {
-  std::vector<MemoryOption> single;  // at most three: those that fit, else those that save most for their cost
-  // Several that fit for less than any that fits alone; where none do that are looked at, all that help.
+  std::vector<MemoryOption> single;  // at most three: options that fit, else those that save most
+  // Options that fit together at a lower cost than any single one. If no tried combination fits, all options that
+  // help.
   std::optional<MemoryOption> together;
 };
 
-// `now` is fit(request): what it holds is what the options are compared with. One that the rules of the
-// config refuse, or that saves nothing, is left out.
+// Compares options with `now`, which is fit(request). Options that violate the config rules or save nothing are
+// dropped.
 MemoryOptions memory_options(const FitRequest& request, const Fit& now,
                              const train::Predictor& predict = train::predict_rank);
 
-// The settings that hold less memory and train the same model on the same batches, by kind: of each kind several
-// levels, of which a run can take one; and what one costs. Whether a level is allowed beside the rest of a config,
-// and what it saves, is not known here.
+// Settings that need less memory and train the same model on the same batches, by kind. Each kind has several levels;
+// a run uses at most one. This list does not consider the rules for the rest of the config.
 
 enum class OptionKind {
   sequence,
@@ -49,7 +48,7 @@ enum class OptionKind {
 
 struct OptionLevel {
   std::vector<std::string> settings;  // "parallel.sequence_parallel=true"
-  std::string what;                   // in words
+  std::string what;
 };
 
 struct OptionLevels {
@@ -57,12 +56,12 @@ struct OptionLevels {
   std::vector<OptionLevel> levels;
 };
 
-// What `config`, resolved, does not do already. `gpu`: where ranks compute.
+// Levels that the resolved `config` does not use yet. `gpu`: ranks compute on GPUs.
 std::vector<OptionLevels> option_levels(const config::Config& config, bool gpu);
 
-// What another setting costs in time, about: the operations and the bytes of a step that it adds, as a share of the
-// step's operations; 0 where nothing is added. It orders memory options, no more. `before` and `after` are figures of
-// the same rank, under `now` and under `then`.
+// Approximate time cost of another setting: added FLOPs and transferred bytes, as a fraction of the step's FLOPs; at
+// least 0. Its only use is to sort memory options. `before` and `after` are predictions for the same rank, under
+// `now` and `then`.
 double added_cost(const FitRequest& now, const RankFigures& before, const FitRequest& then, const RankFigures& after);
 
 }  // namespace metroplex::preflight

@@ -23,7 +23,7 @@
 namespace metroplex::preflight {
 namespace {
 
-// Of the training samples; nothing where no data is here to look at.
+// Checks the training data. Returns the sample order; empty if this machine cannot read the data.
 data::TrainOrder checked_data(const config::Config& config, const train::TokenizerFacts& tokenizer,
                               int64_t world_size, files::FileSystem& disk) {
   const std::vector<data::SourceTokens> sources = data::training_tokens(config.data, disk);
@@ -47,7 +47,7 @@ void check_same_data(const train::DataOfRun& here, const files::Manifest& manife
   if (!other.empty()) train::check_consent(here.config.checkpoint, other, path, manifest.consumed_samples);
 }
 
-// Of a directory that has config.json alone a dry run tells what there is to tell.
+// A directory with config.json alone needs no check here; the dry run reports it.
 void check_directory(const config::Config& config, files::FileSystem& disk) {
   const std::string& from = config.model.from;
   if (from.empty() || !hf::holds_weights(disk, from)) return;

@@ -1,6 +1,5 @@
-// The check at the start of a run: what it would find (the folder it saves to, the data, the checkpoint it would go
-// on from), looked at without a start; and whether it fits, on ranks that a launcher started on machines of their
-// own.
+// The checks at the start of a run, without starting it: save folder, data, and the checkpoint to resume from. Also
+// checks that the run fits on ranks that a launcher started on separate machines.
 #pragma once
 
 #include <functional>
@@ -14,19 +13,19 @@
 
 namespace metroplex::preflight {
 
-// Throws what the start would; makes and writes nothing. Data that cannot be read here is no obstacle: a dry run may
-// be far from it.
+// Throws the errors that a start would throw; writes nothing. Ignores data that cannot be read on this machine,
+// because a dry run may not have the data.
 void check_start(const config::Config& config, const train::TokenizerFacts& tokenizer, int64_t world_size,
                  files::FileSystem& disk);
 
 struct StartVerdict {
-  int64_t need = 0;  // the largest of all places, in bytes
-  int misfit = -1;   // the lowest rank whose place does not do; -1: all fit
+  int64_t need = 0;  // largest need of all domains, in bytes
+  int misfit = -1;   // lowest rank whose domain is too small; -1: all fit
 };
 
-// Collective: each rank has looked at its own place, and all go on or none does. The lowest rank that does not fit
-// hands its `refusal()` to `say` before any rank returns: one that ended earlier would have its launcher end the one
-// that speaks.
+// Collective. Each rank passes the fit of its own domain; all ranks get the same result. The lowest rank that does
+// not fit passes its `refusal()` to `say` before any rank returns. If another rank ended earlier, its launcher could
+// end the reporting rank.
 StartVerdict check_together(const Fit& mine, const comm::World& world, const std::function<std::string()>& refusal,
                             const std::function<void(const std::string&)>& say);
 

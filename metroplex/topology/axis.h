@@ -1,6 +1,6 @@
-// The axes along which ranks are cut, in one table. The dense grid (attention, embeddings, MLPs) has tp, gtp, cp,
-// dp and pp; the expert grid (routed experts) has etp, ep, edp and pp over the same ranks. A set of axes names a
-// kind of group: {dp, cp} are the ranks that differ in nothing but dp and cp.
+// Table of the parallelism axes. The dense grid (attention, embeddings, MLPs) has tp, gtp, cp, dp and pp. The expert
+// grid (routed experts) has etp, ep, edp and pp over the same ranks. A set of axes identifies a kind of group: {dp,
+// cp} groups the ranks that differ only in dp and cp.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ inline constexpr int kNumAxes = 8;
 struct AxisInfo {
   Axis axis;
   const char* name;
-  bool dense;   // an axis of the dense grid
-  bool expert;  // an axis of the expert grid
+  bool dense;
+  bool expert;
   const char* meaning;
 };
 
@@ -35,7 +35,6 @@ inline constexpr AxisInfo kAxes[kNumAxes] = {
 inline constexpr const AxisInfo& info(Axis axis) { return kAxes[static_cast<int>(axis)]; }
 inline constexpr const char* name(Axis axis) { return info(axis).name; }
 
-// A set of axes as a value; the order in which they are named does not matter.
 class AxisSet {
  public:
   constexpr AxisSet() = default;
@@ -60,13 +59,12 @@ class AxisSet {
   unsigned bits_ = 0;
 };
 
-// The axis called `name` (lower case). An unknown name throws with the nearest one.
+// Returns the axis with the lower-case `name`. Throws with the nearest name if unknown.
 Axis parse_axis(const std::string& name);
-// "dp-cp" -> {dp, cp}: names joined by '-', in any letter case.
+// Parses names joined by '-', in any letter case: "dp-cp" -> {dp, cp}.
 AxisSet parse_axes(const std::string& names);
-// "tp-dp-cp", "etp-ep-pp": the spelling that Megatron uses for kinds of groups, whatever order they were named in.
+// Returns Megatron's spelling of a kind of group: "tp-dp-cp", "etp-ep-pp".
 std::string to_string(AxisSet axes);
-// The parts of `text` between '-', in lower case.
 std::vector<std::string> split_names(const std::string& text);
 
 }  // namespace metroplex::topology

@@ -6,12 +6,10 @@
 namespace metroplex::topology {
 namespace {
 
-// One dim of a local tensor.
 struct LocalDim {
   std::vector<RowRange> ranges;
   int64_t rows = 0, global_rows = 0;
 
-  // Local rows are neighbours in the whole tensor, and none is padding.
   bool contiguous() const { return ranges.size() == 1 && ranges[0].size == rows; }
   bool uncut() const { return contiguous() && rows == global_rows; }
 };
@@ -26,8 +24,8 @@ std::vector<LocalDim> local_dims(const std::vector<int64_t>& global_shape, const
   return dims;
 }
 
-// Visits every single row of the dims before `split`, and for each of them every range of `split`; what follows is
-// taken whole. `offset` is the global offset of the box, `size` its size, `local` its first element.
+// Iterates over single rows of the dims before `split` and, for each, over the ranges of `split`; later dims are
+// taken in full. `offset` is the global offset of the box, `size` its size, `local` its first element.
 class Walk {
  public:
   using Visit = std::function<void(int64_t local)>;
@@ -74,7 +72,7 @@ class Walk {
   std::vector<int64_t> stride_;
 };
 
-// The last dim for which `plain` does not hold; 0 when it holds for all.
+// Returns the last dim for which `plain` is false; 0 if it is true for all.
 template <class Plain>
 size_t last_not(const std::vector<LocalDim>& dims, const Plain& plain) {
   size_t split = dims.size() - 1;

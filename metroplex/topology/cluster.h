@@ -1,5 +1,5 @@
-// Ranks on machines: rank r sits on node r / gpus_per_node. Says which groups stay inside a node, where bandwidth is
-// high, and which cross nodes.
+// Placement of ranks on machines: rank r is on node r / gpus_per_node. Reports which groups stay within a node, where
+// bandwidth is high, and which cross nodes.
 #pragma once
 
 #include <vector>
@@ -9,8 +9,8 @@
 
 namespace metroplex::topology {
 
-// The kinds of groups that training uses, in one table: which axes vary inside a group and what the group is for.
-// From the most talkative to the least, which is also the order in which they want to stay inside a node.
+// The kinds of groups used in training: the axes that vary within a group and its purpose. They are ordered from most
+// to least communication, which is also their priority for staying within a node.
 
 struct GroupKind {
   AxisSet axes;
@@ -38,19 +38,19 @@ struct Cluster {
   int world;
   int gpus_per_node;
 
-  // Throws unless both are positive. The last node may be partly filled.
+  // Throws unless both are positive. The last node may be partially filled.
   Cluster(int world, int gpus_per_node);
   int node(int rank) const { return rank / gpus_per_node; }
   int local_rank(int rank) const { return rank % gpus_per_node; }
   int num_nodes() const { return (world + gpus_per_node - 1) / gpus_per_node; }
 };
 
-// How far the groups of one kind reach.
+// Node usage of the groups of one kind.
 struct Reach {
   int num_groups = 0;
   int num_crossing = 0;  // groups with members on more than one node
   int group_size = 0;    // of the largest group
-  int max_nodes = 0;     // nodes that one group touches at most
+  int max_nodes = 0;     // maximum over groups
 
   bool inter_node() const { return num_crossing > 0; }
 };
@@ -62,8 +62,8 @@ struct GroupReach {
   Reach reach;
 };
 
-// Every kind of the table whose groups have more than one member on this grid; kinds with the same groups as
-// an earlier one of fewer axes are left out.
+// Returns every kind in the table whose groups have more than one member on this grid. Omits kinds with the same
+// groups as an earlier kind of fewer axes.
 std::vector<GroupReach> reach_of_groups(const Cluster& cluster, const RankGrid& grid);
 
 }  // namespace metroplex::topology

@@ -82,7 +82,6 @@ static std::string wrap_words(const std::string& text, size_t columns) {
   return out + line;
 }
 
-// With as many ranks in a line as there is room for.
 static Picture make_narrow_picture(const RankGrid& grid, DrawOptions options) {
   constexpr int kFewest = 3, kBetweenCells = 3;
   Picture picture = make_picture(grid, options);

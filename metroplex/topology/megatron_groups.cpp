@@ -9,7 +9,6 @@ namespace metroplex::topology {
 
 namespace {
 
-// Collects named groups in order of first creation.
 class Ledger {
  public:
   void add(const std::string& name, RankGroups groups) {
@@ -38,7 +37,7 @@ RankGroups chosen(const RankGroups& groups, const ChooseRanks& choose) {
   return result;
 }
 
-// Sizes 2, 4, ... below the largest power of two that the group holds.
+// Adds sizes 2, 4, ... below the largest power of two that fits in the group.
 void add_hybrid(Ledger& ledger, const Ranks& group) {
   const int count = static_cast<int>(group.size());
   MPX_CHECK(count % 2 == 0, "topology", "hybrid context parallel needs an even dp*cp, and it is ", count,
@@ -102,7 +101,7 @@ void add_expert_data_parallel(Ledger& ledger, const RankGrid& grid, bool gloo) {
                        "HIERARCHICAL_EXPERT_DATA_PARALLEL_GROUP_GLOO" + suffix, levels[level], gloo);
     }
   }
-  // As many model-parallel groups of the experts as one optimizer instance spans, joined.
+  // Joins the expert model-parallel groups that one optimizer instance spans.
   RankGroups joined;
   int taken = 0;
   for (const Ranks& group : grid.groups({Axis::etp, Axis::ep, Axis::pp})) {

@@ -15,7 +15,7 @@ struct Dimension {
   int stride;
 };
 
-// Every combination of steps along `dimensions`, the first one fastest.
+// Returns every combination of steps along `dimensions`, first one fastest.
 Ranks combinations(const std::vector<Dimension>& dimensions) {
   Ranks ranks{0};
   for (const auto& [size, stride] : dimensions) {
@@ -37,7 +37,7 @@ RankGroups shifted(const Ranks& members, const Ranks& firsts, int rank_offset) {
   return groups;
 }
 
-// Axes of one ordered grid, in the order in which those that an order string leaves out are appended.
+// Axes of one ordered grid, in the order in which omitted axes are appended.
 constexpr Axis kGridAxes[] = {Axis::tp, Axis::pp, Axis::dp, Axis::ep, Axis::cp, Axis::gtp};
 
 int size_of(const GridSizes& sizes, Axis axis) {

@@ -31,7 +31,7 @@ std::vector<Row> rows_of(const RankGrid& grid, int gpus_per_node) {
   return rows;
 }
 
-// Rows longer than `columns` go on in further lines, when all lines still fit; else they stay and are abbreviated.
+// Wraps rows longer than `columns` if all lines fit; otherwise returns the rows unchanged, to be abbreviated.
 std::vector<Row> wrapped(std::vector<Row> rows, size_t columns, size_t most) {
   std::vector<Row> lines;
   for (const Row& row : rows) {
@@ -53,7 +53,7 @@ std::string short_coordinates(const RankGrid& grid, int rank) {
   return text;
 }
 
-// Keeps the first `most` - 1 items and the last one, with a gap between, when there are more than `most`.
+// Uses the first `most` - 1 items and the last one, with a gap between, if there are more than `most`.
 template <class Item, class Use, class Gap>
 void abbreviated(const std::vector<Item>& items, int most, const Use& use, const Gap& gap) {
   const int count = static_cast<int>(items.size());

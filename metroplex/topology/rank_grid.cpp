@@ -30,11 +30,11 @@ void check_degrees(int world, const config::Parallel& parallel, int gtp) {
   }
 }
 
-// `world` over the product of `degrees`, which must divide it.
+// Returns `world` divided by the product of `degrees`, which must divide it.
 int quotient(int world, const char* product_name, std::initializer_list<int64_t> degrees, const char* follows) {
   int64_t product = 1;
   for (int64_t degree : degrees) {
-    // Beyond the world the exact product no longer matters; stopping there keeps it from overflowing.
+    // Stops once the product exceeds the world, to avoid overflow.
     product = product > world ? product : product * degree;
   }
   MPX_CHECK(world % product == 0, "topology", world, " ranks are not a multiple of ", product_name, " = ", product,
@@ -43,7 +43,7 @@ int quotient(int world, const char* product_name, std::initializer_list<int64_t>
   return static_cast<int>(world / product);
 }
 
-// In the dense grid the weight shards vary right after tp, unless the order says otherwise.
+// In the dense grid, weight shards vary right after tp unless the order places them explicitly.
 std::string dense_order(const std::string& order, int gtp) {
   if (gtp == 1) return order;
   std::string full;
@@ -79,7 +79,6 @@ GridSizes expert_sizes(int world, const config::Parallel& parallel) {
   return sizes;
 }
 
-// The name by which the grid of the experts calls an axis.
 Axis expert_alias(Axis axis) {
   if (axis == Axis::etp) return Axis::tp;
   if (axis == Axis::edp) return Axis::dp;
@@ -90,7 +89,6 @@ bool expert_axes(AxisSet axes) {
   return axes.contains(Axis::etp) || axes.contains(Axis::ep) || axes.contains(Axis::edp);
 }
 
-// `axes` in the names of the grid that they belong to.
 AxisSet local_names(AxisSet axes) {
   if (!expert_axes(axes)) return axes;
   AxisSet local;

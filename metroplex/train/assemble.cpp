@@ -68,7 +68,7 @@ pipeline::BorderShape Assembly::border(const nn::Microbatch& batch) const {
                                      [](const plan::StageLayers& stage) { return stage.num_mtp_layers > 0; });
   if (predicts != layers.end()) hidden.end = static_cast<int>(predicts - layers.begin());
   pipeline::BorderShape border{{hidden}, variable_lengths};
-  if (predicts != layers.end()) {  // from there on what the layers for prediction give, normed as the head takes it
+  if (predicts != layers.end()) {  // from here on, the normed outputs of the MTP layers, as input of the head
     hidden.dtype = dtype;
     hidden.first = std::exchange(hidden.end, pipeline::BorderValue{}.end);
     border.values.push_back(hidden);
@@ -123,13 +123,13 @@ models::ModelContext model_context(const Assembly& a) {
   context.seed = static_cast<uint64_t>(config.run.seed);
   if (config.model.sharded_initialization) {
     const topology::Coordinates at = a.world->coordinates();
-    // Holders of a shared parameter draw different values, and the owner's are used (train/sharing.h).
+    // Holders of a shared parameter sample different values; share_values() copies the owner's (train/sharing.h).
     context.streams = nn::make_init_streams(nn::rng_seeds(context.seed, nn::RngPlace{at.tp, at.pp, at.ep, at.etp}));
   }
   return context;
 }
 
-// Layers of a stage whose rows of experts are kept from forward to backward.
+// Counts the MoE layers of a stage whose expert rows are saved from forward to backward.
 int layers_with_kept_rows(const pipeline::StageSaving& saving, const nn::Blocks& blocks) {
   int layers = 0;
   for (size_t b = 0; b < blocks.size(); ++b) {
@@ -145,7 +145,7 @@ int layers_with_kept_rows(const pipeline::StageSaving& saving, const nn::Blocks&
   return layers;
 }
 
-// The most layers whose rows are kept at one time, in the longest step. layers: of each chunk.
+// Returns the maximum number of layers whose rows are saved at one time, in the longest step. layers: per chunk.
 int64_t layers_at_once(Assembly& a, const std::vector<int>& layers) {
   const plan::MicrobatchSchedule schedule = microbatch_schedule(a.config, a.groups().dp.size());
   int64_t samples = a.config.train.global_batch_size;
@@ -162,7 +162,8 @@ int64_t layers_at_once(Assembly& a, const std::vector<int>& layers) {
   return most;
 }
 
-// Pages for the even load of all that is kept at one time, times the factors, and no more than buffers have rows.
+// Sizes the paged stash: pages for a balanced load of all rows saved at one time, times the configured factors. The
+// row capacity of the buffers is the upper limit.
 void make_stash(Assembly& a, const std::vector<int>& layers) {
   if (!a.experts || !a.experts->stash) return;
   const config::Config& config = a.config;
@@ -183,14 +184,14 @@ void make_stash(Assembly& a, const std::vector<int>& layers) {
   a.step_counts.push_back(a.experts->stash->state());
 }
 
-// Builds this rank's chunks and lists their parameters. Returns how many new ones each block brought.
+// Builds this rank's chunks and collects their parameters. Returns the number of new parameters per block.
 std::vector<size_t> build_stages(Assembly& a, models::ModelContext context, const StageBuilder& build) {
   const config::Memory& memory = a.config.memory;
   const auto store = nn::make_activation_store(memory, a.world->target());
   context.saving = nn::save_policy(memory, store);
   std::vector<size_t> units;
   std::vector<ChunkParams> chunks;
-  std::vector<int> kept_layers;  // of each chunk
+  std::vector<int> kept_layers;
   for (size_t place = 0; place < a.layers.size(); ++place) {
     const plan::StageLayers& slice = a.layers[place];
     if (slice.pp_rank != a.groups().pp.index()) continue;
@@ -258,7 +259,8 @@ void make_optimizer(Assembly& a) {
 
 }  // namespace
 
-// From here on all groups and kernel targets are made from the recorded world, so that captures see their calls.
+// Sets Assembly::world. All later groups and kernel targets use the recorded world, so that captures record their
+// calls.
 static void make_graph_device(Assembly& a, const comm::World& world) {
   a.world = &world;
   if (a.config.train.cuda_graph_impl == config::CudaGraphImpl::none || world.target().meta) return;
@@ -269,7 +271,7 @@ static void make_graph_device(Assembly& a, const comm::World& world) {
 }
 
 static void make_graphs(Assembly& a, bool forward_only) {
-  // What only evaluates or generates has not been checked for it (config/rules_graphs.cpp).
+  // Partial graphs are checked for training only (config/rules_graphs.cpp).
   if (a.graph_device && a.config.train.captures_parts() && !forward_only)
     a.partial_graphs = std::make_unique<PartialGraphs>(a, *a.graph_device);
   if (a.graph_device && a.config.train.cuda_graph_impl == config::CudaGraphImpl::full_iteration)
@@ -319,7 +321,7 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
   if (context.streams && !a->shared.empty()) {
     share_values(a->shared, a->slices);
     a->families.loaded();
-    a->families.settle();  // whoever loads other values next writes where a gather would read
+    a->families.settle();  // later loads write to memory that an unfinished gather would read
   }
   make_graphs(*a, forward_only);
   if (forward_only) return a;

@@ -1,5 +1,4 @@
-// Builds everything that a rank needs to train from a resolved config and a World: the one place where all rooms
-// meet.
+// Builds the complete training state of one rank from a resolved config and a World.
 #pragma once
 
 #include <functional>
@@ -39,68 +38,68 @@ struct Assembly {
   ~Assembly();
 
   config::Config config;  // resolved
-  // With train.cuda_graph_impl: the device that captures, and the world whose calls it records. Declared first, as
-  // everything below refers to them.
+  // The device that captures and the world whose calls it records, with train.cuda_graph_impl only. They are declared
+  // first because all later members refer to them.
   std::unique_ptr<cuda::GraphDevice> graph_device;
   std::optional<comm::World> recorded_world;
   const comm::World* world;
   at::ScalarType dtype;
-  int64_t vocab_size;                                     // unpadded
-  std::shared_ptr<const text::TokenizerFiles> tokenizer;  // saved with checkpoints; null: unknown
+  int64_t vocab_size;                                     // without padding
+  std::shared_ptr<const text::TokenizerFiles> tokenizer;  // saved with checkpoints; null: no tokenizer files
 
-  plan::StagePlacement placement;                        // of the stages of the model
-  std::vector<plan::StageLayers> layers;                 // one entry a stage, in model order
-  std::vector<std::unique_ptr<pipeline::Stage>> stages;  // one a chunk of this rank
-  std::vector<nn::Param*> params;                        // of all stages, forward order, a shared one once
-  std::vector<SharedParam> shared;                       // of these, those that other stages or chunks hold too
+  plan::StagePlacement placement;                        // pipeline rank and chunk of each stage
+  std::vector<plan::StageLayers> layers;                 // one entry per stage, in model order
+  std::vector<std::unique_ptr<pipeline::Stage>> stages;  // one per chunk of this rank
+  std::vector<nn::Param*> params;                        // all stages, in forward order; a shared parameter once
+  std::vector<SharedParam> shared;                       // the subset of params that other stages or chunks also hold
   std::unique_ptr<pipeline::Executor> executor;
 
-  std::optional<moe::ExpertContext> experts;  // of a model with experts; with a load meter where the run reports load
+  std::optional<moe::ExpertContext> experts;  // only for MoE models; has a load meter if the run reports expert loads
 
-  std::vector<nn::Buffer*> buffers;                         // state without gradient, of all stages
-  std::vector<at::Tensor> step_counts;                      // zeroed when a training step begins
-  config::Sharding sharding;                                // nothing in a forward-only assembly
-  distributed::ParamFamilies families;                      // with values and gradients
-  std::vector<std::unique_ptr<nn::StageObserver>> gathers;  // one a stage; null where nothing is gathered
-  std::vector<distributed::Slice> slices;   // this rank's share of the weights; forward-only: all it has
-  std::vector<distributed::Slice> trained;  // those of parameters that are not frozen, with gradients
+  std::vector<nn::Buffer*> buffers;     // non-trainable state of all stages
+  std::vector<at::Tensor> step_counts;  // zeroed at the start of each training step
+  config::Sharding sharding;            // default (no sharding) in a forward-only assembly
+  distributed::ParamFamilies families;
+  std::vector<std::unique_ptr<nn::StageObserver>> gathers;  // one per stage; null if nothing is gathered
+  std::vector<distributed::Slice> slices;   // this rank's shards of the weights; forward-only: whole local tensors
+  std::vector<distributed::Slice> trained;  // the subset of slices that is not frozen, with gradients
   // Null or empty in a forward-only assembly.
   std::unique_ptr<optim::ParamGroups> param_groups;
   std::unique_ptr<optim::Optimizer> optimizer;
   std::unique_ptr<optim::LrSchedule> schedule;
-  std::optional<optim::GradScaler> scaler;  // the rule of the loss scale, which lies in `step`
-  optim::StepState step;                    // loss scale and decisions of a step, on the device
-  optim::RateTable rates;                   // of the next steps, on the device
-  int64_t steps = 0;                        // that updated, as far as the host has read outcomes
+  std::optional<optim::GradScaler> scaler;  // update rule of the loss scale; the scale itself is in `step`
+  optim::StepState step;                    // loss scale and step decisions, on the device
+  optim::RateTable rates;                   // learning rates of the next steps, on the device
+  int64_t steps = 0;                        // number of updates, as of the last outcome that the host has read
 
-  // Microbatches of a step differ in length: with a slack of tokens of context-parallel ranks, or whatever sets it
-  // before a step.
+  // The microbatches of a step differ in length. True with context_parallel_token_slack or hybrid context
+  // parallelism; callers may set it before a step.
   bool variable_lengths = false;
-  std::vector<pipeline::BorderValue> also_crosses;  // stage borders, with the hidden states; for other models
+  std::vector<pipeline::BorderValue> also_crosses;  // extra values passed between stages, for custom models
 
-  LossTermNames loss_terms;  // of all ranks, once a step has been taken
-  // Of the current step, at fixed addresses: what the host writes before it (step_vector.h), and the factor of each
-  // microbatch's summed loss, [microbatches] double.
+  LossTermNames loss_terms;  // same on all ranks; set in the first step
+  // Buffers of the current step at fixed addresses. step_inputs holds the values that the host writes before the step
+  // (step_vector.h). loss_factors [microbatches] double scales the summed loss of each microbatch.
   at::Tensor step_inputs, loss_factors;
-  at::Tensor step_flags;  // [cuda::kernels::kStepFlags] int32: raised by layers, which hold it; judge_step reads them
+  at::Tensor step_flags;  // [cuda::kernels::kStepFlags] int32: set by layers, read by judge_step
 
-  std::unique_ptr<StepGraphs> graphs;             // of whole steps; null: steps run eagerly
-  std::unique_ptr<PartialGraphs> partial_graphs;  // of parts of layers; null: these run eagerly
+  std::unique_ptr<StepGraphs> graphs;             // CUDA graphs of whole steps; null: steps run eagerly
+  std::unique_ptr<PartialGraphs> partial_graphs;  // CUDA graphs of parts of layers; null: none
 
-  // For one run of the executor over `batches`, which outlive it: by the table for their number, with the graphs of
-  // parts of layers that are due, unless `eager`. For an evaluation loss_gradients are undefined.
+  // Input of one executor run over `batches`, which must outlive it. Picks the schedule for their number and, unless
+  // `eager`, the partial graphs that apply. loss_gradients is undefined for evaluation.
   pipeline::PipelineInput pipeline_input(const std::vector<nn::Microbatch>& batches, at::Tensor loss_gradients,
                                          bool forward_only, bool eager = false);
 
   const comm::Groups& groups() const { return world->groups(); }
-  // The pp rank that holds the last stage, which makes the loss.
+  // The pp rank of the last stage, which computes the loss.
   int last_stage_rank() const { return placement.place_of(placement.stages() - 1).rank; }
   bool last_stage() const { return groups().pp.index() == last_stage_rank(); }
 
-  std::vector<optim::NormPart> norm_parts() const;      // one a family
-  std::vector<optim::NormPart> gradient_parts() const;  // of those that are trained
+  std::vector<optim::NormPart> norm_parts() const;      // one per family
+  std::vector<optim::NormPart> gradient_parts() const;  // the same without frozen families
 
-  // The schedule for this many microbatches: built and verified once, then kept.
+  // Returns the schedule for this number of microbatches. Builds and verifies it on the first call and caches it.
   const plan::PipelineTable& table(int num_microbatches, bool forward_only);
   pipeline::BorderShape border(const nn::Microbatch& batch) const;
 
@@ -108,17 +107,16 @@ struct Assembly {
   std::map<std::pair<int, bool>, plan::PipelineTable> tables_;
 };
 
-// Makes the blocks of one chunk.
 using StageBuilder = std::function<nn::Blocks(const models::ModelContext& context, const models::StageSlice& slice)>;
 
-// drawn: as config says. loaded: zeros and ones, as the caller loads every parameter before it uses one; drawing a
-// billion numbers takes longer than reading them.
+// `drawn` samples values by the configured initialization. `loaded` fills zeros and ones, for callers that load every
+// parameter before use. Loading is faster than sampling billions of values.
 enum class FirstValues { drawn, loaded };
 
-// forward_only: no gradients, no optimizer (evaluation, generation). vocab_size is the tokenizer's or the config's.
-// Requires config resolved and checked for world.size() ranks. `build` is another than models::build_stage where the
-// model is not config's family. `disk` has the trace of model.moe_router_force_trace and gets what
-// model.moe_echo_dump_dir asks for; null: the machine's. Collective.
+// forward_only: no gradients and no optimizer, for evaluation and generation. vocab_size comes from the tokenizer or
+// the config. `config` must be resolved and checked for world.size() ranks. `build` replaces models::build_stage for
+// a model outside the config's families. `disk` reads the trace of model.moe_router_force_trace and writes the files
+// of model.moe_echo_dump_dir; null: the local file system. Collective.
 std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::World& world, int64_t vocab_size,
                                    bool forward_only = false, const StageBuilder& build = models::build_stage,
                                    files::FileSystem* disk = nullptr, FirstValues values = FirstValues::drawn);

@@ -42,9 +42,9 @@ at::Tensor offsets_of(const HostBatch& batch, const at::Tensor& document_ids) {
   return offsets;
 }
 
-// The header of a microbatch, sent between hosts: present, the bits of mask_sum, full_seq_len, how many lists
-// of runs its keys and keys_of_groups have each way, the number of all runs, what hybrid context parallelism says of
-// it, and two sizes for each of kMicrobatchTensors (-1: no such dimension).
+// The header of a microbatch, broadcast between hosts. Holds a presence flag, the bits of mask_sum, full_seq_len, and
+// the number of run lists per direction of keys and keys_of_groups. Then follow the total number of runs, the hybrid
+// context parallel fields, and two sizes per tensor of kMicrobatchTensors (-1: no such dimension).
 enum Header : int64_t {
   kPresent,
   kMaskSum,
@@ -64,7 +64,8 @@ at::Tensor to_device(const at::Tensor& host, at::Device device) {
   return device.is_cpu() ? host : host.pin_memory().to(device, /*non_blocking=*/true);
 }
 
-// Two tensors, whose sizes both sides compute from the header: all integer tensors concatenated, and the loss mask.
+// The tensors of a microbatch in two messages: all integer tensors concatenated, and the loss mask. Both sides
+// compute the sizes from the header.
 struct BatchMessage {
   at::Tensor ids, mask;
 };
@@ -94,7 +95,6 @@ BatchMessage empty_message(const int64_t* header, const OnWire& wire, at::Device
   return {at::empty({ids}, on.dtype(at::kLong)), at::empty({mask}, on.dtype(wire.float_type))};
 }
 
-// The tensors of the microbatch, as views of its message.
 nn::Microbatch views_of(const BatchMessage& message, const int64_t* header) {
   nn::Microbatch out;
   int64_t begin = 0;
@@ -120,7 +120,7 @@ BatchMessage message_of(const nn::Microbatch& batch, const int64_t* header, cons
 
 nn::Microbatch batch_of(const BatchMessage& message, const int64_t* header) {
   nn::Microbatch out = views_of(message, header);
-  // In a storage of their own: dropout saves them for backward and must not keep the whole batch alive.
+  // Separate storage: dropout saves the counters for backward and must not keep the whole batch alive.
   nn::place_counters(out, at::cat({out.sample_counters, out.step}));
   out.mask_sum = std::bit_cast<double>(header[kMaskSum]);
   out.full_seq_len = header[kFullSeqLen];
@@ -133,7 +133,7 @@ nn::Microbatch batch_of(const BatchMessage& message, const int64_t* header) {
 using Runs = std::vector<nn::RowRun>;
 
 constexpr int64_t kRowLists = 4;
-// row_runs, rank_rows, all_runs, document_runs, and then the lists of keys and keys_of_groups.
+// Returns row_runs, rank_rows, all_runs and document_runs, followed by the lists of keys and keys_of_groups.
 std::vector<Runs> lists_of(const nn::Microbatch& batch) {
   std::vector<Runs> lists{batch.row_runs, batch.rank_rows, batch.all_runs, batch.document_runs};
   for (const nn::KeyTravel* keys : {&batch.keys, &batch.keys_of_groups}) {
@@ -180,11 +180,11 @@ void write_header(int64_t* header, const nn::Microbatch& batch) {
   }
 }
 
-// What every rank knows of the step's microbatches before their tensors come.
+// Metadata of a step's microbatches, broadcast before their tensors.
 struct Headers {
   at::Tensor numbers;  // [most, kHeader]
-  at::Tensor runs;     // [all runs, 3]: number of the list, first, count
-  int64_t count = 0;   // of microbatches
+  at::Tensor runs;     // [all runs, 3]: list index, first, count
+  int64_t count = 0;
   const int64_t* of(int64_t m) const { return numbers.const_data_ptr<int64_t>() + m * kHeader; }
 };
 
@@ -283,7 +283,7 @@ std::vector<nn::Microbatch> broadcast_batches(const std::vector<nn::Microbatch>&
   return out;
 }
 
-// What the first rank of `group` says.
+// Broadcasts the value of the first rank of `group`.
 static int64_t told_by_first(int64_t mine, const comm::Group& group) {
   const at::Tensor number = at::empty({1}, at::kLong);
   *number.mutable_data_ptr<int64_t>() = mine;

@@ -1,5 +1,5 @@
-// From samples on the host to the tensors of a microbatch. Only the first rank of a tensor-parallel group reads; the
-// others receive over a communicator of their own.
+// Turns host samples into the tensors of a microbatch. Only the first rank of a tensor-parallel group reads data; the
+// other ranks receive it over a dedicated communicator.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,12 @@
 
 namespace metroplex::train {
 
-// Which samples of the run a microbatch has, and in which step: what dropout draws by.
+// Global numbers of a microbatch's samples and its step. Dropout masks are a function of them.
 struct SampleNumbers {
-  int64_t first = 0, stride = 1;  // global number of the first, and from one to the next
-  int64_t step = -1;              // from 0; must be given
+  int64_t first = 0, stride = 1;  // global number of the first sample; increment to the next
+  int64_t step = -1;              // from 0; must be set
 };
 
-// What a source of microbatches gives for one microbatch, on the reading rank.
 struct HostBatch {
   std::vector<data::Sample> samples;
   SampleNumbers numbers;
@@ -30,30 +29,29 @@ struct HostBatch {
   config::DocumentBound documents;
 };
 
-// Stacks the samples, in host memory. float_type is that of the loss mask (float or double). A token outside the
-// vocabulary is refused here, as a base::Error that names its sample: a layer would have to wait for the device. So
-// are more documents than there must be at most.
+// Stacks the samples in host memory. float_type is the dtype of the loss mask (float or double). Throws
+// base::Error("data") for a token outside the vocabulary, since a layer could report it only after a device sync.
+// With documents.must_fit, also throws if samples average more than documents.per_sample documents.
 nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type);
 
-// Of microbatches for a device: a CPU has no use for offsets of documents.
+// The document bound of microbatches on `device`. Empty on CPU, where kernels need no document offsets.
 config::DocumentBound document_bound_on(const config::Config& config, at::Device device);
 
-// Of all tensors of the microbatch.
 int64_t batch_bytes(const nn::Microbatch& batch);
 
-// The batch on the device that computes it, through pinned memory, without waiting; on the CPU the batch itself.
+// Copies the batch to `device` through pinned memory without synchronizing. On CPU, returns the batch itself.
 nn::Microbatch on_device(const nn::Microbatch& host, at::Device device);
 
-// Collective over `group` (tp): the first rank passes its microbatches of a step, in host memory, `most` or, at the
-// end of its data, fewer; every rank gets the same ones on `device`. Tensors are broadcast between devices; what
-// hosts know of them (shapes and row runs) between hosts, once a step.
+// Collective over `group` (tp). The first rank passes its microbatches of a step in host memory: `most` of them, or
+// fewer at the end of its data. Every rank receives the same microbatches on `device`. Tensors are broadcast between
+// devices; shapes and row runs are broadcast between hosts, once per step.
 std::vector<nn::Microbatch> broadcast_batches(const std::vector<nn::Microbatch>& mine, int64_t most,
                                               const comm::Group& group, at::ScalarType float_type,
                                               at::Device device = at::kCPU);
 
-// Microbatches of one data-parallel rank in order: loader + numbering + cut + broadcast. Of a context-parallel group
-// each rank reads whole samples and keeps its part. With hybrid context parallelism all ranks of dp x cp read the
-// whole global batch.
+// The microbatches of one data-parallel rank in order: load, number, split and broadcast. Each rank of a
+// context-parallel group reads whole samples and keeps its own rows. With hybrid context parallelism, all ranks of dp
+// x cp read the whole global batch.
 struct BatchForm {
   int64_t vocab_size = 0;
   at::ScalarType float_type = at::kFloat;
@@ -67,9 +65,9 @@ class BatchStream {
   // `loader` is null on ranks that only receive.
   BatchStream(std::unique_ptr<data::Loader> loader, comm::Group batch_group, BatchForm form)
       : loader_(std::move(loader)), group_(std::move(batch_group)), form_(std::move(form)) {}
-  // Collective over the batch group: the microbatches of a step, fewer where the data ended. `numbers` are those of
-  // their samples in the order of the run; with hybrid context parallelism of all samples of the global batch, which
-  // give any number of microbatches, and none where the data ended.
+  // Collective over the batch group. Returns the microbatches of a step, fewer at the end of the data. `numbers` are
+  // the sample numbers of each microbatch, in run order. With hybrid context parallelism, `numbers` covers all
+  // samples of the global batch and the number of microbatches varies; empty at the end of the data.
   std::vector<nn::Microbatch> next(const std::vector<SampleNumbers>& numbers);
 
  private:

@@ -1,5 +1,5 @@
-// The microbatches of the next step, fetched between the enqueuing of a step and the reading of its outcome: a GPU
-// computes while the host reads samples, stacks and pins them and enqueues their copies behind the step.
+// Prefetches the microbatches of the next step after the current step is enqueued and before its outcome is read.
+// While the GPU computes, the host reads, stacks and pins samples and enqueues their copies.
 #pragma once
 
 #include <exception>
@@ -19,14 +19,14 @@ class BatchesAhead {
   using Fetch = std::function<std::vector<nn::Microbatch>(const RunData::Wanted&)>;
   explicit BatchesAhead(Fetch fetch) : fetch_(std::move(fetch)) {}
 
-  // What is thrown meanwhile is thrown by take(): the step under way has an outcome to be told first.
+  // take() rethrows an exception from this fetch, after the current step has been reported.
   void begin(const RunData::Wanted& wanted) {
     wanted_ = wanted;
     try {
       batches_ = fetch_(wanted);
     } catch (...) { failure_ = std::current_exception(); }
   }
-  // Those that have been fetched, which must be the ones wanted, or fetches them now.
+  // Returns the prefetched microbatches, which must match `wanted`. Without a prefetch, fetches them now.
   std::vector<nn::Microbatch> take(const RunData::Wanted& wanted) {
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     if (!wanted_) return fetch_(wanted);

@@ -17,8 +17,8 @@ namespace {
 using config::Config;
 using config::Field;
 
-// Of the section model: what the weights start from, what drops them out and how the table is padded; of experts, how
-// they are balanced and trained, and where they compute.
+// Keys of section `model` that do not change the function of the weights. They affect initialization, dropout,
+// vocabulary padding, and MoE balancing and dispatch.
 const std::set<std::string> kSameFunction{"from",
                                           "make_vocab_size_divisible_by",
                                           "attention_dropout",
@@ -62,7 +62,7 @@ bool matters(const std::string& name, const Config& here, const Config& there) {
     return either(config::PositionEmbedding::rope);
   if (name == "rope_type") return here.model.yarn() != there.model.yarn();
   if (name.starts_with("rope_scaling_")) return here.model.use_rope_scaling && there.model.use_rope_scaling;
-  // The others are one decoder with other presets, and each of these is a key of its own.
+  // The other families are one decoder with different presets, and every preset has its own key.
   if (name == "family")
     return config::family(here.model.family).top_query || config::family(there.model.family).top_query;
   return true;
@@ -83,7 +83,8 @@ void add_tokenizer(const text::TokenizerFiles* tokenizer, const files::Manifest&
   }
 }
 
-// Adapters of the same rank may have another scale, or lie elsewhere. A run may begin with a model that has none.
+// Throws unless the adapters have the same configuration, except for dropout. Adapters of equal rank may differ in
+// scale or target modules. A run with checkpoint.finetune may start from a model without adapters.
 void check_adapters(const Config& config, const Config& saved, const std::string& path) {
   Config here = config, there = saved;
   if (here.peft.lora() && !there.peft.lora() && here.checkpoint.finetune) return;

@@ -1,6 +1,5 @@
-// Compares the run that saved a checkpoint with this one. Tensors of a different model may still have the same
-// shapes, so differences that would make the same weights another function are found in the configurations and
-// tokenizers.
+// Compares the run that saved a checkpoint with this run. Tensors of different models may have equal shapes, so
+// configurations and tokenizers are compared as well.
 #pragma once
 
 #include <string>
@@ -16,16 +15,16 @@ struct Difference {
   std::string key, here, there;
 };
 
-// Keys of the section model (without those that only initialise, regularise or pad), and the tokenizer, as far as
-// both sides know theirs.
+// Compares the keys of section `model` and the tokenizer, if both sides have one. Skips keys that only affect
+// initialization, regularization, padding or MoE balancing and dispatch.
 std::vector<Difference> model_differences(const config::Config& config, const text::TokenizerFiles* tokenizer,
                                           const files::Manifest& manifest);
 
-// Throws base::Error that lists every difference that checkpoint.allow does not name; returns those that it names.
+// Throws base::Error with every difference that checkpoint.allow does not name. Returns the allowed differences.
 std::vector<Difference> check_compatible(const config::Config& config, const text::TokenizerFiles* tokenizer,
                                          const files::Manifest& manifest, const std::string& path);
 
-// Throws base::Error where the checkpoint's moments are of another optimizer.
+// Throws base::Error if the checkpoint's moments belong to another optimizer.
 void check_optimizer(const config::Config& config, const files::Manifest& manifest, const std::string& path);
 
 }  // namespace metroplex::train

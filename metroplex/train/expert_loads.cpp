@@ -77,8 +77,8 @@ std::vector<ExpertMetrics> ExpertLoads::after_step(int64_t iteration) {
   return layers;
 }
 
-// Rows of the layers of this stage; those of all stages on rank 0's host, undefined elsewhere. All numbers are whole
-// and below 2^53, ratios, or times: double holds them.
+// Combines the rows of this stage's layers with those of all stages. The result is on rank 0's host; undefined on
+// other ranks. Double is exact here: values are integers below 2^53, ratios or times.
 at::Tensor ExpertLoads::all_layers(const at::Tensor& stage) const {
   const at::Tensor whole = at::zeros({static_cast<int64_t>(head_.layers.size()), stage.size(1)},
                                      stage.options().device(a_.world->target().memory()));
@@ -91,7 +91,7 @@ at::Tensor ExpertLoads::all_layers(const at::Tensor& stage) const {
   return a_.world->rank() == 0 ? cuda::read_on_host(a_.world->target(), whole) : at::Tensor();
 }
 
-// Of the last step, by source.
+// Writes the counts of the last step, by source rank.
 void ExpertLoads::write_trace(int64_t iteration) {
   const moe::ExpertContext& experts = a_.experts.value();
   const int64_t e = head_.num_experts, counts = head_.sources() * e;
@@ -128,7 +128,7 @@ std::vector<ExpertMetrics> ExpertLoads::table() {
     const auto a_step = [&](int64_t count) { return static_cast<double>(count) / steps; };
     ExpertMetrics m{head_.layers[layer], loads_.steps(), a_step(q.min), a_step(q.p10),
                     a_step(q.p50),       a_step(q.p90),  a_step(q.max)};
-    if (all > 0) {  // else there is nothing, which is even
+    if (all > 0) {  // without tokens the load counts as balanced
       m.experts = {files::imbalance(tokens), of[kExpertsSum] / steps, of[kExpertsWorst]};
       m.ranks = {of[kMostOfRanks] * holders / all, of[kRanksSum] / steps, of[kRanksWorst]};
     }

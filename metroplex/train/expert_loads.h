@@ -1,4 +1,4 @@
-// Collects the expert loads of all ranks (moe/load_meter.h): the table of train.log_experts_interval and the lines of
+// Collects the expert loads of all ranks (moe/load_meter.h) for the table of train.log_experts_interval and for
 // train.expert_trace_file.
 #pragma once
 
@@ -23,22 +23,22 @@
 
 namespace metroplex::train {
 
-// Whether a run of this configuration reports them.
+// True if the run reports expert loads.
 bool counts_experts(const config::Config& config);
 
-// Loss terms as Megatron-LM shows them: those of the router divided by their coefficients, as a mean over the layers
-// with experts. Others stay.
+// Loss terms as Megatron-LM reports them. Router terms are divided by their coefficient and by the number of MoE
+// layers. MTP losses are divided by mtp_loss_scaling_factor / mtp_num_layers. Other terms are unchanged.
 std::map<std::string, double> shown_terms(const config::Model& model, const std::map<std::string, double>& terms);
 
 class ExpertLoads {
  public:
   // Requires counts_experts(a.config). Rank 0 opens the trace and logs its write errors. Throws base::Error("files")
-  // where the file belongs to another run.
+  // if the file belongs to another run.
   ExpertLoads(const Assembly& a, files::FileSystem& disk, base::Log& log);
 
-  // To be called after every step. Collective over the world in a step where something is due; in others nothing is
-  // read, and nothing sent but what StageLoads reduces early in a long interval. Returns the layers of the table on
-  // rank 0 when it is due, else nothing.
+  // Call after every step. Collective over the world in steps where a table or trace line is due. In other steps
+  // nothing is read, and ranks communicate only if StageLoads reduces early. Returns the layers of the table on rank
+  // 0 when it is due, else an empty list.
   std::vector<ExpertMetrics> after_step(int64_t iteration);
 
  private:
@@ -54,20 +54,19 @@ class ExpertLoads {
   StageLoads loads_;  // since the last table
 };
 
-// The expert trace of model.moe_router_force_trace, in the form that routers read.
-
-// Null where no trace is named. Of a trace that was recorded over as many ranks of ep and etp each rank gets the
-// loads of its own source, of others the sum over all sources. Throws base::Error where the trace has other experts
-// than the model, lacks one of its layers or has no iteration, or cannot be read (files/expert_trace.h).
+// Returns null if model.moe_router_force_trace is not set. If the trace was recorded with the same ep and etp, each
+// rank gets the loads of its own source rank. Otherwise every rank gets the sum over all sources. Throws base::Error
+// if the trace has a different number of experts, lacks a MoE layer, has no iteration or cannot be read
+// (files/expert_trace.h).
 std::shared_ptr<const moe::RecordedLoads> forced_loads(const config::Model& model, const moe::ExpertContext& experts,
                                                        files::FileSystem& disk);
 
-// The folder of model.moe_echo_dump_dir: what every plan of clones was made of and what it is, to be planned again
-// elsewhere. JSON lines, a file for each rank (clones-<rank>.jsonl); a later run goes on behind them.
+// Writes the inputs and results of every ECHO plan to model.moe_echo_dump_dir, so that plans can be recomputed
+// offline. JSON lines, one file per rank (clones-<rank>.jsonl); a later run appends.
 
-// ExpertContext::on_clone_plan that writes a line for each plan, which the host waits for:
+// Returns an ExpertContext::on_clone_plan that writes one line per plan; the host waits for each plan:
 //   {"layer":3,"counts":[[...],...],"owners":[...],"source_rows":[[...],...],"loads":[[...],[...]]}
-// as ClonePlan has them. Throws base::Error("files") where nothing can be written.
+// Fields are those of ClonePlan. Throws base::Error("files") if the file cannot be written.
 std::function<void(int64_t layer, const moe::ClonePlan&)> clone_dump(files::FileSystem& disk,
                                                                      const std::string& folder, int rank,
                                                                      const cuda::Target& target);

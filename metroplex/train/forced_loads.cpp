@@ -11,7 +11,6 @@ namespace {
 
 constexpr const char* kKey = "model.moe_router_force_trace = ";
 
-// The place of a layer in the trace.
 size_t place_of(const files::ExpertTraceHead& head, int64_t layer, const std::string& path) {
   const auto found = std::find(head.layers.begin(), head.layers.end(), layer);
   MPX_CHECK(found != head.layers.end(), "config", kKey, path, ": has no load of layer ", layer,

@@ -21,7 +21,7 @@ std::vector<NamePattern> name_patterns(const config::Config& config) {
   return all;
 }
 
-// On the meta device a rank is alone.
+// A meta-device rank has no peers.
 bool knows_all_stages(const Assembly& a) { return !a.world->target().meta || a.groups().pp.size() == 1; }
 
 }  // namespace

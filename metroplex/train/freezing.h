@@ -1,5 +1,5 @@
-// What the patterns of the configuration mean for the parameters of an assembly: which are frozen, and whether each
-// pattern fits a name.
+// Applies the name patterns of the configuration to the parameters of an assembly: freezing, and a check that every
+// pattern matches a name.
 #pragma once
 
 #include <string>
@@ -9,22 +9,21 @@
 
 namespace metroplex::train {
 
-// A pattern of optim.param_groups, train.trainable or train.freeze that fits no parameter of any stage is taken for a
-// misspelling: throws base::Error("config") with names that are near. Collective over the pipeline; on the meta
-// device, where a rank knows its own stage only, nothing is checked with several stages.
+// Throws base::Error("config") with the nearest name if a pattern of optim.param_groups, train.trainable or
+// train.freeze matches no parameter of any stage. Collective over the pipeline. Checks nothing on the meta device
+// with several stages, because a rank then has only the names of its own stage.
 void check_name_patterns(const Assembly& assembly);
 
-// A pattern, and for messages the key that it is of.
 struct NamePattern {
   std::string key, pattern;
 };
-// Throws base::Error("config") for one that fits none of `names`.
+// Throws base::Error("config") for a pattern that matches none of `names`.
 void check_patterns(const std::vector<NamePattern>& patterns, const std::vector<std::string>& names);
-// Of the parameters and buffers of all stages. Collective over the pipeline.
+// Returns the names of parameters and buffers of all stages. Collective over the pipeline.
 std::vector<std::string> names_of_all_stages(const Assembly& assembly);
 
-// Sets Param::frozen, of a shared parameter on all holders alike, and Buffer::frozen. Throws where nothing is left to
-// train. Collective over the pipeline.
+// Sets Param::frozen (the same on all holders of a shared parameter) and Buffer::frozen. Throws if no trainable
+// parameter remains. Collective over the pipeline.
 void freeze(Assembly& assembly);
 
 }  // namespace metroplex::train

@@ -1,5 +1,5 @@
-// Gathers whole tensors from their slices on rank 0, for comparing layouts and for tests. Everything goes through
-// host memory, so the model has to fit there.
+// Gathers whole tensors from their shards on rank 0, for layout comparisons and tests. The whole model must fit in
+// host memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,18 +15,19 @@ namespace metroplex::train {
 
 enum class Gathered { data, main_grad };
 
-// A tensor shaped like a parameter, a slice of it: [begin, end) of the local tensor.
+// A shard of a parameter-shaped tensor: [begin, end) of the flattened local tensor.
 struct SliceOfParam {
   const nn::NamedTensor* param;
   int64_t begin, end;
   at::Tensor values;  // [end - begin]
 };
 
-// Name -> unsharded, unpadded tensor on rank 0; empty elsewhere. Collective over the world. Taken from the ranks
-// whose copies come first, a shared tensor from its owner. All slices are of `dtype`.
+// Returns name -> unsharded, unpadded tensor on rank 0; an empty map on other ranks. Collective over the world. Uses
+// the first replica of each shard, and the owner of a shared tensor. All shards have dtype `dtype`.
 std::map<std::string, at::Tensor> gather_slices(const Assembly& assembly, const std::vector<SliceOfParam>& slices,
                                                 at::ScalarType dtype);
-// Parameters, or final gradients of those that are trained (a training assembly, after its step's reduction).
+// Gathers parameters, or the final gradients of trainable parameters. Gradients need a training assembly after the
+// step's reduction.
 std::map<std::string, at::Tensor> gather_whole(const Assembly& assembly, Gathered what);
 
 }  // namespace metroplex::train

@@ -19,7 +19,7 @@
 namespace metroplex::train {
 namespace {
 
-// The next rows of every prompt, those of a step alike many. `before`: tokens in front of each that it does not see.
+// The next tokens of every prompt, the same number for each. `before`: padding tokens in front, which are masked.
 struct Rows {
   std::vector<std::vector<int64_t>> tokens;
   std::vector<int64_t> before;
@@ -47,8 +47,8 @@ nn::Microbatch microbatch_of(const Rows& rows, nn::KvCache* cache) {
   return batch;
 }
 
-// A table for one microbatch through all stages in sequence. Training schedules do not allow that: interleaved needs
-// at least as many microbatches as stages.
+// Schedules one microbatch through all stages in sequence. Training schedules do not allow that: interleaved needs at
+// least as many microbatches as stages.
 plan::PipelineTable one_pass(const Assembly& a) {
   plan::PipelineTable table;
   table.name = "one pass";
@@ -124,7 +124,7 @@ static void check_prompt(const Assembly& a, const std::vector<int64_t>& prompt, 
   }
 }
 
-// Whether rank 0 wants to end, which all must know of.
+// Broadcasts whether rank 0 requests a stop.
 static bool told_to_stop(const Assembly& a, const GenerateOptions& options) {
   if (!options.stop) return false;
   at::Tensor told = at::zeros({1}, at::kLong);

@@ -1,5 +1,5 @@
-// Text generation with a model on any layout: keys and values are cached, one token per step is sampled on the last
-// stage and broadcast over the pipeline.
+// Text generation on any layout, with a KV cache. The last stage samples one token per step and broadcasts it over
+// the pipeline.
 #pragma once
 
 #include <cstdint>
@@ -13,31 +13,31 @@ namespace metroplex::train {
 struct GenerateOptions {
   int64_t max_new_tokens = 64;
   double temperature = 1.0;  // 0: greedy
-  int64_t top_k = 0;         // keep the k most likely; 0: all
-  double top_p = 0.0;        // keep the most likely ones up to this probability; 0: all
+  int64_t top_k = 0;         // sample from the k most likely tokens; 0: all
+  double top_p = 0.0;        // sample from the smallest set with this total probability (nucleus sampling); 0: all
   uint64_t seed = 1234;
-  int64_t stop_token = -1;  // ends the text, and is not part of it; -1: none
+  int64_t stop_token = -1;  // ends the text and is not part of it; -1: none
   std::vector<int64_t> more_stop_tokens = {};
-  // Asked of rank 0 before each token: whether to end here. Every rank has one, or none.
+  // Rank 0 calls it before each token; true ends the generation. Either every rank has one or none has.
   std::function<bool()> stop = {};
   bool stops_at(int64_t token) const;
 };
 
-// Whether there are no positions beyond max_position_embeddings; rotary ones have no end.
+// True if positions are limited to max_position_embeddings (a learned table). Rotary positions have no limit.
 bool positions_in_a_table(const config::Model& model);
 
-// Index of the token to take for logits [V]: a function of (seed, position) and nothing else.
+// Returns the index of the sampled token for logits [V]. Depends only on (seed, position).
 int64_t sample_token(const at::Tensor& logits, const GenerateOptions& options, int64_t position);
 
-// Collective over the world; every rank passes the same prompt (at least one token) and gets the same continuation.
-// `on_token` is called on each rank as a token is chosen. Throws when prompt and continuation need more positions
-// than the model has. Requires sequence_parallel off.
+// Collective over the world. Every rank passes the same non-empty prompt and gets the same continuation. `on_token`
+// is called on each rank for each new token. Throws if prompt and continuation exceed the model's positions. Requires
+// sequence_parallel off.
 std::vector<int64_t> generate(Assembly& assembly, const std::vector<int64_t>& prompt, const GenerateOptions& options,
                               const std::function<void(int64_t)>& on_token = {});
 
-// The same of several prompts at once, of any lengths: shorter ones begin behind tokens that they do not see, at
-// position 0. Each is continued as it would be alone, with the rounding of other sums; the longest decides how many
-// steps are made.
+// Generates for several prompts of any lengths at once. Shorter prompts are left-padded; padding is masked, and the
+// first token of each prompt has position 0. Each result equals that of generate() up to floating-point rounding. The
+// longest prompt sets the prefill length.
 std::vector<std::vector<int64_t>> generate_batch(Assembly& assembly, const std::vector<std::vector<int64_t>>& prompts,
                                                  const GenerateOptions& options,
                                                  const std::function<void(size_t, int64_t)>& on_token = {});

@@ -15,7 +15,7 @@ void begin_gradients(Assembly& a, int64_t microbatches) {
 
 namespace {
 
-// Gradients of one dtype to be summed over the same ranks.
+// Gradients of one dtype that are summed over the same ranks.
 struct Summands {
   topology::AxisSet axes;
   std::vector<at::Tensor> gradients;
@@ -36,8 +36,8 @@ std::vector<Summands> partial_gradients(const std::vector<distributed::Slice>& s
   return all;
 }
 
-// Sums the gradients of which several ranks hold a summand for the same slices: partial ones (norms under sequence
-// parallelism) and shared parameters. Those over the same ranks are packed into one all-reduce.
+// Sums the gradients that are spread over several ranks: partial gradients (norms under sequence parallelism) and
+// shared parameters. Partial gradients over the same ranks are packed into one all-reduce.
 void reduce_shared_gradients(Assembly& a) {
   for (const Summands& of : partial_gradients(a.trained)) {
     const comm::Group& group = a.groups().gradients_over(of.axes);

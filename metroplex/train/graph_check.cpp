@@ -14,8 +14,8 @@ namespace {
 
 constexpr const char* kAround = "the step around its segments";
 
-// Tells the recorder which segment runs, for the places in findings. Listens with cuts, so every segment is an
-// island.
+// Sets the recorder's current location to the running segment, for diagnostics. For whole-step graphs it listens with
+// cuts, so that every segment is its own autograd region.
 class OperationPlaces final : public nn::StageObserver {
  public:
   OperationPlaces(cuda::TapeRecorder& recorder, const nn::Blocks& blocks) : recorder_(recorder), blocks_(blocks) {}
@@ -32,7 +32,7 @@ class OperationPlaces final : public nn::StageObserver {
   const nn::Blocks& blocks_;
 };
 
-// The interleaved schedule needs its microbatches in groups.
+// Adds one microbatch per rank. Doubles the number for the interleaved schedule, which needs full microbatch groups.
 config::Config with_more_microbatches(config::Config config, const comm::World& world) {
   config::Train& train = config.train;
   train.global_batch_size += config.parallel.virtual_pipeline_model_parallel_size > 1
@@ -64,7 +64,7 @@ GraphCheck check_graphs(const config::Config& asked, const comm::World& world, i
   MPX_CHECK(options.way == cuda::CheckedGraphs::Way::compared || world.size() == 1, "cuda graph",
             "tensors lie in a closed arena for one rank, not for ", world.size());
   config::Config config = asked;
-  config.train.cuda_graph_impl = config::CudaGraphImpl::none;  // the check captures by itself
+  config.train.cuda_graph_impl = config::CudaGraphImpl::none;  // the check makes its own captures
   config.train.cuda_graph_warmup_steps = 1;
   cuda::CheckedGraphs device(options.way);
   const cuda::TapeHooks hooks(nullptr, device.outside());

@@ -1,6 +1,6 @@
-// Checks without a GPU whether what a run captures can be captured: a few steps of training and of evaluation on
-// synthetic data, captured anew each time (cuda/graph/checked_graphs.h). Findings name the segment and the operator
-// that a replay would get wrong. Checked are the parts of layers that the run names (train.cuda_graph_impl: local,
+// Checks on the CPU whether the step can be captured as CUDA graphs. Runs a few training and evaluation steps on
+// synthetic data and captures each one anew (cuda/graph/checked_graphs.h). Each diagnostic names the segment and the
+// operator that a replay would compute wrongly. Checks the configured parts of layers (train.cuda_graph_impl: local,
 // transformer_engine), or the whole step (full_iteration) with two numbers of microbatches.
 #pragma once
 
@@ -20,26 +20,23 @@ struct GraphCheck {
 };
 
 struct GraphCheckOptions {
-  cuda::CheckedGraphs::Way way = cuda::CheckedGraphs::Way::compared;  // guarded: on one rank
-  int64_t captures = 2;  // of each of the two, and number of microbatches
+  cuda::CheckedGraphs::Way way = cuda::CheckedGraphs::Way::compared;  // guarded: single rank only
+  int64_t captures = 2;  // of training and of evaluation, and for each number of microbatches
 };
 
-// The config for it: the same run without files, on made-up tokens.
+// The config for the check: the same run with synthetic tokens and without files.
 config::Config graph_check_config(config::Config config);
 
-// Collective, on the CPU. `config` is resolved and checked for world.size() ranks.
+// Collective, on the CPU. `config` must be resolved and checked for world.size() ranks.
 GraphCheck check_graphs(const config::Config& config, const comm::World& world, int64_t vocab_size,
                         const GraphCheckOptions& options = {}, const StageBuilder& build = models::build_stage);
 
-// What a rank has captured, as lines for the log.
-
-// The number of graphs captured so far.
 int64_t captured_graphs(const Assembly& assembly);
-// Of this rank: number, operations, memory, and what was predicted of the pool. Nothing where nothing captures.
+// Reports number, operations and memory of this rank's graphs, and the predicted pool size. Empty without graphs.
 std::vector<std::string> graph_lines(const Assembly& assembly, int64_t num_microbatches);
 
-// What of this rank's stages is captured, a line a chunk, from the first segment to the last: "[...]" are segments of
-// one graph, "4 x (...)" blocks that are alike. Nothing where no parts of layers are.
+// Reports the captured segments of this rank's stages, one line per chunk, from the first segment to the last.
+// "[...]" encloses the segments of one graph; "4 x (...)" stands for equal blocks. Empty without partial graphs.
 std::vector<std::string> scope_lines(const Assembly& assembly);
 
 }  // namespace metroplex::train

@@ -21,8 +21,7 @@ plan::GraphPlan plan_of(const RankRequest& request, const plan::GraphTrace& trac
   return plan::plan_graphs(table, rank, plan::alike_layers(islands));
 }
 
-// An instance has the inputs of all chunks that run in it, and its pool grows to the most that any of their passes
-// holds.
+// An instance has the inputs of all its chunks. Its pool grows to the maximum that any of their passes holds.
 plan::GraphMemory instance_bytes(const plan::GraphPlan& plan, const plan::GraphTrace& trace,
                                  int64_t plan::ChunkGraphs::*pool) {
   plan::GraphMemory all;
@@ -40,7 +39,7 @@ plan::GraphMemory instance_bytes(const plan::GraphPlan& plan, const plan::GraphT
   return all;
 }
 
-// Microbatches of the evaluations that are captured; 0: none is.
+// Returns the number of microbatches of captured evaluations; 0: evaluation is not captured.
 int evaluated_microbatches(const RankRequest& request, int trained) {
   const config::Train& train = request.config.train;
   const bool evaluates =

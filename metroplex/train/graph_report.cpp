@@ -43,7 +43,7 @@ Total total_of(const Assembly& a) {
   return total;
 }
 
-// The segments of a block, in their graphs: "[self_attention > mlp]".
+// Lists the segments of a block, in their graphs: "[self_attention > mlp]".
 std::string text_of_block(const nn::Block& block, const pipeline::StageIslands& islands, size_t& island) {
   std::string text;
   for (size_t segment = 0; segment < block.segments.size(); ++island) {

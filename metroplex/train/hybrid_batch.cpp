@@ -7,7 +7,7 @@
 
 namespace metroplex::train {
 
-// An estimate: layers take so small a share of the time of a full microbatch however few its tokens are.
+// The fixed cost of a microbatch, estimated as 1 / kMicrobatchShare of the cost of max_tokens tokens.
 static constexpr double kMicrobatchShare = 16;
 
 double pair_cost(const config::Config& config, int64_t vocab_size) {

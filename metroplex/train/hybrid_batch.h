@@ -1,5 +1,5 @@
-// Hybrid context parallelism: from the samples of a global batch to the microbatches of this rank, by the plan that
-// every rank makes (plan/hybrid_context.h).
+// Hybrid context parallelism: converts the samples of a global batch into the microbatches of this rank. Every rank
+// computes the same plan (plan/hybrid_context.h).
 #pragma once
 
 #include <cstdint>
@@ -15,20 +15,20 @@ namespace metroplex::train {
 
 struct HybridParts {
   plan::HybridRequest request;
-  int rank = 0;       // among those of dp x cp
-  SequenceParts cut;  // of every microbatch; ranks and rank are those of the microbatch
+  int rank = 0;       // index in dp x cp
+  SequenceParts cut;  // split of every microbatch; its ranks and rank are set per microbatch
 };
 HybridParts hybrid_parts(const config::Config& config, int64_t vocab_size, const comm::Group& dp_cp);
 
-// What a query and a key that it sees cost where a token costs 1, by the FLOPs of the model (plan/model_flops.h),
-// with all positions before it in the window.
+// Cost of one query-key pair relative to the cost of one token, from the model's FLOPs (plan/model_flops.h). Assumes
+// that the attention window covers all previous positions.
 double pair_cost(const config::Config& config, int64_t vocab_size);
 
-// The groups of 1, 2, 4, ... neighbours among dp_cp that this rank is in; layers are made with them. Collective over
-// dp_cp.
+// Returns this rank's groups of 1, 2, 4, ... adjacent ranks of dp_cp, which the layers use. Collective over dp_cp.
 std::vector<comm::Group> hybrid_groups(const comm::World& world);
 
-// `samples`: all of the global batch, whole, one each, on the host. In the order in which the ranks run them.
+// Returns this rank's microbatches in execution order. `samples`: the whole global batch on the host, one sample
+// each.
 std::vector<nn::Microbatch> hybrid_batches(const std::vector<nn::Microbatch>& samples, const HybridParts& parts);
 
 }  // namespace metroplex::train

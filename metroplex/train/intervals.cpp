@@ -20,7 +20,7 @@ Due due_after(const config::Config& config, const plan::MicrobatchSchedule& sche
   return due;
 }
 
-// As in Megatron-LM, the loss does not count where nothing was updated.
+// As in Megatron-LM, the loss of a skipped step is excluded from the mean.
 void Interval::add(const StepOutcome& outcome, int64_t tokens, const std::map<std::string, double>& terms) {
   if (!std::isfinite(outcome.loss)) ++nan_;
   if (outcome.updated) {
@@ -47,7 +47,7 @@ void Interval::describe(IterationMetrics& m) const {
 void Interval::begin() { *this = Interval(); }
 
 bool LargestNorm::unexpectedly_large(double norm) {
-  constexpr int kFirst = 100;  // norms that only teach
+  constexpr int kFirst = 100;  // number of norms before the check is active
   const bool large = seen_ >= kFirst && norm > kFactor * largest_;
   if (std::isfinite(norm)) largest_ = std::max(largest_, norm);
   ++seen_;

@@ -1,5 +1,5 @@
-// When a run logs, evaluates, saves and ends, and the means since its last iteration line. Pure functions of numbers:
-// trainer.cpp acts on them.
+// Decides when a run logs, evaluates, saves and ends, and averages over the steps since the last iteration line. Has
+// no side effects; trainer.cpp acts on the results.
 #pragma once
 
 #include <chrono>
@@ -15,35 +15,34 @@
 
 namespace metroplex::train {
 
-// What is due after a step. `last`: no more steps; `leave`: the run ends here although there were more.
+// Actions due after a step. `last`: no more steps; `leave`: the run ends here although steps remain.
 struct Due {
   bool log = false, save = false, evaluate = false, last = false, leave = false;
 };
 Due due_after(const config::Config& config, const plan::MicrobatchSchedule& schedule, const Position& position,
               bool stop_requested);
 
-// Steps since the last iteration line.
 class Interval {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `terms`: the step's other losses, as they are shown.
+  // `terms`: other losses of the step, as in shown_terms().
   void add(const StepOutcome& outcome, int64_t tokens, const std::map<std::string, double>& terms = {});
-  // Time that does not count as time per iteration.
+  // Excludes `time` from the time per iteration.
   void leave_out(Clock::duration time) { start_ += time; }
   int64_t steps() const { return steps_; }
-  // Fills the means over the interval: time, loss, tokens, skipped and not finite.
+  // Sets the means over the interval: time, loss, tokens per second, and the counts of skipped and non-finite steps.
   void describe(IterationMetrics& metrics) const;
   void begin();
 
  private:
   double loss_ = 0, tokens_ = 0;
-  std::map<std::string, double> terms_;  // sums
+  std::map<std::string, double> terms_;
   int64_t steps_ = 0, updates_ = 0, skipped_ = 0, nan_ = 0;
   Clock::time_point start_ = Clock::now();
 };
 
-// A gradient norm far above all before it.
+// Detects a gradient norm that exceeds kFactor times the largest previous norm.
 class LargestNorm {
  public:
   static constexpr int kFactor = 10;

@@ -12,7 +12,7 @@
 namespace metroplex::train {
 namespace {
 
-// Intervals between these collectives, far below any timeout of one.
+// Interval between two collectives, far below any collective timeout.
 constexpr std::chrono::milliseconds kFirstLook{2}, kLongestLook{200};
 
 }  // namespace
@@ -29,7 +29,7 @@ void do_with_peers(const std::function<void()>& work, const comm::World& world) 
   std::thread(std::move(task)).detach();
   for (auto look = kFirstLook;; look = std::min(2 * look, kLongestLook)) {
     const bool mine = result.wait_for(look) == std::future_status::ready;
-    if (mine) result.get();  // throws what the work threw
+    if (mine) result.get();  // rethrows the exception of the work
     if (true_on_all_ranks(mine, world)) return;
   }
 }

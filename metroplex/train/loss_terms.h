@@ -1,5 +1,4 @@
-// Indices for the loss terms of all ranks: the ranks agree on the names once, so that a step all-reduces numbers
-// only.
+// Maps loss-term names to indices. All ranks agree on the names once, so that a step all-reduces only numbers.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,20 +14,21 @@
 
 namespace metroplex::train {
 
-// What the segments of this rank reported in one step, as kernels read it.
+// The loss terms of this rank in one step, as kernel input. each: number of terms per microbatch.
 struct ReportedTerms {
-  at::Tensor sums;   // [microbatches * each] double, in order of microbatches
-  at::Tensor terms;  // [each] int64: the number of the term
+  at::Tensor sums;   // [microbatches * each] double, in microbatch order
+  at::Tensor terms;  // [each] int64: index of the term
 };
 
 class LossTermNames {
  public:
-  // Collective over `world` at its first call. `terms` has one list a microbatch; later ones name no other terms.
+  // Collective over `world` in the first call. `terms` has one list per microbatch. Later calls must not add names.
   void agree(const std::vector<nn::LossTerms>& terms, const comm::Group& world);
   const std::vector<std::string>& names() const { return names_; }  // sorted
   int64_t size() const { return static_cast<int64_t>(names_.size()); }
-  // Undefined tensors where nothing was reported. What a rank reports, it reports of every microbatch in the same
-  // order: so the numbers are written once, by a step that runs as it is, whatever the number of microbatches.
+  // Returns undefined tensors if this rank reports no terms. Every microbatch of a rank reports the same terms in the
+  // same order. Indices are therefore written once, in an eager step, and do not depend on the number of
+  // microbatches.
   ReportedTerms of(const std::vector<nn::LossTerms>& terms, const cuda::Target& target);
 
  private:
@@ -36,7 +36,7 @@ class LossTermNames {
 
   bool agreed_ = false;
   std::vector<std::string> names_;
-  // Of one microbatch of this rank, once it has reported.
+  // Terms of one microbatch of this rank; set by the first report.
   std::vector<std::string> reported_;
   at::Tensor on_device_;
 };

@@ -14,14 +14,14 @@
 
 namespace metroplex::train {
 
-// The part of `use` that the memory meter of this rank's device counts.
+// The part of `use` that this rank's device meter counts.
 static int64_t counted(const plan::MemoryUse& use, const Assembly& a) {
   return use.total() - (a.world->device().is_cpu() ? 0 : use.host);
 }
 
 static constexpr const char* kReportListener = "memory report";
 
-// Samples the communication buffers when they are largest: after gathers and before releases.
+// Samples the communication buffers at their largest: after gathers and before releases.
 class MemoryReport::Sampler final : public nn::StageObserver {
  public:
   explicit Sampler(MemoryReport& report) : report_(report) {}
@@ -56,7 +56,7 @@ int64_t MemoryReport::rest() const {
   return meter_.bytes() - a_.executor->border_bytes() - a_.families.gathered_bytes() - a_.families.transient_bytes();
 }
 
-// cuBLAS takes its workspace in the first product on a stream, which would otherwise be in one of the step's actions.
+// Triggers cuBLAS's workspace allocation on the current stream, which would otherwise count in an action of the step.
 static void multiply_once(at::Device device) {
   if (device.is_cpu()) return;
   const at::Tensor one = at::zeros({1, 1}, at::TensorOptions().device(device));
@@ -107,13 +107,13 @@ MeasuredMemory MemoryReport::end_step() const {
 
 plan::MemoryPrediction predicted_memory(const Assembly& a, int64_t num_microbatches) {
   RankRequest request{a.config, a.world->size(), a.world->rank(), a.vocab_size, num_microbatches, a.world->device()};
-  request.eager = true;  // the report is about a step before the capture
+  request.eager = true;  // the report covers a step before the capture
   return predict_memory(request);
 }
 
 namespace {
 
-constexpr size_t kColumns = plan::kMemoryCategories.size() + 1;  // and the whole
+constexpr size_t kColumns = plan::kMemoryCategories.size() + 1;  // categories and total
 
 void write(const plan::MemoryUse& use, int64_t whole, double* out) {
   for (size_t i = 0; i + 1 < kColumns; ++i) out[i] = static_cast<double>(use.*plan::kMemoryCategories[i].bytes);

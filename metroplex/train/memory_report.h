@@ -1,9 +1,9 @@
-// The measured memory of a rank in a training step, by category, and the lines of the log that compare it with the
-// prediction. Parameters, gradients and optimizer state are the sizes of their tensors; activations are what forwards
-// and backwards add to a memory meter, and border tensors what the executor counts, both between pipeline actions;
-// communication buffers are sampled around every segment and at every gradient; workspace is the rest of the peak.
-// Where ranks are threads, one rank's meter misses memory that another one frees last (a received tensor, by its
-// sender). Repeated steps correct the activations; the peak stays slightly off with pp.
+// Measures the memory of a rank in a training step by category, and formats log lines that compare it with the
+// prediction. Parameters, gradients and optimizer state are tensor sizes. Activations are what forward and backward
+// actions add to a memory meter. Border tensors are counted by the executor, between pipeline actions. Communication
+// buffers are sampled around every segment and at every gradient. Workspace is the rest of the peak.
+// If ranks are threads, a rank's meter misses memory that another rank frees last, such as a received tensor freed by
+// its sender. Repeated steps correct the activations; the peak stays slightly off with pp.
 #pragma once
 
 #include <memory>
@@ -18,21 +18,22 @@ namespace metroplex::train {
 
 struct MeasuredMemory {
   plan::MemoryUse use;
-  int64_t peak = 0;      // of everything, in this step
-  int64_t borders = 0;   // of activations: tensors on their way between stages
-  int64_t gathered = 0;  // of communication: units of ZeRO-3, at most
+  int64_t peak = 0;      // total, in this step
+  int64_t borders = 0;   // part of activations: tensors in transit between stages
+  int64_t gathered = 0;  // part of communication: largest total of gathered ZeRO-3 units
 };
 
 class MemoryReport {
  public:
-  // Looks on until destroyed. The meter was made on this thread before the parameters; both outlive the report.
+  // Observes the executor and the stages until destroyed. The meter must be created on this thread before the
+  // parameters. Assembly and meter outlive the report.
   MemoryReport(Assembly& assembly, cuda::MemoryMeter& meter);
   ~MemoryReport();
   MemoryReport(const MemoryReport&) = delete;
   MemoryReport& operator=(const MemoryReport&) = delete;
 
-  // To be called when the microbatches have been made, and not in the first step, in which rotary tables and the like
-  // grow. Over several steps of the same shape, the minimum that each action added counts.
+  // Call after the microbatches are made. Do not call in the first step, in which rotary tables and other caches
+  // grow. Over several steps of the same shape, the minimum added by each action is used.
   void begin_step();
   MeasuredMemory end_step() const;
 
@@ -46,7 +47,7 @@ class MemoryReport {
   cuda::MemoryMeter& meter_;
   std::unique_ptr<Sampler> sampler_;
   bool begun_ = false;
-  int64_t last_ = 0;  // the meter less border tensors and buffers, after the action before
+  int64_t last_ = 0;  // meter minus border tensors and buffers, after the previous action
   struct Action {
     int64_t added = 0, borders = 0;
   };
@@ -55,11 +56,11 @@ class MemoryReport {
   int64_t most_gathered_ = 0, most_transient_ = 0;
 };
 
-// Collective. Lines for rank 0 and for the maximum over ranks: measured and, in parentheses, predicted.
+// Collective. Lines for rank 0 and for the maximum over ranks, as measured (predicted) MiB.
 std::vector<std::string> memory_lines(const Assembly& assembly, const MeasuredMemory& measured,
                                       int64_t num_microbatches);
 
-// What the configuration predicts for this rank.
+// The predicted memory of this rank, for eager steps.
 plan::MemoryPrediction predicted_memory(const Assembly& assembly, int64_t num_microbatches);
 
 }  // namespace metroplex::train

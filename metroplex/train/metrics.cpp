@@ -30,7 +30,7 @@ std::string timestamp() {
   return buffer;
 }
 
-// The shortest text that reads back to the same double. JSON has no NaN or Inf.
+// Returns the shortest text that reads back to the same double. JSON has no NaN or Inf.
 std::string json_number(double value) {
   if (!std::isfinite(value)) return "null";
   char buffer[32];
@@ -101,7 +101,7 @@ std::string iteration_line(const IterationMetrics& m) {
   line += format(" throughput per GPU (TFLOP/s/GPU): %.3f |", m.tflops_per_rank);
   line += format(" learning rate: %.6E |", m.learning_rate);
   line += format(" global batch size: %5ld |", m.global_batch_size);
-  if (std::isnan(m.lm_loss)) line += " lm loss: nan |";  // its sign would be shown
+  if (std::isnan(m.lm_loss)) line += " lm loss: nan |";  // printf would print the sign of a NaN
   else if (m.lm_loss != 0)
     line += format(" lm loss: %.6E |", m.lm_loss);  // 0: all steps of the interval were skipped
   for (const auto& [name, value] : m.terms) line += " " + name + format(": %.6E |", value);
@@ -149,7 +149,7 @@ std::string evaluation_line(const EvaluationMetrics& m) {
                 m.iteration, m.split.c_str(), m.lm_loss, std::exp(std::min(20.0, m.lm_loss)));
 }
 
-// A line of the file begins with it.
+// Prefix of every line of the metrics file.
 constexpr std::string_view kIterationKey = "{\"iteration\": ";
 
 void check_place_of_metrics(files::FileSystem& disk, const std::string& path) {

@@ -1,5 +1,5 @@
-// What is reported, and where it goes: the iteration line every train.log_interval steps (Megatron's format: scripts
-// parse it), a JSON line every step, TensorBoard event files every train.tensorboard_log_interval steps.
+// Reports metrics. Writes the iteration line every train.log_interval steps in Megatron's format, which scripts
+// parse. Writes a JSON line every step, and TensorBoard event files every train.tensorboard_log_interval steps.
 #pragma once
 
 #include <cstdint>
@@ -16,30 +16,29 @@
 
 namespace metroplex::train {
 
-// Means over the plans of clones of a layer, one for each microbatch and group of ranks that share its experts.
+// Means over the ECHO plans of a layer. There is one plan per microbatch and expert-parallel group.
 struct CloneMetrics {
-  double clones = 0;             // made by a plan
-  double before = 1, after = 1;  // largest over mean of the rows of a rank, without and with clones
+  double clones = 0;             // expert replicas per plan
+  double before = 1, after = 1;  // max / mean of the rows per rank, without and with replicas
   double worst = 1;              // the largest `after`
-  double ms = 0;                 // a step waited for weights of clones, the slowest rank, on the host's clock
+  double ms = 0;                 // time per step spent waiting for replica weights; slowest rank, host clock
 };
 
-// The load of the experts of one layer, over the steps since the last table; tokens and times are means of them.
+// Expert load of one layer over the steps since the last table. Tokens and times are means per step.
 struct ExpertMetrics {
   int64_t layer = 0, steps = 1;
-  double least = 0, p10 = 0, p50 = 0, p90 = 0, most = 0;  // tokens of an expert, over the experts
-  files::Imbalance experts = {};                          // tokens of an expert
-  files::Imbalance ranks = {};             // tokens of a rank's experts, over the ranks that hold experts
-  double dropped = 0;                      // share of the assignments
-  double dispatch_ms = 0, combine_ms = 0;  // of the slowest rank, on the host's clock
+  double least = 0, p10 = 0, p50 = 0, p90 = 0, most = 0;  // tokens per expert: quantiles over the experts
+  files::Imbalance experts = {};                          // imbalance of tokens per expert
+  files::Imbalance ranks = {};             // imbalance of tokens per rank, over the ranks that hold experts
+  double dropped = 0;                      // fraction of the token-expert assignments
+  double dispatch_ms = 0, combine_ms = 0;  // slowest rank, host clock
   std::optional<CloneMetrics> clones = {};
 };
 
-// One step as it was.
 struct StepMetrics {
   int64_t iteration = 0;
   int64_t consumed_samples = 0;
-  bool updated = true;  // false: the step was skipped; its loss and norm are still those of its batch
+  bool updated = true;  // false: the step was skipped; loss and norm are still those of its batch
   double lm_loss = 0;
   double learning_rate = 0;
   double grad_norm = 0;
@@ -54,7 +53,7 @@ struct StepMetrics {
   std::vector<ExpertMetrics> experts = {};   // by layer; empty: not due
 };
 
-// The steps of a log interval.
+// Means over the steps of a log interval.
 struct IterationMetrics {
   int64_t iteration = 0, train_iters = 0;
   int64_t consumed_samples = 0;
@@ -62,8 +61,8 @@ struct IterationMetrics {
   double tflops_per_rank = 0;
   double learning_rate = 0;
   int64_t global_batch_size = 0;
-  double lm_loss = 0;                        // mean over the interval's updates; 0: there was none
-  std::map<std::string, double> terms = {};  // likewise, other losses by name
+  double lm_loss = 0;                        // mean over the interval's updates; 0: no updates
+  std::map<std::string, double> terms = {};  // other losses by name; mean over the updates
   double loss_scale = 1.0;
   double grad_norm = 0;
   int64_t num_zeros = -1;   // -1: not computed
@@ -82,27 +81,25 @@ struct EvaluationMetrics {
 
 // " [2026-11-21 05:06:07] iteration        5/     100 | consumed samples:          40 | ... |"
 std::string iteration_line(const IterationMetrics& m);
-// " validation loss at iteration 100 on validation set | lm loss value: 4.2E+00 | lm loss PPL: 6.6E+01 | ", PPL =
-// exp(min(20, loss)).
+// " validation loss at iteration 100 on validation set | lm loss value: 4.2E+00 | lm loss PPL: 6.6E+01 | ", with PPL
+// = exp(min(20, loss)).
 std::string evaluation_line(const EvaluationMetrics& m);
-// A heading and a line a layer, for people.
+// The human-readable expert table: two heading lines, then one line per layer.
 std::vector<std::string> expert_lines(const std::vector<ExpertMetrics>& layers);
 // "1:02:03" or "0:59"
 std::string format_duration(double seconds);
 
-// Throws base::Error where `path` (train.metrics_file) holds something else than metrics, which nobody may lose by
-// it.
+// Throws base::Error("files") if `path` (train.metrics_file) is a non-empty file that does not start with metrics.
 void check_place_of_metrics(files::FileSystem& disk, const std::string& path);
 
-// The sinks of one process, made on the rank that reports. A sink that cannot be written (full disk) is reported once
-// through the log and then left alone: metrics never end a run.
+// The sinks of the reporting process. A sink that cannot be written (full disk) is reported once through the log and
+// then disabled: a metrics error never ends a run.
 class Metrics {
  public:
   Metrics(const config::Train& config, files::FileSystem& disk, base::Log& log);
   ~Metrics();
-  // The metrics file gets every step, one JSON line with numbers that read back to the same double; what is not
-  // finite is null, a skipped step has "skipped": true, and "experts" has the layers of a table that is due, which is
-  // printed too.
+  // Appends one JSON line per step to the metrics file. Numbers read back to the same double; non-finite values are
+  // null. A skipped step has "skipped": true. "experts" holds the layers of a due expert table, which is also logged.
   void step(const StepMetrics& m);
   void iteration(const IterationMetrics& m);
   void evaluation(const EvaluationMetrics& m);

@@ -11,7 +11,7 @@
 namespace metroplex::train {
 namespace {
 
-// What the rank says that would need the largest factor of all, and that factor; the same on all ranks.
+// Returns the report of the rank that needs the largest factor, and that factor; the same on all ranks.
 moe::NoRoom worst_of_all(const moe::NoRoom& mine, const comm::Group& world) {
   const at::Tensor factor = at::full({1}, mine.factor, at::kDouble);
   comm::all_reduce(factor, world, comm::ReduceOp::max);
@@ -28,7 +28,7 @@ struct Overflow {
 };
 
 Overflow found(const moe::NoRoom& worst, const char* key, double factor) {
-  // Two places, and no less than is needed.
+  // Rounds up to two decimals.
   return {worst.text, base::concat("model.", key, " = ", factor, "); raise it to ",
                                    std::ceil(worst.factor * 100) / 100, " or more")};
 }

@@ -39,7 +39,7 @@ void PartialGraphs::take_part(pipeline::PipelineInput& run, bool eager) {
   const bool evaluates = run.table.forward_only;
   if (evaluates && train.cuda_graph_impl != config::CudaGraphImpl::local) return;
   const bool repeats = a_.experts && a_.experts->buffers && a_.experts->buffers->repeats;
-  if (eager || repeats) {  // a repeated step sends rows by counts of the host
+  if (eager || repeats) {  // a repeated step sends expert rows by host counts
     run.warms_up = &device_;
     return;
   }

@@ -1,6 +1,6 @@
-// Parts of layers as graphs (train.cuda_graph_impl: local, transformer_engine): in which graph instance each pass of
-// a step runs, and from which step on. All stages share the instances (pipeline/stage_graphs.h); everything else in a
-// step runs eagerly.
+// CUDA graphs of parts of layers (train.cuda_graph_impl: local, transformer_engine). Decides which graph instance
+// each pass of a step uses, and from which step on. All stages share the instances (pipeline/stage_graphs.h). The
+// rest of a step runs eagerly.
 #pragma once
 
 #include <map>
@@ -17,19 +17,19 @@ struct Assembly;
 
 class PartialGraphs {
  public:
-  // Makes the stages of `assembly` capture on `device`; both outlive it, and the assembly's target has
-  // device.recorder(). Before the first step. Throws as pipeline::check_capturable().
+  // Makes the stages of `assembly` capture on `device`; both must outlive this object. The assembly's target must use
+  // device.recorder(). Construct before the first step. Throws like pipeline::check_capturable().
   PartialGraphs(Assembly& assembly, cuda::GraphDevice& device);
 
-  // Sets how this run takes the graphs: by the plan of its table, or eagerly. Eager are the first
-  // train.cuda_graph_warmup_steps of training and of evaluation (at least one each), on the stream of the captures,
-  // every evaluation with transformer_engine, steps that run again because rows of experts found no room, and runs
-  // that are `eager`.
+  // Sets how this run uses the graphs: by the plan of its table, or eagerly on the capture stream. Eager are the
+  // first train.cuda_graph_warmup_steps of training and of evaluation (at least one each). Runs with `eager`, and
+  // steps repeated after a buffer overflow, are also eager. With transformer_engine, evaluations use neither graphs
+  // nor the capture stream.
   void take_part(pipeline::PipelineInput& run, bool eager);
 
   struct Sizes {
-    pipeline::GraphSizes training, evaluation;  // gradients: in training
-    int64_t planned = 0;                        // graphs for the last step of training
+    pipeline::GraphSizes training, evaluation;  // gradients: in training only
+    int64_t planned = 0;                        // graphs that the plan of the last training step needs
   };
   Sizes sizes() const;
 

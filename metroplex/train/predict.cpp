@@ -17,7 +17,7 @@ int64_t microbatches_of(const RankRequest& request) {
   const config::Train& train = request.config.train;
   if (request.num_microbatches > 0) return request.num_microbatches;
   if (request.config.parallel.hybrid_context_parallel) {
-    // As many of the largest as have the tokens of a rank's share.
+    // Number of maximal microbatches per rank that hold all tokens of the global batch.
     const int64_t most = std::min(config::most_hybrid_tokens(request.config), train.seq_length),
                   share = request.world_size / request.config.parallel.tp() * most;
     return (train.global_batch_size * train.seq_length + share - 1) / share;
@@ -29,7 +29,7 @@ int64_t microbatches_of(const RankRequest& request) {
   return count;
 }
 
-// Of a step, for each data-parallel rank.
+// Samples per step and data-parallel rank.
 double samples_of(const RankRequest& request) {
   const config::Config& config = request.config;
   if (!config.parallel.hybrid_context_parallel)
@@ -50,7 +50,7 @@ double flops_of(const plan::ActionTrace& action) {
   return sum;
 }
 
-// By the formula (plan/model_flops.h), of one sample on all ranks that hold a part of it.
+// FLOPs of one sample by the formula of plan/model_flops.h, over all ranks that hold a part of it.
 double formula_flops(const RankRequest& request, const plan::StageLayers& layers, int64_t vocab) {
   plan::ModelShape shape = plan::model_shape(request.config, vocab);
   shape.num_layers = layers.num_layers;
@@ -62,7 +62,7 @@ double formula_flops(const RankRequest& request, const plan::StageLayers& layers
   return plan::step_flops(shape, {.batch_size = 1});
 }
 
-// Of this rank's layers, and of the head where it has the loss.
+// FLOPs of this rank's layers by the formula, plus the output head on the last stage.
 double model_flops(const RankRequest& request, const plan::RankTrace& trace) {
   const config::Config& config = request.config;
   const int64_t padded =
@@ -86,7 +86,6 @@ plan::MemoryPrediction memory_of(const RankRequest& request, const plan::RankTra
                               predict_graphs(request, trace, table));
 }
 
-// Sizes of the groups that keys travel in, by name.
 using GroupSizes = std::map<std::string, int64_t>;
 GroupSizes context_groups(const config::Parallel& parallel, int64_t ranks) {
   GroupSizes sizes{{"cp", parallel.cp()}};
@@ -97,7 +96,7 @@ GroupSizes context_groups(const config::Parallel& parallel, int64_t ranks) {
   return sizes;
 }
 
-// What the rank sends to others: of a collective all but the part that stays.
+// Bytes sent to other ranks; a collective excludes the part that stays on this rank.
 int64_t sent_bytes(const plan::TraceOperation& operation, int64_t size) {
   if (operation.name == "send") return operation.bytes;
   if (operation.name == "all_gather" || operation.name == "reduce_scatter" || operation.name == "all_to_all")
@@ -109,7 +108,6 @@ struct AttentionTrace {
   int64_t bytes = 0;
   double flops = 0;
 };
-// By block.
 std::map<int, AttentionTrace> attention_of(const plan::ActionTrace& action, const GroupSizes& sizes) {
   std::map<int, AttentionTrace> blocks;
   for (const plan::IslandTrace& island : action.islands) {

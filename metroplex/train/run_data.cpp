@@ -14,13 +14,13 @@ namespace metroplex::train {
 static data::SampleCounts wanted_samples(const config::Config& config, const RunLength& length, bool evaluate_only) {
   data::SampleCountOptions options;
   options.train_iters = length.iterations;
-  // The index is built for train_samples, as in Megatron, although the run drops a last batch that is not full.
+  // As in Megatron, the index covers train_samples, although the run drops an incomplete last batch.
   options.train_samples = std::max(length.samples, config.train.train_samples);
   options.global_batch_size = length.full_batch_size;
   options.eval_global_batch_size = length.eval_batch_size;
   options.eval_interval = config.train.eval_interval;
   options.skip_train = evaluate_only;
-  // Without evaluations in between there are none at the end either, and no samples are needed.
+  // Without evaluations during training there is none at the end, so no samples are needed.
   const bool evaluates = evaluate_only || config.train.eval_interval > 0;
   options.eval_iters = evaluates ? config.train.eval_iters : 0;
   options.full_validation = evaluates && config.train.full_validation;
@@ -63,7 +63,6 @@ void RunData::build(const RunLength& length, const TokenizerFacts& tokenizer, bo
   train_order_ = splits->train_order;
 }
 
-// The number of datasets of each split first, then their sizes.
 void RunData::share_sizes() {
   at::Tensor counts = at::zeros({3}, at::kLong);
   for (int split = 0; split < 3; ++split) counts[split] = static_cast<int64_t>(datasets_[split].size());
@@ -127,7 +126,8 @@ std::vector<nn::Microbatch> RunData::next_of_all(BatchStream& stream, const Want
 std::vector<nn::Microbatch> RunData::next(BatchStream& stream, const Wanted& wanted) const {
   if (reads_all()) return next_of_all(stream, wanted);
   const int64_t mbs = a_.config.train.micro_batch_size, dp = a_.groups().dp.size(), dp_index = a_.groups().dp.index();
-  // The single sampler deals microbatches out to the data-parallel ranks, the cyclic one samples.
+  // The single sampler distributes whole microbatches to the data-parallel ranks; the cyclic sampler distributes
+  // single samples.
   const bool by_sample = a_.config.data.dataloader_type == config::Dataloader::cyclic;
   std::vector<SampleNumbers> numbers;
   for (int64_t m = 0; m < wanted.count; ++m) {

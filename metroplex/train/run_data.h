@@ -1,5 +1,5 @@
-// The data of a run: its three datasets, and streams of microbatches from any sample on. Only the ranks that read
-// hold datasets; which splits have samples every rank knows.
+// The data of a run: its three datasets, and streams of microbatches from any sample. Only reading ranks hold
+// datasets. Every rank stores the dataset sizes.
 #pragma once
 
 #include <array>
@@ -24,37 +24,36 @@ namespace metroplex::train {
 enum Split { kTrain, kValid, kTest };
 inline constexpr const char* kSplitNames[] = {"training", "validation", "test"};
 
-// The options with which the datasets of a run of that length are built.
 data::BuildOptions build_options(const config::Config& config, const RunLength& length,
                                  const TokenizerFacts& tokenizer, bool evaluate_only);
 
 class RunData {
  public:
-  // Builds the datasets of a run of that length. `a` must outlive it. Collective.
+  // Builds the datasets of a run of that length. `a` must outlive this object. Collective.
   RunData(const Assembly& a, const RunLength& length, const TokenizerFacts& tokenizer, bool forward_only,
           std::shared_ptr<files::FileSystem> disk);
 
   bool has(Split split) const { return !sizes_[split].empty(); }
-  // A split has one dataset, except that data.multiple_validation_sets gives the validation split several.
+  // A split has one dataset; with data.multiple_validation_sets the validation split has several.
   size_t num_sets(Split split) const { return sizes_[split].size(); }
   int64_t num_samples(Split split, size_t set) const { return sizes_[split].at(set); }
-  std::string name(Split split, size_t set) const;                      // "validation", or "validation-1" of several
-  const data::TrainOrder& train_order() const { return train_order_; }  // known on reading ranks
+  std::string name(Split split, size_t set) const;                      // "validation"; "validation-1" if several
+  const data::TrainOrder& train_order() const { return train_order_; }  // set on reading ranks
   // Throws base::Error("data") if the split has no samples.
   BatchStream stream(Split split, int64_t consumed_samples, size_t set = 0) const;
 
   struct Wanted {
     int64_t count;         // microbatches
-    int64_t first_sample;  // of the split, over all data-parallel ranks
+    int64_t first_sample;  // index in the split, over all data-parallel ranks
     int64_t iteration;     // Microbatch::step
-    Split split;           // for the message when the data ends
+    Split split;           // for the error message at the end of the data
     bool operator==(const Wanted&) const = default;
   };
   std::vector<nn::Microbatch> next(BatchStream& stream, const Wanted& wanted) const;
 
  private:
   bool reads() const { return a_.groups().batch.first(); }
-  // Not only the samples of its data-parallel rank.
+  // True if this rank reads the samples of all data-parallel ranks.
   bool reads_all() const { return a_.config.parallel.hybrid_context_parallel; }
   std::vector<nn::Microbatch> next_of_all(BatchStream& stream, const Wanted& wanted) const;
   void build(const RunLength& length, const TokenizerFacts& tokenizer, bool forward_only,
@@ -68,15 +67,15 @@ class RunData {
   data::TrainOrder train_order_;
 };
 
-// Work of unknown length on some ranks (building a dataset index may take hours) while the others wait. Waiting
-// inside one collective would time out, so the ranks run short ones in a loop, which also notices at once when a rank
-// dies.
+// Runs work of unknown length on some ranks while the other ranks wait. Building a dataset index may take hours, and
+// one long collective would time out. The ranks therefore run short collectives in a loop, which also detects a dead
+// rank at once.
 
-// Collective over the world; returns when the work of every rank is done, and throws what this rank's threw. Where a
-// peer fails the work is left to itself: it must own all it uses.
+// Collective over the world. Returns when the work of every rank is done; rethrows this rank's exception. If a peer
+// fails, the work continues on a detached thread, so it must own everything it uses.
 void do_with_peers(const std::function<void()>& work, const comm::World& world);
 
-// Collective over the world.
+// Collective over the world. True if `mine` is true on every rank.
 bool true_on_all_ranks(bool mine, const comm::World& world);
 
 }  // namespace metroplex::train

@@ -10,12 +10,12 @@
 namespace metroplex::train {
 namespace {
 
-// Whether `path`, which is canonical, is `entry` or lies in it.
+// `path` must be canonical.
 bool lies_in(const std::string& path, const std::string& entry) {
   return path == entry || path.starts_with(entry + "/");
 }
 
-// `name` without the number that set_aside() put behind it.
+// Returns `name` without the number suffix of set_aside().
 std::string without_number(const std::string& name) {
   const size_t digits = name.find_last_not_of("0123456789") + 1;
   const bool numbered = digits > 1 && digits < name.size() && name[digits - 1] == '.';
@@ -24,9 +24,9 @@ std::string without_number(const std::string& name) {
 
 struct RunPath {
   const char* key;
-  std::string path;  // empty: not said
+  std::string path;  // empty: not configured
 };
-// What a run writes beside its checkpoints.
+// Outputs of a run other than its checkpoints.
 std::vector<RunPath> run_paths(const config::Config& config) {
   return {{"train.tensorboard_dir", config.train.tensorboard_dir},
           {"train.metrics_file", config.train.metrics_file},
@@ -90,7 +90,7 @@ static void check_export_folder(const config::Config& config, files::FileSystem&
   }
   MPX_CHECK(!checkpoint::parse_name(files::base_name(disk.canonical(c.export_hf))), "config",
             "checkpoint.export_hf = ", c.export_hf, " has the name of a checkpoint; choose another name");
-  // A run that died after its export starts again: check_export_place() decides once it is known what is left to do.
+  // If a resumed run has no step left, an existing export is kept. check_export_place() decides after loading.
   if (!goes_on_in_place(c, disk) || !disk.exists(c.export_hf)) check_export_place(config, disk);
 }
 
@@ -105,13 +105,13 @@ void check_export_place(const config::Config& config, files::FileSystem& disk) {
 void check_save_folder(const config::Config& config, files::FileSystem& disk) {
   const config::Checkpoint& c = config.checkpoint;
   check_export_folder(config, disk);
-  // Its iterations begin at 0 again: what it saves would make a branch of the run it came from, which retention
-  // removes.
+  // A finetuned run restarts at iteration 0. Its checkpoints would branch off the source run, and retention would
+  // remove the source's checkpoints.
   MPX_CHECK(!c.finetune || !goes_on_in_place(c, disk), "config",
             "checkpoint.finetune begins a new run, but checkpoint.save = ", c.save,
             " is where checkpoint.load = ", c.load,
             " lies: the checkpoints it starts from would be removed; choose another checkpoint.save");
-  // A checkpoint in there that is not there is not gone on with.
+  // A named checkpoint that does not exist inside checkpoint.save is not resumed.
   const bool there = same_folder(c.load, c.save, disk) || disk.is_directory(c.load);
   if (!goes_on_in_place(c, disk) || !there) check_nothing_saved(config, disk);
 }
@@ -145,7 +145,7 @@ std::string set_aside(const std::string& path, files::FileSystem& disk) {
   if (path.empty() || disk.file_size(path).value_or(0) == 0) return "";
   const std::string target = disk.canonical(path),
                     own = files::join_path(disk.canonical(files::parent_directory(path)), files::base_name(path));
-  if (target != own) return set_aside(target, disk);  // a link stays
+  if (target != own) return set_aside(target, disk);  // a symbolic link stays; its target is renamed
   int number = 1;
   while (disk.exists(base::concat(path, ".", number))) ++number;
   const std::string other = base::concat(path, ".", number);

@@ -33,7 +33,7 @@ RunLength run_length(const config::Config& config, const plan::MicrobatchSchedul
     ++length.iterations;
   }
   if (more()) {
-    // From here on the batch size is constant, so the rest is a division.
+    // The batch size is constant from here on, so the rest is a division.
     const int64_t size = schedule.at(length.samples, false).running_global_batch_size;
     const int64_t left = t.train_samples - length.samples + (t.step_batch_size_schedule.empty() ? 0 : size - 1);
     const int64_t rest = t.train_samples > 0 ? left / size : t.train_iters - length.iterations;

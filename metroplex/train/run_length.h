@@ -1,4 +1,4 @@
-// How long a run is, in iterations and in samples, whatever the schedule of batch sizes: by walking the schedule.
+// The length of a run in iterations and samples, for any schedule of batch sizes.
 #pragma once
 
 #include <cstdint>
@@ -12,45 +12,44 @@
 
 namespace metroplex::train {
 
-// The batch sizes of a run on `dp` data-parallel ranks: constant, by steps, or ramped up.
+// Batch sizes of a run on `dp` data-parallel ranks: constant, by steps, or ramped up.
 plan::MicrobatchSchedule microbatch_schedule(const config::Config& config, int64_t dp);
 
 struct RunLength {
   int64_t iterations = 0;
-  int64_t samples = 0;          // consumed when the last iteration has ended
-  int64_t full_batch_size = 1;  // the last batch size of the schedule
+  int64_t samples = 0;          // consumed by the end of the last iteration
+  int64_t full_batch_size = 1;  // last batch size of the schedule
   int64_t eval_batch_size = 1;  // train.eval_global_batch_size, or full_batch_size
 };
 
-// Derives the length from train.train_iters or train.train_samples, whichever is set. Throws base::Error("config") if
-// train_samples is below one batch.
+// Derives the length from train.train_iters or train.train_samples. Throws base::Error("config") if train_samples is
+// less than one batch.
 RunLength run_length(const config::Config& config, const plan::MicrobatchSchedule& schedule);
 
-// Whether another step follows. A run over train.train_samples drops the last batch if it is not full, as Megatron's
-// update_train_iters does; only a step schedule ends with a batch that exceeds train_samples, as Megatron's does.
+// True if another step follows. With train.train_samples, an incomplete last batch is dropped, as in Megatron's
+// update_train_iters. A step schedule instead ends with a batch that exceeds train_samples, as in Megatron.
 bool more_steps(const config::Train& train, const plan::MicrobatchSchedule& schedule, int64_t iteration,
                 int64_t consumed_samples);
 
-// How many samples the first `iterations` consume.
+// Returns the number of samples that the first `iterations` iterations consume.
 int64_t samples_of(const plan::MicrobatchSchedule& schedule, int64_t iterations);
 
-// The configuration that schedules of rates are made of (optim::schedule_args): they count samples. With one batch
-// size, or a ramp-up, an iteration is the full batch size, as Megatron-LM has it. Under a step schedule, whose batch
-// size is reached late or never, iterations become the samples that they consume, so that a decay over N iterations
-// ends with iteration N.
+// Returns the configuration for LR and weight-decay schedules (optim::schedule_args), which count samples. With a
+// constant or ramped-up batch size, an iteration counts as the full batch size, as in Megatron-LM. With a step
+// schedule, iterations are converted to the samples they consume, so a decay over N iterations ends at iteration N.
 config::Config in_samples(const config::Config& config, const plan::MicrobatchSchedule& schedule);
 
-// What the log says of a run before its first step, beside what preflight/dry_run.h predicts, and the file in which
-// its whole configuration lies.
+// Log lines about a run before its first step, and the file that holds its whole configuration. preflight/dry_run.h
+// adds the predictions.
 
-// Ranks and layout, batches, data with epochs, device and threads, a line each. Looks at the data through `disk`.
+// Returns one line each about layout, batches, data with epochs, and device. Reads the data indices through `disk`.
 std::vector<std::string> run_lines(const Assembly& a, const RunLength& length, files::FileSystem& disk);
 
-// What a run should be warned of that has experts and nothing that keeps their load even; empty for others.
+// Returns a warning for an MoE model without any load balancing, else "".
 std::string unbalanced_experts(const config::Model& model);
 
-// checkpoint.save/run.yaml: the configuration with everything that was derived, as `config::dump` writes it. Written
-// beside and renamed; returns the path, or nothing where the run saves nothing.
+// Writes checkpoint.save/run.yaml: the configuration with all derived values (`config::dump`). Writes a temporary
+// file and renames it. Returns the path, or "" if the run saves nothing.
 std::string write_run_config(const config::Config& config, files::FileSystem& disk);
 
 }  // namespace metroplex::train

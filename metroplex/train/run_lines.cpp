@@ -43,7 +43,8 @@ std::string epochs_text(double epochs) {
   return text;
 }
 
-// Chats without their marks would be text, so they are said to be chats.
+// Describes the tokens from chats and the percentage of them that is learned. Without its loss marks, a chat file
+// would be plain text.
 std::string chats_text(double tokens, double of_chats, double learned) {
   if (of_chats == 0) return "";
   const bool all = of_chats == tokens;
@@ -51,7 +52,7 @@ std::string chats_text(double tokens, double of_chats, double learned) {
                 std::lround(100 * learned / of_chats), " % of ", all ? "them" : "those", " learned");
 }
 
-// One line for all sources: a blend may have hundreds.
+// One line for all sources, because a blend may have hundreds.
 std::string data_line(const Assembly& a, const RunLength& length, files::FileSystem& disk) {
   const std::vector<data::SourceTokens> sources = data::training_tokens(
       a.config.data, disk, {a.config.train.seq_length, static_cast<uint64_t>(a.config.run.seed), true});

@@ -11,7 +11,7 @@
 namespace metroplex::train {
 namespace {
 
-// What a run can go on from, in words.
+// Describes the newest checkpoint that a run can resume from.
 std::string on_disk(files::FileSystem& disk, const std::string& folder) {
   try {
     const auto latest = checkpoint::read_latest(disk, folder).name;
@@ -77,7 +77,7 @@ void RunSaves::export_last() {
     environment_.log->warn("checkpoint.export_hf = " + directory + " is not written: the last checkpoint is missing");
     return;
   }
-  if (environment_.disk->exists(directory)) {  // check_export_place() refused it unless nothing was left to do
+  if (environment_.disk->exists(directory)) {  // check_export_place() accepted it because no step was left
     summary_.export_failed = false;
     environment_.log->info(" checkpoint.export_hf = " + directory + " exists: kept, as no step was left to do");
     return;

@@ -1,5 +1,5 @@
-// The checkpoints of a training run: which of them are written at once and which in the background, and what the log
-// and the summary say of them.
+// The checkpoints of a training run: saves synchronously or in the background, and reports the outcome to log and
+// summary.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace metroplex::train {
 
-// All members but look() are collective. What is given outlives this.
+// All members except look() are collective. The arguments must outlive this object.
 class RunSaves {
  public:
   RunSaves(Assembly& assembly, const TrainerEnvironment& environment, Position& position, RunSummary& summary)
@@ -18,17 +18,17 @@ class RunSaves {
     if (assembly.config.checkpoint.async_save) background_.emplace(assembly, *environment.disk);
   }
 
-  // Saves the position. With checkpoint.async_save in the background; while an earlier save is under way this one is
-  // left out, with a warning, unless it is the `last` one, which waits for it.
+  // Saves the current position, in the background with checkpoint.async_save. If an earlier save is still in flight,
+  // skips this save with a warning. The `last` save waits for it instead.
   void save(bool last);
-  // Between steps: reports a save that has ended here since.
+  // Call between steps. Reports a background save that has ended on this rank.
   void look();
-  // Waits for the save under way.
+  // Waits for the save in flight.
   void finish();
-  // checkpoint.export_hf: rank 0 writes the last checkpoint as a Hugging Face directory, if that is the position.
-  // What goes wrong is a warning, since the checkpoint is there.
+  // With checkpoint.export_hf, rank 0 writes the last checkpoint as a Hugging Face directory if it is current. Errors
+  // become warnings, because the checkpoint itself exists.
   void export_last();
-  // The position has been saved, or is on its way; or it was loaded from where the run saves.
+  // True if the position is saved or being saved, or was loaded from checkpoint.save.
   bool has_current() const { return iteration_ == position_.iteration; }
   void loaded_from_here() { iteration_ = position_.iteration; }
 
@@ -40,7 +40,7 @@ class RunSaves {
   Position& position_;
   RunSummary& summary_;
   std::optional<BackgroundSaves> background_;
-  int64_t iteration_ = -1;  // saved, on its way or loaded
+  int64_t iteration_ = -1;
 };
 
 }  // namespace metroplex::train

@@ -26,7 +26,7 @@ constexpr const char* kMayDiffer[] = {
 };
 constexpr size_t kMostTold = 4;
 
-// A line a key, in the order of the tables; values hold no line break.
+// Returns one line per key, in table order. Values contain no line breaks.
 std::string common_settings(const config::Config& config) {
   config::Config copy = config;
   std::string text;
@@ -44,7 +44,7 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-// The differences of `rank` from rank 0. A derived value differs with the key it is derived from, and may come first.
+// Lists the differences of `rank` from rank 0. A derived value differs with its source key and may be listed first.
 std::string told_differences(const std::string& mine, const std::string& of_rank_0, int rank) {
   const std::vector<std::string> here = lines_of(mine), first = lines_of(of_rank_0);
   if (here.size() != first.size())
@@ -64,7 +64,7 @@ std::string told_differences(const std::string& mine, const std::string& of_rank
 std::string config_difference(const config::Config& mine, const comm::World& world) {
   const comm::Group& all = world.groups().world;
   const std::string text = common_settings(mine), first = comm::broadcast_string(text, all);
-  at::Tensor lowest = at::empty({1}, at::kLong);  // rank that differs, as a maximum
+  at::Tensor lowest = at::empty({1}, at::kLong);  // lowest differing rank, negated for a max all-reduce
   lowest[0] = text == first ? -world.size() : -world.rank();
   comm::all_reduce(lowest, all, comm::ReduceOp::max);
   const auto rank = static_cast<int>(-lowest.item<int64_t>());

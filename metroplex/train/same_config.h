@@ -1,5 +1,5 @@
-// Ranks that a launcher starts separately read their own files, options and environment. Different learning rates
-// would train silently and different run lengths would hang, so the ranks compare their configurations first.
+// Checks that all ranks have the same configuration. Separately launched ranks read their own files, options and
+// environment. Different learning rates would train silently, and different run lengths would deadlock.
 #pragma once
 
 #include <string>
@@ -9,10 +9,9 @@
 
 namespace metroplex::train {
 
-// Collective over all ranks, whatever layout each was told. "" where their configurations say the same, else, the
-// same on every rank, the first keys in which the lowest such rank differs from rank 0, with both values.
-// Left out are keys of one machine (CPU threads, network interface, memory, folder and threads beside it), run.nproc,
-// which says who starts the ranks, and what rank 0 alone shows or writes.
+// Collective over all ranks; does not depend on the configured layout. Returns "" if the configurations agree.
+// Otherwise every rank gets the first differing keys of the lowest differing rank, with both values. Excluded are
+// per-machine keys (CPU threads, network interface, offload folder, ...), run.nproc, and outputs of rank 0.
 std::string config_difference(const config::Config& mine, const comm::World& world);
 
 }  // namespace metroplex::train

@@ -1,5 +1,5 @@
-// Whether a resumed run has the same order of samples as the run that saved the checkpoint. In another order, the
-// samples before the current position would not be those that have been trained on.
+// Checks that a resumed run visits the training samples in the order of the run that saved the checkpoint. In another
+// order, the skipped samples would not be the trained ones.
 #pragma once
 
 #include <string>
@@ -15,7 +15,6 @@ struct DataOfRun {
   data::TrainOrder order;
 };
 
-// What a checkpoint says of the data that it came by.
 struct SavedData {
   config::Config config;
   data::TrainOrder order;
@@ -23,12 +22,12 @@ struct SavedData {
 };
 SavedData saved_data(const files::Manifest& manifest);
 
-// A line for each key in which the order of the training samples differs, with both values; "" where it is the same.
-// Sources are the same where their documents are, under whatever path; where one side's are not known they are not
-// compared.
+// Returns one line per key that changes the order of training samples, with both values; "" if the order is equal.
+// Sources are equal if their documents are, independent of their path. Sources are compared only if both sides have
+// recorded them.
 std::string data_differences(const DataOfRun& here, const DataOfRun& there);
-// What could not be compared and may differ, and epochs that do: a line each; "" for nothing. Epochs are no reason to
-// refuse: who asks for more of them wants to go on.
+// Returns a note about sources that could not be compared, or about different epochs; "" if there is none. Different
+// epochs are accepted, because longer training is a legitimate reason to resume.
 std::string data_note(const DataOfRun& here, const DataOfRun& there);
 
 // Throws base::Error with `differences` unless checkpoint.resume_with_other_data is set.

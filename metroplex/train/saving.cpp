@@ -14,7 +14,8 @@
 namespace metroplex::train {
 namespace {
 
-// What a save writes, or why it could not be put together: rethrown where checkpoint::save tells all ranks.
+// The contents of a save, or the exception that prevented them. checkpoint::save rethrows it and reports it to all
+// ranks.
 struct Contents {
   checkpoint::RunState state;  // on rank 0
   std::vector<checkpoint::LocalPiece> pieces;
@@ -37,7 +38,7 @@ Contents contents_of(Assembly& a, const Position& position, files::FileSystem& d
   return contents;
 }
 
-// Rank 0, after a good save.
+// Runs on rank 0 after a successful save.
 void tidy_up(files::FileSystem& disk, const config::Checkpoint& c, SaveOutcome& outcome) {
   const auto result = checkpoint::apply_retention(disk, c.save, {c.keep_last, c.save_retain_interval});
   for (const std::string& problem : result.problems)
@@ -65,7 +66,7 @@ int64_t piece_bytes(const checkpoint::LocalPiece& piece) {
   return checkpoint::region_of(piece).count() * files::dtype_bits(piece.dtype) / 8;
 }
 
-// Pieces begin at multiples of it, as copies are fastest.
+// Regions start at multiples of kAlign, which makes copies fastest.
 constexpr int64_t kAlign = 64;
 int64_t room_of(const checkpoint::LocalPiece& piece) { return (piece_bytes(piece) + kAlign - 1) / kAlign * kAlign; }
 
@@ -86,7 +87,7 @@ BackgroundSaves::BackgroundSaves(Assembly& assembly, files::FileSystem& disk)
     : a_(assembly),
       disk_(disk),
       memory_(at::empty({copy_bytes(assembly)}, at::TensorOptions(at::kByte))) {
-}  // pinned it would be up to twice that
+}  // pageable: pinned memory may take up to twice the size
 
 std::vector<checkpoint::LocalPiece> BackgroundSaves::copies_of(std::vector<checkpoint::LocalPiece> pieces) {
   char* to = static_cast<char*>(memory_.mutable_data_ptr());

@@ -1,4 +1,4 @@
-// Writing checkpoints of a training state: at once, or from a copy while the run goes on.
+// Writes checkpoints of a training state, synchronously or from a host copy while training continues.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,36 +18,34 @@ namespace metroplex::train {
 struct SaveOutcome {
   bool saved = false;
   std::string path;     // of the checkpoint
-  std::string problem;  // why not, the same on every rank; when saved, on rank 0: what could not be tidied up
-  std::string note;     // on rank 0: what was removed beyond the run's own older checkpoints
+  std::string problem;  // the error, the same on every rank; after a successful save: cleanup problems, on rank 0
+  std::string note;     // on rank 0: removed checkpoints of other branches
 };
 
-// Collective. Takes one tensor of the state at a time: beside it there is room for one decoded tensor and a buffer of
-// kHostBufferBytes (state_tensors.h). A failed save, for want of memory too, leaves older checkpoints and the run
-// alone and says why.
+// Collective. Processes one tensor at a time: extra memory is one decoded tensor and a buffer of kHostBufferBytes
+// (state_tensors.h). A failed save, including out of memory, leaves older checkpoints and the run intact and reports
+// the error.
 SaveOutcome save_state(Assembly& assembly, const Position& position, files::FileSystem& disk);
 
-// Bytes of host memory that BackgroundSaves holds on this rank where the run saves with checkpoint.async_save; else
-// 0.
+// Host memory in bytes that BackgroundSaves holds on this rank; 0 without checkpoint.async_save.
 int64_t copy_bytes(Assembly& assembly);
 
-// Saves of one run from copies in host memory (checkpoint.async_save), one at a time. The memory, of the size of what
-// this rank writes, is taken at the start and kept. The assembly and the disk outlive this.
+// Saves one run from copies in host memory (checkpoint.async_save), one save at a time. The buffer has the size of
+// this rank's output and is allocated once. Assembly and disk must outlive this object.
 class BackgroundSaves {
  public:
   BackgroundSaves(Assembly& assembly, files::FileSystem& disk);
-  // Waits for the save under way; what becomes of it is lost.
+  // Waits for the save in flight and discards its outcome.
   ~BackgroundSaves() = default;
 
-  // Collective, with none under way on any rank. Returns when the state has been copied; a thread writes the copy and
-  // speaks with its peers over Groups::checkpoint, which nothing else uses meanwhile.
+  // Collective; no rank may have a save in flight. Returns when the state has been copied. A thread then writes the
+  // copy and communicates over Groups::checkpoint, which must have no other user until the save ends.
   void begin(const Position& position);
-  // On this rank, from begin() until an outcome has been taken. Other ranks finish at other times.
+  // True on this rank from begin() until the outcome has been taken. Other ranks may finish at other times.
   bool under_way() const { return outcome_.valid(); }
-  // The outcome of the save under way if it has ended here; never waits.
+  // Returns the outcome of the save in flight if it has ended on this rank. Does not wait.
   std::optional<SaveOutcome> take_finished();
-  // The outcome of the save under way, for which this waits; nullopt: there is none. Throws what comes of a lost
-  // peer.
+  // Waits for the save in flight and returns its outcome; nullopt without one. Throws if a peer was lost.
   std::optional<SaveOutcome> wait();
 
  private:
@@ -55,8 +53,8 @@ class BackgroundSaves {
 
   Assembly& a_;
   files::FileSystem& disk_;
-  at::Tensor memory_;                 // bytes; pinned where the state is on a GPU
-  std::future<SaveOutcome> outcome_;  // made by std::async: its destructor waits
+  at::Tensor memory_;                 // bytes; pageable
+  std::future<SaveOutcome> outcome_;  // from std::async, so its destructor waits
 };
 
 }  // namespace metroplex::train

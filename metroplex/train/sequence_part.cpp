@@ -14,7 +14,7 @@ namespace {
 
 using Pieces = std::vector<plan::PositionRun>;
 
-// Where runs of the joined pieces are in the sample.
+// Maps position runs of the concatenated document ranges to positions in the sample.
 plan::PositionRuns in_sample(const plan::PositionRuns& runs, const Pieces& pieces) {
   std::vector<nn::RowRun> joined;
   for (const plan::PositionRun& piece : pieces) joined.push_back({piece.first, piece.count});
@@ -25,8 +25,8 @@ plan::PositionRuns in_sample(const plan::PositionRuns& runs, const Pieces& piece
   return plan::merged(std::move(all));
 }
 
-// Sets all_rows, all_runs, and rank_rows where the ranks have different numbers of rows. `cut` is of the joined
-// pieces.
+// Sets all_rows, all_runs, and rank_rows if ranks have different row counts. `cut` refers to the concatenated
+// document ranges.
 void set_rows(nn::Microbatch& part, const plan::SequenceCut& cut, const Pieces& pieces) {
   const auto ranks = static_cast<int64_t>(cut.ranks.size());
   part.all_rows = at::empty({cut.length}, at::kLong);
@@ -47,11 +47,11 @@ void set_rows(nn::Microbatch& part, const plan::SequenceCut& cut, const Pieces& 
   part.all_rows = part.all_rows.view({ranks, -1});
 }
 
-// Positions of one rank as numbers of its rows. Each run of `positions` lies in one of `runs`.
+// Converts positions of one rank to its row numbers. Each run of `positions` must be inside one run of `runs`.
 std::vector<nn::RowRun> as_rows(const plan::PositionRuns& positions, const plan::PositionRuns& runs) {
   std::vector<nn::RowRun> rows;
   size_t i = 0;
-  int64_t before = 0;  // rows of the runs before number i
+  int64_t before = 0;  // rows of the runs before index i
   for (const plan::PositionRun& part : positions) {
     while (runs[i].end() <= part.first) before += runs[i++].count;
     MPX_ASSERT(part.first >= runs[i].first && part.end() <= runs[i].end(), "keys that their rank does not hold");
@@ -60,19 +60,19 @@ std::vector<nn::RowRun> as_rows(const plan::PositionRuns& positions, const plan:
   return rows;
 }
 
-// [reader][owner]: positions whose keys travel; where nothing is known of the documents, all of the owner.
+// [reader][owner]: positions whose keys are sent. If the documents are unknown, all positions of the owner.
 std::vector<std::vector<plan::PositionRuns>> travelling(const plan::DocumentLengths& documents,
                                                         const plan::SequenceCut& cut, bool known) {
   if (known) return plan::seen_keys(documents, cut);
   return std::vector<std::vector<plan::PositionRuns>>(cut.ranks.size(), cut.ranks);
 }
 
-// Between the groups of `neighbours` ranks each, for the group of `rank`.
+// Key transfers between groups of `neighbours` ranks, for the group of `rank`.
 nn::KeyTravel key_travel(const std::vector<std::vector<plan::PositionRuns>>& seen, const plan::SequenceCut& cut,
                          int rank, int neighbours) {
   const auto groups = cut.ranks.size() / static_cast<size_t>(neighbours),
              mine = static_cast<size_t>(rank / neighbours);
-  // Rows of the owners, one rank after the other, that any of the readers sees.
+  // Rows of the owners, concatenated by rank, that any of the readers sees.
   const auto rows = [&](size_t readers, size_t owners) {
     std::vector<nn::RowRun> all;
     int64_t before = 0;
@@ -99,7 +99,7 @@ nn::KeyTravel key_travel(const std::vector<std::vector<plan::PositionRuns>>& see
   return keys;
 }
 
-// Documents of all samples one after the other, whole samples.
+// Documents of all samples, concatenated.
 std::vector<nn::RowRun> document_runs(const plan::DocumentLengths& documents) {
   std::vector<nn::RowRun> runs;
   int64_t first = 0;
@@ -130,7 +130,7 @@ SequenceParts sequence_parts(const config::Parallel& parallel, const comm::Group
 
 namespace {
 
-// `documents` are those of the joined pieces.
+// `documents` are the lengths of the concatenated document ranges.
 nn::Microbatch cut_part(const nn::Microbatch& whole, const plan::DocumentLengths& documents, const Pieces& pieces,
                         const SequenceParts& parts) {
   plan::SequenceCutRequest request;

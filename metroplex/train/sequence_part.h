@@ -1,5 +1,5 @@
-// The part of a microbatch that a context-parallel rank has: its rows of each sample, as a cut says that is planned
-// from the documents (plan/sequence_cut.h).
+// Selects the rows of each sample that a context-parallel rank holds, by a split planned from the documents
+// (plan/sequence_cut.h).
 #pragma once
 
 #include <vector>
@@ -11,28 +11,28 @@
 
 namespace metroplex::train {
 
-// How sequences are cut, and for whom.
 struct SequenceParts {
   int ranks = 1, rank = 0;
   config::SequenceCutKind kind = config::SequenceCutKind::zigzag;
-  int64_t multiple = 1;                       // of the rows of every rank
-  int neighbours = 1;                         // the ranks of a group of a2a+p2p
-  double token_slack = 0, area_slack = 0.02;  // of the balanced cut
-  bool lists = true;  // with documents a microbatch lists which keys are seen; a2a asks for none
+  int64_t multiple = 1;                       // row count of every rank is a multiple of this
+  int neighbours = 1;                         // ranks per a2a group of a2a+p2p
+  double token_slack = 0, area_slack = 0.02;  // of the balanced split
+  bool lists = true;                          // with documents, list the visible keys; a2a needs no list
 };
 SequenceParts sequence_parts(const config::Parallel& parallel, const comm::Group& cp);
 
-// tokens, labels, loss_mask and position_ids of the rank's rows; the documents and the sum of the mask of the whole
-// sequence; with documents, which keys are seen. All ranks get as many rows, but for the slack. `whole` on the host,
-// or on the meta device, where it is taken for one document and all keys for seen; for one rank it is the result.
+// Returns tokens, labels, loss_mask and position_ids of this rank's rows. Documents and the mask sum describe the
+// whole sequence; with documents, visible keys are listed. All ranks get the same number of rows, up to token_slack.
+// `whole` must be on the host or on the meta device. On meta it counts as one document with all keys visible. With
+// one rank, returns `whole`.
 nn::Microbatch part_of(const nn::Microbatch& whole, const SequenceParts& parts);
 
-// The same of some positions of one sample: whole documents and what fills them up (plan/hybrid_context.h),
-// ascending. Only keys of these are seen. With one rank in `parts` all of them are its rows.
+// The same for some positions of one sample, in ascending order: whole documents and fillers (plan/hybrid_context.h).
+// Only keys of these positions are visible. With one rank in `parts`, it holds all of them.
 nn::Microbatch part_of_pieces(const nn::Microbatch& whole, const std::vector<plan::PositionRun>& pieces,
                               const SequenceParts& parts);
 
-// Of each sample, on the host; on the meta device, and without documents, one of all tokens.
+// Document lengths of each sample, on the host. Without documents, or on the meta device: one document of all tokens.
 plan::DocumentLengths document_lengths(const nn::Microbatch& batch);
 
 }  // namespace metroplex::train

@@ -10,13 +10,13 @@
 namespace metroplex::train {
 namespace {
 
-// A chunk that holds a parameter of that name, by pipeline rank (stage) and place in the model.
+// A chunk that holds a parameter of some name, by pipeline rank (stage) and index in the model.
 struct Holder {
   int64_t place = 0;
   int stage = 0;
 };
 
-// The shared names, each with its holders in model order.
+// Returns each shared name with its holders in model order.
 std::map<std::string, std::vector<Holder>> find_holders(const comm::Group& pp,
                                                         const std::vector<ChunkParams>& chunks) {
   std::string mine;
@@ -49,7 +49,7 @@ comm::Group group_of(const comm::World& world, const std::string& name, const st
   return world.make_group({"shared " + name, comm::Purpose::gradients, ranks});
 }
 
-// The slices of the holders; empty where they lie on other data-parallel ranks.
+// Returns the shards of the holders; empty if other data-parallel ranks have them.
 std::vector<const distributed::Slice*> slices_of(const SharedParam& shared,
                                                  const std::vector<distributed::Slice>& slices) {
   std::vector<const distributed::Slice*> found;

@@ -11,7 +11,7 @@
 namespace metroplex::train {
 namespace {
 
-// Of each step and layer; 1 where there is nothing.
+// Max / mean for each step and layer; 1 without any load.
 at::Tensor largest_over_mean(const at::Tensor& largest, const at::Tensor& sum, int64_t among) {
   return at::where(sum.gt(0), largest * static_cast<double>(among) / sum, 1.0);
 }
@@ -72,7 +72,7 @@ void StageLoads::add_up() {
   const at::Tensor all = kept_.narrow(0, 0, kept_steps_).to(at::kDouble);
   const at::Tensor group = all.narrow(-1, 0, num_experts_).clone();
   comm::all_reduce(group, experts_.experts);
-  // Every rank of the group has the same now; those of one ep place hold the same experts, and are one.
+  // All ranks of the group now have equal counts. Ranks of one ep index hold the same experts and count as one.
   const at::Tensor by_rank = group.view({kept_steps_, all.size(1), experts_.ep, num_experts_ / experts_.ep}).sum(-1);
   const at::Tensor most = by_rank.amax(-1);
   comm::all_reduce(most, experts_.tp_dp_cp, comm::ReduceOp::max);

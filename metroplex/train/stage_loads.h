@@ -1,6 +1,6 @@
-// The load of the experts of a stage's layers per step. The most loaded expert of a step is known only after the
-// counts of all ranks have been added, so a rank keeps its counts of each step, and the ranks reduce many steps in
-// one collective. All of it stays on the device.
+// Expert loads of a stage's layers per step. The most loaded expert of a step is defined only after counts of all
+// ranks are summed. Each rank therefore stores its counts per step, and the ranks reduce many steps in one
+// collective. All data stays on the device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,9 +11,9 @@
 
 namespace metroplex::train {
 
-// What stands in a row of StageLoads::sums() behind the tokens of the E experts. Over the steps together: dropped
-// assignments, tokens of the most loaded rank, milliseconds of the slowest. Of the largest over mean of each step,
-// of experts and of the ranks that hold them: the sum over the steps, and the largest.
+// Columns of StageLoads::sums() after the tokens of the E experts. Totals over the steps: dropped assignments, tokens
+// of the most loaded rank, milliseconds of the slowest rank. For the max / mean per step, of experts and of ranks:
+// the sum over the steps, and the largest.
 enum LoadNumber {
   kDropped,
   kMostOfRanks,
@@ -23,8 +23,8 @@ enum LoadNumber {
   kRanksSum,
   kExpertsWorst,
   kRanksWorst,
-  // Of clones, over the plans of all groups of ranks that share experts: moe::LoadMeter::CloneNumber; milliseconds
-  // of the slowest rank's waiting for them. Zeros without clones.
+  // Expert replicas, over the plans of all expert-parallel groups (moe::LoadMeter::CloneNumber). kClonesMs: waiting
+  // time of the slowest rank, in milliseconds. Zeros without replicas.
   kPlans,
   kClones,
   kBeforeClones,
@@ -36,14 +36,14 @@ enum LoadNumber {
 
 class StageLoads {
  public:
-  // Requires experts.meter. steps: how many there are at most between two resets.
+  // Requires experts.meter. steps: the maximum between two resets.
   StageLoads(const moe::ExpertContext& experts, int64_t num_experts, int64_t steps,
              int64_t most_counts = int64_t{1} << 20);
-  // Takes what the meter has counted in the step that is over. Nothing is sent, but where most_counts are
-  // kept already: then it is collective over the ranks of the stage.
+  // Stores the counts of the finished step. Communicates only if most_counts are already stored; it is then
+  // collective over the ranks of the stage.
   void keep_step();
   int64_t steps() const { return steps_; }  // since the last reset
-  // [layers, E + 1] int32, of this rank: tokens by expert, dropped assignments.
+  // [layers, E + 1] int32, of this rank: tokens per expert, dropped assignments.
   at::Tensor last_step() const;
   // [layers, E + kLoadNumbers] float64, over the steps since the last reset. Collective over the ranks of the stage.
   at::Tensor sums();
@@ -57,12 +57,12 @@ class StageLoads {
   const moe::ExpertContext& experts_;
   int64_t num_experts_, most_steps_, most_counts_;
   int64_t steps_ = 0, kept_steps_ = 0;
-  at::Tensor kept_;            // [steps, layers, E + 1] int32, of this rank, not added up yet; undefined: no layers
+  at::Tensor kept_;            // [steps, layers, E + 1] int32, of this rank, not yet reduced; undefined: no layers
   at::Tensor counts_;          // [layers, E + 1], over the ranks of the stage
-  at::Tensor of_ranks_;        // [layers, ep]: tokens of the experts of each rank of the own group
-  at::Tensor times_;           // [layers, 3], on the host
+  at::Tensor of_ranks_;        // [layers, ep]: tokens of each rank's experts in this rank's group
+  at::Tensor times_;           // [layers, 3] ms, on the host
   at::Tensor clones_;          // [layers, moe::LoadMeter::kCloneNumbers], of this rank
-  at::Tensor summed_, worst_;  // [layers, 2] of experts and ranks: the largest over mean of the steps
+  at::Tensor summed_, worst_;  // [layers, 2] for experts and ranks: max / mean per step
 };
 
 }  // namespace metroplex::train

@@ -62,10 +62,10 @@ optim::ScheduleArgs schedule_from(const Json& j) {
   return s;
 }
 
-// Names of the tensors of this rank that keep their first values.
+// Names of this rank's tensors that keep their initial values.
 using Kept = std::set<std::string>;
 
-// Of a run that begins with weights. Throws for what should be loaded and is not there.
+// Returns the tensors that a run starting from weights does not load. Throws if a required weight is missing.
 Kept kept_by(const Assembly& a, const checkpoint::TensorSource& source) {
   Kept kept;
   std::vector<std::string> missing;
@@ -87,7 +87,7 @@ Kept kept_by(const Assembly& a, const checkpoint::TensorSource& source) {
   return kept;
 }
 
-// Of a source with names that no pattern of the run's fits: on all ranks.
+// Checks the load patterns against the names of the source and of all stages. Collective.
 void check_load_patterns(const Assembly& a, const checkpoint::TensorSource& source) {
   std::vector<NamePattern> patterns;
   for (const std::string& pattern : a.config.checkpoint.load_only)
@@ -100,7 +100,7 @@ void check_load_patterns(const Assembly& a, const checkpoint::TensorSource& sour
   check_patterns(patterns, names);
 }
 
-// "3 tensors begin as in a new run: a, b, c"; adapters, which always do, are told apart.
+// Returns "3 tensors begin as in a new run: a, b, c". Adapters, which are always new, are counted separately.
 std::string left_out_text(const Kept& kept, checkpoint::Exchange& exchange) {
   std::string mine;
   for (const std::string& name : kept) mine += name + "\n";
@@ -121,13 +121,12 @@ std::string left_out_text(const Kept& kept, checkpoint::Exchange& exchange) {
   return text;
 }
 
-// The parameter; in full precision where the checkpoint has its main parameter and the run has none.
+// Loads the weights. Uses the main parameter for full precision if the checkpoint has one and this run does not.
 void load_weights(Assembly& a, checkpoint::TensorSource& source, const Kept& kept) {
   for (const optim::State& state : weight_states(a)) {
     const bool exact = !a.config.precision.half() && source.find(state.param->name, "main") != nullptr;
     if (!kept.contains(state.param->name)) fill(source, state, state.values(), exact ? "main" : "weight");
-    for (const char* kind : {"weight", "main"})
-      source.mark_read(state.param->name, kind);  // one stands for the other
+    for (const char* kind : {"weight", "main"}) source.mark_read(state.param->name, kind);  // one replaces the other
   }
 }
 
@@ -138,8 +137,8 @@ void load_buffers(Assembly& a, checkpoint::TensorSource& source, const Kept& kep
   }
 }
 
-// Of a run that froze other parameters: the state of those that are frozen here is left where it is, and told in
-// `outcome`; a parameter that is trained and has none is an error.
+// Handles runs that froze other parameters. Optimizer state of parameters frozen in this run is skipped and reported
+// in `outcome`. Throws if a trained parameter has no state in the checkpoint.
 void check_moments(Assembly& a, checkpoint::TensorSource& source, LoadOutcome& outcome) {
   size_t left = 0;
   for (const files::TensorForm& tensor : source.tensors()) {
@@ -154,7 +153,7 @@ void check_moments(Assembly& a, checkpoint::TensorSource& source, LoadOutcome& o
   std::set<std::string> missing;
   for (const optim::State& state : a.optimizer->state()) {
     if (state.kind == "main" || source.find(state.param->name, state.kind) != nullptr) continue;
-    if (source.find(state.param->name, "weight") == nullptr) continue;  // load_weights says that
+    if (source.find(state.param->name, "weight") == nullptr) continue;  // load_weights reports that
     missing.insert(state.param->name);
   }
   MPX_CHECK(missing.empty(), "checkpoint", "'", source.directory(), "' has no optimizer state of ", *missing.begin(),
@@ -163,8 +162,8 @@ void check_moments(Assembly& a, checkpoint::TensorSource& source, LoadOutcome& o
             "train.trainable), or begin with new optimizer state: checkpoint.no_load_optim");
 }
 
-// Main parameters are weights, also of a run that only takes the weights over; a checkpoint without any has them as
-// its weights, which may be more exact than this run's.
+// Main parameters are loaded even if only weights are. From a checkpoint without main parameters, the stored weights
+// are used, which may be more precise than this run's.
 void load_optimizer(Assembly& a, checkpoint::TensorSource& source, bool moments, const Kept& kept) {
   for (const optim::State& state : a.optimizer->state()) {
     const bool main = state.kind == "main";
@@ -176,8 +175,7 @@ void load_optimizer(Assembly& a, checkpoint::TensorSource& source, bool moments,
   }
 }
 
-// A tensor of the checkpoint that no rank has a place for is an error, unless a difference was allowed that explains
-// it.
+// Throws for a checkpoint tensor that no rank uses, unless an allowed difference explains it.
 struct Asked {
   bool begins = false, moments = false, allowed = false;
 };
@@ -207,7 +205,7 @@ Json scaler_json(const Assembly& a, const cuda::kernels::StepValues& step) {
           {"hysteresis_tracker", state.hysteresis_tracker}};
 }
 
-// A checkpoint of a run that scaled nothing leaves the scale at its start.
+// If the checkpoint has no loss scale, the initial scale is kept.
 void load_step(Assembly& a, int64_t steps, const Json& scaler) {
   cuda::kernels::StepValues step = a.step.read();
   a.steps = steps;
@@ -219,7 +217,7 @@ void load_step(Assembly& a, int64_t steps, const Json& scaler) {
   a.step.write(step);
 }
 
-// The order of the data and every dropout mask follow from the seed: a run that goes on keeps it.
+// Data order and dropout masks follow from the seed, so a resumed run must keep it.
 void check_seed(const Json& extra, const config::Config& config, const std::string& directory) {
   const int64_t saved = extra.at("seed");
   const bool goes_on = !config.checkpoint.finetune && !config.checkpoint.no_load_rng;
@@ -228,7 +226,7 @@ void check_seed(const Json& extra, const config::Config& config, const std::stri
             ", or checkpoint.no_load_rng to go on with another");
 }
 
-// What rank 0 finds, on all ranks.
+// Checks the data on rank 0 and broadcasts the result.
 void check_data(Assembly& a, const checkpoint::Reader& reader, const data::TrainOrder& order,
                 checkpoint::Exchange& exchange, LoadOutcome& outcome) {
   if (!a.optimizer || a.config.checkpoint.finetune || outcome.position.consumed_train_samples == 0) return;
@@ -255,7 +253,7 @@ Json tokenizer_json(const text::TokenizerFiles& tokenizer) {
   return {{"type", tokenizer.type}, {"checksum", tokenizer.checksum}, {"files", names}};
 }
 
-// Checkpoints of higher iterations in the folder that the run goes on in.
+// Lists later checkpoints in the folder in which the run resumes.
 std::string branch_left_here(files::FileSystem& disk, const config::Checkpoint& c, const std::string& path) {
   const std::string folder = files::parent_directory(path);
   const auto used = checkpoint::parse_name(files::base_name(path));
@@ -301,7 +299,7 @@ checkpoint::RunState run_state(const Assembly& a, const Position& position, file
   state.iteration = position.iteration;
   state.consumed_samples = position.consumed_train_samples;
   config::Config saved = a.config;
-  saved.model.from.clear();  // its weights are these by now
+  saved.model.from.clear();  // its weights are part of the checkpoint
   state.config_yaml = config::dump(saved);
   const cuda::kernels::StepValues step = a.step.read();
   Json extra{{"optimizer_steps", static_cast<int64_t>(step.steps)},
@@ -310,7 +308,7 @@ checkpoint::RunState run_state(const Assembly& a, const Position& position, file
              {"grad_scaler", scaler_json(a, step)},
              {"train_sources", position.train_order.sources},
              {"train_epochs", position.train_order.epochs},
-             {"seed", a.config.run.seed},  // dropout is a function of seed, step and sample: nothing else is random
+             {"seed", a.config.run.seed},  // dropout depends on seed, step and sample; nothing else is random
              {"schedule", schedule_json(a.schedule->args())}};
   if (a.tokenizer) {
     extra["tokenizer"] = tokenizer_json(*a.tokenizer);
@@ -368,7 +366,7 @@ LoadOutcome load_state(Assembly& a, const std::string& directory, files::FileSys
                       order};
   check_data(a, reader, order, exchange, outcome);
   const bool with_optimizer = a.optimizer && !c.finetune && !c.no_load_optim;
-  a.families.settle();  // own values are read while a gather is under way
+  a.families.settle();  // a gather in flight reads the values that loading writes
   const bool begins = a.optimizer && c.finetune;
   Kept kept;
   if (begins) {

@@ -9,7 +9,7 @@
 namespace metroplex::train {
 namespace {
 
-// Elements [begin, end) of `values`, through a buffer on the host where they are not there already.
+// Passes elements [begin, end) of `values` to `sink`. Device tensors are copied through a host buffer.
 void hand_over(const at::Tensor& values, int64_t begin, int64_t end, const checkpoint::Sink& sink) {
   const auto width = static_cast<int64_t>(values.element_size());
   if (values.is_cpu()) {
@@ -26,12 +26,12 @@ void hand_over(const at::Tensor& values, int64_t begin, int64_t end, const check
   }
 }
 
-// Elements of a state, counted from its begin.
+// A range of elements, relative to the begin of a state.
 struct Part {
   int64_t begin, end;
 };
 
-// What one of several replicas writes of the states that all of them hold, asked for state by state.
+// The range of each state that one of several replicas writes. Call next() for all states in order.
 class Share {
  public:
   Share(int64_t total_bytes, const comm::Group& replicas)
@@ -49,7 +49,7 @@ class Share {
   }
 
  private:
-  int64_t first_, last_;  // bytes, of all
+  int64_t first_, last_;  // bytes, over all states
   int64_t at_ = 0;
 };
 
@@ -60,7 +60,6 @@ int64_t total_bytes(const std::vector<optim::State>& states) {
   return bytes;
 }
 
-// Appends the pieces of a part of `state`.
 void add_pieces(const optim::State& state, const Part& part, std::vector<checkpoint::LocalPiece>& pieces) {
   for (const topology::BoxRange& box : box_ranges(*state.param, state.begin + part.begin, state.begin + part.end)) {
     checkpoint::LocalPiece piece{state.param->name, state.kind, state.param->global_shape,
@@ -114,7 +113,7 @@ std::vector<checkpoint::LocalPiece> pieces_to_write(Assembly& a) {
     for (const optim::State& state : mine) add_pieces(state, share.next(state), pieces);
   }
   for (const optim::State& state : buffer_states(a)) {
-    const bool first = a.families.data_parallel(state.param->placement.grid).first();  // all hold it whole
+    const bool first = a.families.data_parallel(state.param->placement.grid).first();  // every rank holds it whole
     if (first && state.param->counts(a.world->coordinates())) add_pieces(state, {0, state.end}, pieces);
   }
   return pieces;
@@ -126,7 +125,7 @@ void fill(checkpoint::TensorSource& source, const optim::State& state, const at:
   const at::ScalarType dtype = values.scalar_type();
   const at::ScalarType from = stored != nullptr ? scalar_type_of(stored->dtype) : dtype;
   const bool direct = from == dtype && values.is_cpu();
-  // Padding is in no box, and stays 0.
+  // Padding is in no region and stays 0.
   const at::Tensor target = direct ? values : at::zeros(values.sizes(), from);
   auto* const bytes = static_cast<char*>(target.mutable_data_ptr());
   for (const topology::BoxRange& box : box_ranges(*state.param, state.begin, state.end)) {

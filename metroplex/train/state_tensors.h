@@ -1,5 +1,5 @@
-// This rank's share of the tensors of a training state. They are described first, and decoded and copied to the host
-// one at a time while they are written, so that a save needs extra memory for one tensor only.
+// This rank's share of the tensors of a training state. Tensors are described first, then decoded and copied to the
+// host one at a time during writing. A save therefore needs extra memory for one tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,31 +18,30 @@
 namespace metroplex::train {
 
 std::vector<optim::State> weight_states(const Assembly& assembly);
-// State without gradient, of kind "buffer".
+// Non-trainable state, of kind "buffer".
 std::vector<optim::State> buffer_states(const Assembly& assembly);
-// With main parameters and moments; of a forward-only assembly there are none.
+// Weights, main parameters and moments. A forward-only assembly has weights only.
 std::vector<optim::State> training_states(const Assembly& assembly);
 
-// The size of the host buffer through which a save copies from the device.
+// Size of the host buffer through which a save copies from the device.
 inline constexpr int64_t kHostBufferBytes = int64_t{8} << 20;
 
-// What this rank writes into a checkpoint, with checkpoint.no_save_optim of the weights alone; the pieces refer to
-// what the assembly holds. Ranks that hold the same share the writing: of all their bytes, in order, replica r of R
-// writes from r / R to (r + 1) / R, cut at whole elements.
+// The regions that this rank writes into a checkpoint; only weights with checkpoint.no_save_optim. They reference the
+// assembly's tensors. Replicas share the writing: of all bytes in order, replica r of R writes the range r / R to (r
+// + 1) / R, rounded to whole elements.
 std::vector<checkpoint::LocalPiece> pieces_to_write(Assembly& assembly);
 
-// Fills `values` (state.values()) with what the source has under `kind`, whatever dtype it was written in.
+// Fills `values` (state.values()) from the source's tensor of `kind`. Converts the dtype.
 void fill(checkpoint::TensorSource& source, const optim::State& state, const at::Tensor& values,
           const std::string& kind);
 
-// From what a rank holds of a parameter, a range of its local tensor, to boxes of the whole tensor: the language of
-// checkpoints.
+// Converts a range of a parameter's local tensor into the global regions that checkpoints store.
 
-// Elements [begin, end) of the flat local tensor; padding is left out.
+// Elements [begin, end) of the flattened local tensor; padding is excluded.
 std::vector<topology::BoxRange> box_ranges(const nn::NamedTensor& tensor, int64_t begin, int64_t end);
 
 files::Dtype file_dtype(at::ScalarType dtype);
-// Throws base::Error for a type that no parameter, optimizer state or buffer has.
+// Throws base::Error for a dtype that no parameter, optimizer state or buffer has.
 at::ScalarType scalar_type_of(files::Dtype dtype);
 
 }  // namespace metroplex::train

@@ -11,7 +11,6 @@ namespace {
 
 namespace kernels = cuda::kernels;
 
-// The host writes the rates of the next steps to the device.
 void write_rates(Assembly& a, const StepInput& input) {
   int64_t samples = input.batches.at(0).samples_of_step;
   for (const nn::Microbatch& batch : input.batches) {
@@ -20,7 +19,7 @@ void write_rates(Assembly& a, const StepInput& input) {
   a.rates.cover(*a.schedule, *a.param_groups, {a.steps, input.scheduled_samples, samples});
 }
 
-// Timers of level 1 for the parts of a step, as marks that a replay on the CPU executes too.
+// Level-1 timers for the parts of a step, as recorder marks that a CPU replay also executes.
 struct PartTimers {
   cuda::Recorder* recorder;
   Timers* const* timers;
@@ -46,7 +45,8 @@ struct PartTimers {
   }
 };
 
-// With hybrid context parallelism the mean of a sample is made by any of the ranks, and there is one for each sample.
+// With hybrid context parallelism, the loss is a mean over samples, and any rank of dp x cp may compute a sample's
+// loss.
 void make_loss_factors(Assembly& a, const std::vector<nn::Microbatch>& batches) {
   const auto microbatches = static_cast<int64_t>(batches.size());
   const int64_t samples = batches.at(0).samples_of_step;
@@ -60,7 +60,8 @@ void make_loss_factors(Assembly& a, const std::vector<nn::Microbatch>& batches) 
                shape);
 }
 
-// Decides from the sums and the gradient norm whether to update, and with which factor and rates; alike on all ranks.
+// Computes the step decision from the sums and the gradient norm: whether to update, and with which factor and rates.
+// Same on all ranks.
 void judge(Assembly& a, const StepVector& vector, const at::Tensor& gradient_numbers) {
   const at::Tensor summed = vector.summed(), judged = vector.judged();
   const kernels::JudgePlace place{a.step.values(),
@@ -75,7 +76,7 @@ void judge(Assembly& a, const StepVector& vector, const at::Tensor& gradient_num
       kernels::judge_step, kernels::judge_step_cuda, rules_of(a), place);
 }
 
-// Everything in it reads on the device whether the step updates.
+// All operations read the step decision on the device.
 void update(Assembly& a, const PartTimers& timers) {
   timers.measure("optimizer-inner-step", [&] { a.optimizer->step(a.step); });
   for (nn::Buffer* buffer : a.buffers) {
@@ -87,7 +88,7 @@ void update(Assembly& a, const PartTimers& timers) {
   timers.measure("params-all-gather", [&] { a.families.updated(); });
 }
 
-// For StepInput::on_gradients: the host waits. Nothing is told of a step that runs again.
+// Calls StepInput::on_gradients; the host waits. Does nothing for a step that will run again.
 void tell_gradients(const Assembly& a, const StepInput& input, const StepVector& vector) {
   const kernels::StepRules rules = rules_of(a);
   const StepVector told = vector.on_host(a.world->target());
@@ -184,7 +185,7 @@ StepOutcome read_outcome(Assembly& a, const StepInput& input, const EnqueuedStep
   return outcome;
 }
 
-// In a capture nothing runs that could be timed, and a wait for the device ends it.
+// A capture runs no timed work, and waiting for the device would end it.
 void time_actions(Assembly& a, Timers& timers) {
   a.executor->observers().add("timers", [&a, &timers](const plan::Action& action, double seconds) {
     if (a.graphs != nullptr && a.graphs->capturing()) return;

@@ -1,4 +1,4 @@
-// One training step and one evaluation, over an Assembly. Collective over the world.
+// Training and evaluation steps over an Assembly, collective over the world.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,13 @@
 namespace metroplex::train {
 
 struct StepInput {
-  const std::vector<nn::Microbatch>& batches;  // one a microbatch, as many on every rank but with hybrid cp
-  int64_t iteration = 0;                       // of this step, from 1: named in errors
-  int64_t scheduled_samples = 0;               // of successful updates before this step: where the schedules stand
-  bool stop = false;                           // this rank was asked to end
-  // Called when the gradients are final, before clipping, with the factor that unscales them; may be empty.
+  const std::vector<nn::Microbatch>& batches;  // same number on every rank, except with hybrid context parallelism
+  int64_t iteration = 0;                       // of this step, from 1; for error messages
+  int64_t scheduled_samples = 0;               // of successful updates before this step; position of the schedules
+  bool stop = false;                           // a stop of this rank was requested
+  // The step calls it with the unscaling factor when gradients are final, before clipping; may be empty.
   std::function<void(double)> on_gradients;
-  Timers* timers = nullptr;  // the parts of the step, under Megatron's names; may be null
+  Timers* timers = nullptr;  // parts of the step, under Megatron's names; may be null
   bool eager = false;        // run without the assembly's graphs, because observers are attached
 };
 
@@ -30,59 +30,56 @@ struct StepOutcome {
   std::map<std::string, double> terms;  // loss terms by name, over the global batch
   double lr = 0;
   double grad_norm = 0;   // unscaled, before clipping
-  double loss_scale = 1;  // that this step used
-  bool updated = true;    // false: parameters, moments and schedules stay as they were
-  std::string skipped;    // why not updated
-  bool overflow = false;  // skipped because expert rows exceeded a buffer: its gradients are meaningless
-  std::string repeated;   // why the step ran a second time, with the rows of experts sent by counts of the host
+  double loss_scale = 1;  // used in this step
+  bool updated = true;    // false: parameters, moments and schedules are unchanged
+  std::string skipped;    // reason if not updated
+  bool overflow = false;  // skipped because expert rows exceeded a buffer: its gradients are invalid
+  std::string repeated;   // reason why the step ran twice; expert rows of the second run are sent by host counts
   int64_t num_zeros = -1;
-  double tokens = 0;  // that counted in the loss
-  bool stop = false;  // some rank was asked to end: true on all of them or on none
+  double tokens = 0;  // counted in the loss
+  bool stop = false;  // a stop of any rank was requested; same on all ranks
 };
 
 // Forward, backward, reduction, overflow check, clipping, update (Megatron's MixedPrecisionOptimizer.step). With a
-// loss scale, gradients that are not finite skip the update. Without one, a loss or gradient that is not finite
-// throws before anything is updated, naming rank, iteration, parameter and microbatch. A gradient norm above
-// precision.grad_norm_skip_threshold skips the update too. It is the two functions below, one after the other.
+// loss scale, non-finite gradients skip the update. Without one, a non-finite loss or gradient throws before any
+// update, with rank, iteration, parameter and microbatch. A gradient norm above precision.grad_norm_skip_threshold
+// also skips the update. Equals enqueue_step() followed by read_outcome().
 StepOutcome train_step(Assembly& assembly, const StepInput& input);
 
-// What a step leaves on the device.
 struct EnqueuedStep {
   StepVector vector;
 };
-// The host writes rates, tokens and the stop flag; all else is the body of the step, which runs as it is or, where
-// the assembly has graphs, as the graph of the step. The host reads nothing of what it computes, so on a GPU it has
-// merely been enqueued; it runs on the meta device too. Exceptions: on_gradients, for which the host waits;
-// optim.optimizer_cpu_offload, whose step the host does; in the first step the ranks agree on the names of loss
-// terms.
+// Writes rates, tokens and the stop flag from the host, then runs the body of the step. The body runs eagerly or, if
+// the assembly has graphs, as the step's graph. The host reads no results, so on a GPU the step is only enqueued.
+// Also runs on the meta device. The host waits in three cases: on_gradients, optim.optimizer_cpu_offload, and the
+// first step, in which the ranks agree on loss-term names.
 EnqueuedStep enqueue_step(Assembly& assembly, const StepInput& input);
-// Waits for it, reads its vector, once, and throws or says how it went. `input` is the same. Where rows of experts
-// found no room in static buffers nothing has been updated: model.moe_overflow_policy says whether the step runs
-// again here, eagerly, or throws base::Error("moe").
+// Waits for the step and reads its vector once; throws or returns the outcome. `input` must be the same. If expert
+// rows exceeded static buffers, nothing has been updated. By model.moe_overflow_policy the step then reruns eagerly
+// here, or base::Error("moe") is thrown.
 StepOutcome read_outcome(Assembly& assembly, const StepInput& input, const EnqueuedStep& step);
 
-// Timers of level 2 for the actions of the pipeline, from now on: of steps that run eagerly. `timers` outlives the
-// assembly's runs.
+// Adds level-2 timers for the pipeline actions of eager steps. `timers` must outlive the assembly's runs.
 void time_actions(Assembly& assembly, Timers& timers);
 
-// Mean loss over `batches` of every data-parallel rank; nothing is updated. The same on every rank. `stop`: this rank
-// was asked to end. Where rows of experts found no room: as in read_outcome.
+// Mean loss over the `batches` of all data-parallel ranks, without an update. The result is the same on every rank.
+// `stop`: a stop of this rank was requested. Buffer overflows are handled as in read_outcome().
 struct LossSum {
   double loss = 0;  // weighted by `weight`
   double weight = 0;
-  bool stop = false;  // some rank was asked to end
+  bool stop = false;  // a stop of any rank was requested
   double mean() const { return weight > 0 ? loss / weight : 0.0; }
 };
 LossSum evaluate_step(Assembly& assembly, const std::vector<nn::Microbatch>& batches, bool stop = false);
 
-// What surrounds the run of the executor that makes the gradients, in a step and in the search for the microbatch
-// whose gradient is not finite (step_errors.h).
+// Steps before and after the executor run that computes gradients. train_step() and the search for the microbatch
+// with non-finite gradients use them (step_errors.h).
 
-// Before the first forward of so many microbatches: gradients and the counts of a step start at zero.
+// Zeroes the gradients and step counts before the first forward of this number of microbatches.
 void begin_gradients(Assembly& assembly, int64_t microbatches);
 
-// Waits for the reductions over the data-parallel ranks, and sums partial and shared gradients over the ranks that
-// hold the summands. Collective.
+// Waits for the data-parallel reductions. Then sums partial and shared gradients over the ranks that hold the
+// summands. Collective.
 void finish_gradients(Assembly& assembly);
 
 }  // namespace metroplex::train

@@ -17,7 +17,7 @@ void refuse_losses(const Assembly& a, const StepInput& input, const double* loss
               "); nothing was updated. Lower optim.lr, check the data of this step, or resume from an earlier "
               "checkpoint");
   }
-  comm::barrier(a.groups().world);  // throws when the rank with the cause has thrown
+  comm::barrier(a.groups().world);  // throws after the rank with the non-finite loss has thrown
   MPX_CHECK(
       false, "numerics", "the loss of another rank is not finite at iteration ", input.iteration,
       "; nothing was updated. Lower optim.lr, check the data of this step, or resume from an earlier checkpoint");
@@ -25,9 +25,9 @@ void refuse_losses(const Assembly& a, const StepInput& input, const double* loss
 
 namespace {
 
-// Collective. The microbatch whose gradients are not finite, found by running each one alone, or, with an interleaved
-// schedule, which cannot run a single one, as many copies of it as there were microbatches. -1 if it does not recur.
-// With hybrid context parallelism ranks have different ones: all run again, and -1.
+// Returns the index of the microbatch whose gradients are not finite, or -1 if it does not recur. Collective. Runs
+// each microbatch alone. An interleaved schedule cannot run a single microbatch, so it runs copies of one. With
+// hybrid context parallelism, ranks have different microbatches: all run again, and -1 is returned.
 int64_t culprit(Assembly& a, const StepInput& input, const at::Tensor& factors) {
   if (input.batches.at(0).context_ranks > 0) {
     begin_gradients(a, static_cast<int64_t>(input.batches.size()));

@@ -1,5 +1,5 @@
-// Why a step does not update: losses or gradients that are not finite, which in runs without a loss scale end all
-// ranks with an error that names the cause; and rows of experts that found no room, for which it runs again.
+// Handles steps without an update. Without a loss scale, non-finite losses or gradients end all ranks with an error
+// that names the cause. If expert rows overflow a buffer, the step runs again.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,26 +12,26 @@
 
 namespace metroplex::train {
 
-// Some rank has a loss that is not finite: throws base::Error("numerics"), on that rank naming it and the microbatch;
-// the others wait for that. `losses` are this rank's, of `count` microbatches. Collective.
+// Throws base::Error("numerics") because some rank has a non-finite loss. The error on that rank names it and the
+// microbatch; the other ranks wait for it. `losses` [count] are those of this rank's microbatches. Collective.
 [[noreturn]] void refuse_losses(const Assembly& assembly, const StepInput& input, const double* losses,
                                 int64_t count);
 
-// Some gradient is not finite: throws base::Error("numerics"), naming parameter, rank and microbatch, which are found
-// by running each microbatch alone. `factors` [microbatches] are those of the losses. Collective.
+// Throws base::Error("numerics") because some gradient is not finite. Runs each microbatch alone to find parameter,
+// rank and microbatch. `factors` [microbatches] are the loss factors. Collective.
 [[noreturn]] void refuse_gradients(Assembly& assembly, const StepInput& input, const at::Tensor& factors);
 
-// The rules by which judge_step decides whether a step updates.
+// Rules by which judge_step decides whether a step updates.
 
 cuda::kernels::StepRules rules_of(const Assembly& assembly);
 
-// Steps in which rows of experts found no room in the static buffers of model.moe_token_dispatcher_type.
+// Handling of steps whose expert rows exceed the static buffers of model.moe_token_dispatcher_type.
 
-// What moe::NoRoom says on the rank that needs the largest factor. Throws it as base::Error("moe") where
-// model.moe_overflow_policy is stop. Collective, with the same result on all; before the next step.
+// Returns moe::NoRoom::text of the rank that needs the largest factor. Throws it as base::Error("moe") if
+// model.moe_overflow_policy is stop. Call before the next step. Collective, with the same result on all ranks.
 std::string overflow_of(const Assembly& assembly);
 
-// During its lifetime rows are sent by counts that the host reads, so that all of them find room.
+// During its lifetime, expert rows are sent by counts that the host reads, so all rows fit.
 class Repeating {
  public:
   explicit Repeating(Assembly& assembly) : buffers_(*assembly.experts->buffers) { buffers_.repeats = true; }

@@ -12,8 +12,9 @@
 namespace metroplex::train {
 
 struct StepGraphs::One {
-  // The body begins and ends with parameters gathered and no collective in flight: one started before it would be
-  // waited for inside the graph, and one left to the next step would be waited for only once, in the capture.
+  // The body begins and ends with gathered parameters and no collective in flight. A collective started earlier would
+  // be waited for inside the graph. A collective left to the next step would be waited for only once, during the
+  // capture.
   One(Assembly& a, cuda::GraphDevice& device, std::shared_ptr<cuda::GraphPool> pool)
       : inputs(a.world->device()),
         step(device,
@@ -28,9 +29,9 @@ struct StepGraphs::One {
                   }}) {}
 
   pipeline::StaticBatches inputs;
-  at::Tensor step_inputs, loss_factors;  // Assembly's: the other graph may have another number of microbatches
-  const Body* body = nullptr;            // of the step under way
-  StepVector vector;                     // of the last step; once captured, where every replay leaves it
+  at::Tensor step_inputs, loss_factors;  // of Assembly; the other graph may have another number of microbatches
+  const Body* body = nullptr;            // of the current step
+  StepVector vector;                     // of the last step; after the capture, the output of every replay
   cuda::GraphedCallable step;
 };
 
@@ -48,7 +49,8 @@ StepVector StepGraphs::run(One& one, const std::vector<nn::Microbatch>& batches,
       !a_.variable_lengths, "cuda graph",
       "the microbatches of a step differ in length, and a captured step has one length for all; pad them, or set "
       "train.cuda_graph_impl: none");
-  // Finishes the collectives that an eager step has left in flight: the graph must neither wait for them nor race.
+  // Finishes the collectives that an eager step left in flight. The graph must neither wait for them nor race with
+  // them.
   a_.families.settle();
   a_.step_inputs = one.step_inputs;
   a_.loss_factors = one.loss_factors;

@@ -1,6 +1,7 @@
-// The whole step as one graph (train.cuda_graph_impl: full_iteration): all microbatches and chunks of a rank, its
-// sends and receives, gradient reduction, clipping, the decision to update, the optimizer, gathering of parameters.
-// Two graphs per rank, for training and for evaluation, share a pool; the first steps of each run eagerly.
+// The whole step as one CUDA graph (train.cuda_graph_impl: full_iteration). The graph contains all microbatches and
+// chunks of a rank, sends and receives, gradient reduction, clipping, step decision, optimizer and parameter
+// gathering. Each rank has one graph for training and one for evaluation, in a shared pool. The first steps of each
+// run eagerly.
 #pragma once
 
 #include <functional>
@@ -19,19 +20,20 @@ class Timers;
 
 class StepGraphs {
  public:
-  // `assembly` outlives it, and its target has device.recorder().
+  // `assembly` must outlive this object, and its target must use device.recorder().
   StepGraphs(Assembly& assembly, cuda::GraphDevice& device);
   ~StepGraphs();
 
-  // What a graph captures: all of a step behind write_step_inputs. Where it replays, the body is not called.
+  // The captured part of a step: everything after write_step_inputs. A replay does not call it.
   using Body = std::function<StepVector(const std::vector<nn::Microbatch>& batches)>;
-  // One step: the body over static copies of the microbatches, or its replay. Where their number or form has changed
-  // since the capture, it is captured again.
+  // Runs the body over static copies of the microbatches, or replays it. Recaptures if the number or shape of the
+  // microbatches has changed.
   StepVector train(const StepInput& input, const Body& body);
   StepVector evaluate(const std::vector<nn::Microbatch>& batches, bool stop, const Body& body);
-  // The timers of the step under way, for the body: asked again in every replay. Null: it cannot use any.
+  // Timers of the current step, for the body, which must dereference them on every replay. Null if timers cannot be
+  // used.
   Timers* const* timers() const { return times_ ? &timers_ : nullptr; }
-  // Whether a body is running for a capture: nobody may wait for the device then.
+  // True while a body is being captured; waiting for the device is then illegal.
   bool capturing() const;
 
   struct Sizes {
@@ -48,8 +50,8 @@ class StepGraphs {
   Assembly& a_;
   std::shared_ptr<cuda::GraphPool> pool_;
   std::unique_ptr<One> training_, evaluation_;
-  bool times_;                // timers wait for the device, which is not allowed while a GPU captures
-  Timers* timers_ = nullptr;  // of the step under way
+  bool times_;                // false on a GPU: timers would synchronize the device, which a capture forbids
+  Timers* timers_ = nullptr;  // of the current step
 };
 
 }  // namespace metroplex::train

@@ -62,8 +62,8 @@ void write_step_inputs(Assembly& a, const std::vector<nn::Microbatch>& batches, 
   cuda::write_from_host(target, a.step_inputs, host);
 }
 
-// Only the last stage has losses. Its tensor-parallel ranks hold the same ones, so only the first of them is counted;
-// likewise for loss terms on every stage. Under context parallelism the losses of the parts of a sequence add up,
+// Only the last stage has losses. Its tensor-parallel ranks hold equal losses, so only the first rank counts; the
+// same applies to loss terms on every stage. Under context parallelism, the losses of a sequence's shards add up,
 // while its tokens are counted once.
 StepVector summed_losses(Assembly& a, const pipeline::PipelineOutput& output, int64_t microbatches) {
   const cuda::Target& target = a.world->target();

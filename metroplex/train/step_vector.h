@@ -1,5 +1,5 @@
-// What the host and a step on the device exchange: one tensor written before the step (stop flag, tokens of each
-// microbatch), and one vector of all results of the step, read once, when it is over.
+// Data exchanged between the host and a step on the device. One tensor is written before the step (stop flag, tokens
+// per microbatch). One vector holds all results and is read once, after the step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,9 +21,9 @@ class StepVector {
   StepVector() = default;
   StepVector(const cuda::Target& target, int64_t num_terms, int64_t microbatches);
 
-  // [k] double: StepSums, a sum of each loss term, StepVerdict, this rank's loss of each microbatch.
+  // [k] double: StepSums, the sum of each loss term, StepVerdict, and this rank's loss per microbatch.
   const at::Tensor& tensor() const { return tensor_; }
-  // Its parts: what is added up over the world, what the step decides, the losses.
+  // Views of it: sums over the world, the step decision, this rank's losses.
   at::Tensor summed() const;
   at::Tensor judged() const;
   at::Tensor own() const;
@@ -33,7 +33,7 @@ class StepVector {
   double* losses() const;
   int64_t num_terms() const { return num_terms_; }
   int64_t microbatches() const { return microbatches_; }
-  // A copy whose pointers the host may read. The host waits: once a step.
+  // Returns a copy whose pointers the host may read. Synchronizes; called once per step.
   StepVector on_host(const cuda::Target& target) const;
 
  private:
@@ -41,13 +41,13 @@ class StepVector {
   int64_t num_terms_ = 0, microbatches_ = 0;
 };
 
-// Writes Assembly::step_inputs [1 + 2 microbatches] double: whether this rank is asked to stop, of each microbatch
-// the tokens that count, of the whole sequence, and whether this rank counts them. Makes room for
-// Assembly::loss_factors, ahead of a capture.
+// Writes Assembly::step_inputs [1 + 2 microbatches] double. It holds the stop flag, then per microbatch the counted
+// tokens of the whole sequence, then per microbatch whether this rank counts them. Also allocates
+// Assembly::loss_factors, so that a capture does not.
 void write_step_inputs(Assembly& assembly, const std::vector<nn::Microbatch>& batches, bool stop);
 
-// Losses, tokens and loss terms of a run of the executor, summed over the microbatches of this rank and over the
-// world: all results of a step but the verdict. Collective.
+// Losses, tokens and loss terms of an executor run, summed over this rank's microbatches and over the world. Contains
+// all results of a step except the decision. Collective.
 StepVector summed_losses(Assembly& assembly, const pipeline::PipelineOutput& output, int64_t microbatches);
 
 }  // namespace metroplex::train

@@ -1,7 +1,7 @@
-// Named timers with levels: 0 occasional work (saving, evaluating), 1 the parts of a step, 2 what is inside them and
-// every pipeline action. A timer above train.timing_log_level costs one comparison. An active timer waits for the
-// device before it starts and before it stops, so that work is counted where it was enqueued; a device error that
-// appears in that wait is thrown from the measured call.
+// Named timers with levels: 0 occasional work (saving, evaluating), 1 the parts of a step, 2 their details and every
+// pipeline action. A timer above train.timing_log_level costs one comparison. An active timer waits for the device
+// before it starts and stops, so that work counts where it was enqueued. A device error during that wait is thrown
+// from the measured call.
 #pragma once
 
 #include <chrono>
@@ -19,11 +19,11 @@ class Timers {
   using Clock = std::chrono::steady_clock;
 
  public:
-  // `settle` waits for the device; empty: nothing is ever under way.
+  // `settle` synchronizes the device; empty: all work is synchronous.
   explicit Timers(int64_t level, std::function<void()> settle = nullptr)
       : level_(level), settle_(std::move(settle)) {}
 
-  // What is still under way was begun in these seconds.
+  // Adds `seconds` plus the wait for work still in flight on the device.
   void add(const std::string& name, int64_t level, double seconds) {
     if (level > level_) return;
     Watch& watch = watches_[name];
@@ -31,7 +31,7 @@ class Timers {
     watch.now_and_then = level == 0;
     ++watch.times;
   }
-  // Runs `body`, adds its time, and returns what it returns. Where it throws, nothing is added and nobody waits.
+  // Runs `body`, adds its time and returns its result. If `body` throws, adds nothing and does not synchronize.
   template <class Body>
   auto measure(const char* name, int64_t level, Body&& body) -> decltype(body()) {
     if (level > level_) return body();
@@ -47,7 +47,7 @@ class Timers {
     }
   }
 
-  // The same in two halves.
+  // The same as two calls.
   void begin(const char* name, int64_t level) {
     if (level > level_) return;
     settle();
@@ -57,15 +57,15 @@ class Timers {
     if (level <= level_) add(name, level, seconds_since(watches_[name].begun));
   }
 
-  // Minimum and maximum over the ranks of `world`, one line a timer; starts anew. In ms per iteration; of level 0 in
-  // ms each time. Collective; rank 0 gets the text, the others "".
+  // Returns minimum and maximum over the ranks of `world`, one line per timer, and resets all timers. Times are ms
+  // per iteration; for level 0, ms per call. Collective; rank 0 gets the text, other ranks "".
   std::string report(int64_t iterations, const comm::Group& world);
 
  private:
   static double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
   }
-  // Seconds that the device took.
+  // Synchronizes; returns the waiting time in seconds.
   double settle() const {
     if (!settle_) return 0;
     const Clock::time_point start = Clock::now();

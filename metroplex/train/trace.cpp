@@ -36,13 +36,14 @@ int64_t net_of(const std::vector<plan::IslandTrace>& islands) {
   return sum;
 }
 
-// A table in which this rank runs one microbatch at a time: forward through all of its chunks, then backward, with
-// the sends and receives of a real table. Outputs are freed after their backwards, so that no free falls into another
-// action's trace; outputs in a pool before, because a real run has dropped them when the backward is captured.
+// Schedules one microbatch at a time on this rank: forward through all its chunks, then backward. Uses the sends and
+// receives of a real table. Outputs are freed after their backward pass, so that no free falls into another action's
+// trace. Outputs in a pool are freed earlier, because a real run has dropped them before the backward pass is
+// captured.
 struct OwnActions {
   int num_microbatches = 1;
   bool forward_only = false;
-  std::vector<bool> output_in_pool = {};  // [chunk]; empty: no output is
+  std::vector<bool> output_in_pool = {};  // [chunk]; empty: no output is in a pool
 };
 
 plan::PipelineTable own_actions(const Assembly& a, const OwnActions& form) {
@@ -113,7 +114,7 @@ class Tracer final : public nn::StageObserver {
     recorder_.begin_island({});
   }
 
-  std::vector<plan::ChunkTrace> chunks;  // of the last microbatch that was run
+  std::vector<plan::ChunkTrace> chunks;  // of the last microbatch
 
  private:
   void see_gathered() { gathered_ = std::max(gathered_, a_.families.gathered_bytes()); }
@@ -134,9 +135,9 @@ class Tracer final : public nn::StageObserver {
   int64_t border_ = 0, gathered_ = 0;
 };
 
-// The part of a microbatch that this rank has. With a slack of tokens each rank is taken for one that has the most;
-// with hybrid context parallelism for one that has as many as it may of the longest document, among as many ranks as
-// that needs.
+// Builds this rank's rows of a microbatch, for the largest memory use. With a token slack, every rank gets the
+// maximum number of rows. With hybrid context parallelism, the rank shares the longest document and holds as many of
+// its tokens as allowed. The document is split over the fewest ranks.
 nn::Microbatch largest_part(const RankRequest& request, const comm::World& world, at::ScalarType float_type) {
   const config::Config& config = request.config;
   const config::Parallel& parallel = config.parallel;
@@ -182,7 +183,7 @@ std::vector<plan::TransientFamily> transient_families(const Assembly& a) {
   return all;
 }
 
-// The second of two microbatches is recorded: one-time allocations are made in the first.
+// The second of two microbatches is recorded; the first makes the one-time allocations.
 constexpr int kMicrobatches = 2;
 
 std::vector<plan::ChunkTrace> trace_chunks(Assembly& a, TraceRecorder& recorder,
@@ -212,8 +213,8 @@ std::map<std::string, int64_t> rounded_sizes(const pipeline::StaticBuffers& buff
   return sizes;
 }
 
-// Runs the stages with graphs, as the run does, but with each chunk in an instance of its own. Evaluations have an
-// instance for each microbatch too: in a run no instance is used again before its output has been sent.
+// Runs the stages with graphs as a real run does, but with one instance per chunk. Evaluation also has one instance
+// per microbatch, because a real run reuses an instance only after its output has been sent.
 plan::GraphTrace trace_graphs(Assembly& a, TraceRecorder& recorder, MetaGraphs& device,
                               std::vector<nn::Microbatch> batches) {
   plan::GraphTrace out;
@@ -249,8 +250,8 @@ plan::GraphTrace trace_graphs(Assembly& a, TraceRecorder& recorder, MetaGraphs& 
   return out;
 }
 
-// For cuBLAS: a rank is a thread, and the captures of graphs and the steps before them have a stream of their own
-// beside that of what runs eagerly.
+// Size of the cuBLAS workspaces, one per stream of this rank's thread. Graph captures and warmup steps use a separate
+// stream.
 int64_t library_bytes(const RankRequest& request) {
   if (!request.device.is_cuda()) return 0;
   std::optional<std::string> setting = comm::process_environment("CUBLAS_WORKSPACE_CONFIG");
@@ -279,7 +280,7 @@ plan::RankTrace trace_rank(const RankRequest& request) {
   out.host = state.host;
   if (a->experts && a->experts->stash) out.host += a->experts->stash->host_bytes();
   out.tables = recorder.live() - out.parameters - out.gradients - out.main_parameters - out.moments - out.host;
-  out.host += copy_bytes(*a);  // which nobody has taken here
+  out.host += copy_bytes(*a);  // not allocated during tracing
   out.libraries = library_bytes(request);
   out.transient = transient_families(*a);
   out.overlaps = config.parallel.overlap_grad_reduce;

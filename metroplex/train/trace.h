@@ -1,6 +1,6 @@
-// Builds a rank's share of a run as a real run does, and runs it once on the meta device: the real layers, stages,
-// buffers and optimizer, under a memory meter. Their allocations and operations become plain data, which plan/
-// replays over the pipeline table. So no layer needs a second description for the memory prediction.
+// Builds a rank's share of a run and executes it once on the meta device, under a memory meter. Uses the real layers,
+// stages, buffers and optimizer. Their allocations and operations become plain data, which plan/ replays over the
+// pipeline table. Memory prediction therefore needs no second description of the layers.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,15 @@ struct RankRequest {
   config::Config config;  // resolved and checked for world_size ranks
   int world_size = 1;
   int rank = 0;
-  int64_t vocab_size = 0;        // unpadded
-  int64_t num_microbatches = 0;  // of a step; 0: as train.global_batch_size says
-  at::Device device = at::kCPU;  // that the run computes on; need not be there
+  int64_t vocab_size = 0;        // without padding
+  int64_t num_microbatches = 0;  // per step; 0: derived from train.global_batch_size
+  at::Device device = at::kCPU;  // device of the run; need not exist
   StageBuilder build = models::build_stage;
-  bool eager = false;  // of steps before graphs of parts of layers are captured
+  bool eager = false;  // trace a step before partial graphs are captured
 };
 
-// Nothing is allocated, no other rank is needed, no GPU either. On a GPU blocks count in multiples of 512 bytes, as
-// its allocator takes them.
+// Allocates no tensor memory and needs neither other ranks nor a GPU. For a GPU, sizes are rounded up to 512 bytes,
+// the block size of PyTorch's caching allocator.
 plan::RankTrace trace_rank(const RankRequest& request);
 
 }  // namespace metroplex::train

@@ -1,6 +1,6 @@
-// Records what a rank allocates and issues on the meta device, island by island. While a graph is captured,
-// allocations count in the pool of the graph and not in the record. MetaGraphs makes such graphs: the stages' own
-// capture code runs (pipeline/graphed_island.h), and every pass is captured again.
+// Records the allocations and operations of a rank on the meta device, per autograd region. Allocations during a
+// graph capture count in the graph's pool, not in the record. MetaGraphs creates such graphs: the stages run their
+// own capture code (pipeline/graphed_island.h), and every pass is captured again.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace metroplex::train {
 class TracePool final : public cuda::GraphPool {
  public:
   Bytes bytes() const override { return bytes_; }
-  void add(int64_t bytes);  // negative: they are freed
+  void add(int64_t bytes);  // negative: memory is freed
 
  private:
   Bytes bytes_;
@@ -27,25 +27,24 @@ class TracePool final : public cuda::GraphPool {
 
 class TraceRecorder final : public cuda::MetaMemory::Listener, public cuda::Recorder {
  public:
-  // block: allocations count in multiples of so many bytes.
+  // block: allocation sizes are rounded up to a multiple of this many bytes.
   explicit TraceRecorder(int64_t block) : block_(block) {}
 
   void allocated(int64_t bytes, const void* block) override;
   void freed(int64_t bytes, const void* block) override;
-  int64_t live() const { return live_; }  // outside pools
+  int64_t live() const { return live_; }  // bytes outside pools
 
   void run(cuda::Operation operation) override;
   void issued(const cuda::Operation& operation) override;
-  // From here on allocations and operators are recorded.
   void start();
 
-  // The event of a gradient ends a TraceStep.
+  // Ends the current TraceStep at a gradient event of parameter `param`.
   void end_step(plan::TraceStep::End end, size_t param);
-  // Later events belong to `next`.
+  // Assigns later events to `next`.
   void begin_island(plan::IslandTrace next);
   std::vector<plan::IslandTrace> take();
 
-  // Between the two, allocations are in `pool` until they are freed.
+  // Between these calls, allocations belong to `pool` until they are freed.
   void enter_pool(std::shared_ptr<TracePool> pool) { pool_ = std::move(pool); }
   void leave_pool() { pool_ = nullptr; }
   bool in_pool(const at::Tensor& x) const;
@@ -57,7 +56,7 @@ class TraceRecorder final : public cuda::MetaMemory::Listener, public cuda::Reco
   int64_t live_ = 0, net_ = 0, most_ = 0;
   plan::IslandTrace island_;
   std::vector<plan::IslandTrace> islands_;
-  std::shared_ptr<TracePool> pool_;                                      // of the capture that runs now
+  std::shared_ptr<TracePool> pool_;                                      // of the current capture
   std::unordered_map<const void*, std::shared_ptr<TracePool>> pool_of_;  // by block of MetaMemory
 };
 

@@ -39,14 +39,14 @@ class Job {
   Job(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer,
       const TrainerEnvironment& environment, bool forward_only);
   Assembly& assembly() { return *a_; }
-  // Up to the first step: what there is to say of the run, the checkpoint, the files that it writes.
+  // Logs the run, loads the checkpoint and opens the output files.
   void begin_training();
   bool more() const { return more_after(position_); }
-  // The next microbatches, and what else a step is given; valid until after_step.
+  // Returns the next microbatches and the other inputs of a step; valid until after_step.
   StepInput next_step();
-  // Fetches the microbatches of the step behind that one, whose outcome has not been read yet.
+  // Fetches the microbatches of the following step, before the outcome of the current step is read.
   void fetch_ahead();
-  // Counts the step and reports it, then does what is due. True when the run ends here.
+  // Counts and reports the step, then logs, saves and evaluates as due. Returns true if the run ends here.
   bool after_step(const StepOutcome& outcome);
   RunSummary end_training();
   RunSummary evaluate_only();
@@ -62,7 +62,7 @@ class Job {
   void stop_here();
   // Over all data-parallel ranks.
   int64_t samples_of_microbatch() const { return a_->config.train.micro_batch_size * a_->groups().dp.size(); }
-  // Of a rank; a batch size that is no multiple is rounded down, as in training (decrease_batch_size_if_needed).
+  // Per rank. Rounds down a batch size that is not a multiple, as training does (decrease_batch_size_if_needed).
   int64_t evaluated_microbatches() const {
     return std::max<int64_t>(1, length_.eval_batch_size / samples_of_microbatch());
   }
@@ -77,7 +77,7 @@ class Job {
   void begin_from_weights();
   void warn_of_data() const;
   void open_outputs();
-  // The last one of the run, or one that others follow.
+  // `last`: final save of the run.
   void save(bool last);
   void report_step(const StepOutcome& outcome, double seconds);
   void log_interval(const StepOutcome& last);
@@ -95,16 +95,16 @@ class Job {
   }
 
   TrainerEnvironment environment_;
-  std::unique_ptr<cuda::MemoryMeter> meter_;  // ahead of what it measures, until the second step has been reported
+  std::unique_ptr<cuda::MemoryMeter> meter_;  // constructed before its tensors; reset after the second step's report
   std::unique_ptr<Assembly> a_;
   std::unique_ptr<MemoryReport> memory_;
-  std::optional<Metrics> metrics_;      // rank 0
-  std::optional<ExpertLoads> experts_;  // where they are asked for
+  std::optional<Metrics> metrics_;  // rank 0
+  std::optional<ExpertLoads> experts_;
   Timers timers_;
   plan::MicrobatchSchedule microbatches_;
   Position position_;
   int64_t eod_ = -1;                                 // TokenizerFacts::eod
-  std::string past_metrics_file_, past_trace_file_;  // of the run that this one goes on from
+  std::string past_metrics_file_, past_trace_file_;  // of the resumed run
   RunSummary summary_;
   RunLength length_;
   RunData data_;
@@ -112,16 +112,16 @@ class Job {
   BatchesAhead ahead_{[this](const RunData::Wanted& wanted) {
     return timers_.measure("batch-generator", 1, [&] { return data_.next(*batches_, wanted); });
   }};
-  std::vector<nn::Microbatch> micro_;  // of the step under way
+  std::vector<nn::Microbatch> micro_;  // of the current step
   Clock::time_point step_start_;
   int64_t global_batch_size_ = 0;
   int64_t told_graphs_ = 0;
-  double params_norm_ = -1;  // of the last step, where it is computed
+  double params_norm_ = -1;  // of the last step, if computed
   Interval interval_;        // since the last iteration line
   LargestNorm norms_;
   Clock::time_point run_start_ = Clock::now();
   int64_t first_iteration_ = 0;
-  std::optional<RunSaves> saves_;  // of training
+  std::optional<RunSaves> saves_;
 };
 
 cuda::MemoryMeter::Of meter_of(const comm::World& world) {
@@ -149,8 +149,8 @@ Job::Job(const config::Config& config, const comm::World& world, const Tokenizer
   if (a_->optimizer) time_actions(*a_, timers_);
 }
 
-// Returns the mean loss over the datasets of the split, or nothing if a stop was requested meanwhile. `consumed`: the
-// samples that earlier evaluations read of each dataset.
+// Returns the mean loss over the datasets of the split; nullopt if a stop was requested during evaluation.
+// `consumed`: samples that earlier evaluations read from each dataset.
 std::optional<double> Job::evaluate(Split split, int64_t consumed) {
   double sum = 0;
   for (size_t set = 0; set < data_.num_sets(split); ++set) {
@@ -162,7 +162,7 @@ std::optional<double> Job::evaluate(Split split, int64_t consumed) {
 }
 
 std::optional<double> Job::evaluate_set(Split split, size_t set, int64_t consumed) {
-  // Only whole microbatches of all data-parallel ranks are read.
+  // Reads only whole microbatches of all data-parallel ranks.
   int64_t left = reads_whole_set(split) ? data_.num_samples(split, set) / samples_of_microbatch()
                                         : a_->config.train.eval_iters * evaluated_microbatches();
   MPX_CHECK(left > 0, "data", "the ", data_.name(split, set), " set has ", data_.num_samples(split, set),
@@ -282,7 +282,7 @@ void Job::report_step(const StepOutcome& outcome, double seconds) {
 
 void Job::log_interval(const StepOutcome& last) {
   IterationMetrics m;
-  interval_.describe(m);  // before the collective on times, which would count as time per iteration
+  interval_.describe(m);  // before the timers' collective, which would count as time per iteration
   const std::string times =
       a_->config.train.timing_log_level > 0 ? timers_.report(interval_.steps(), a_->groups().world) : "";
   if (metrics_) {
@@ -323,7 +323,7 @@ StepInput Job::next_step() {
           looked_at};
 }
 
-// A step that is looked at allocates nothing but its own.
+// Skipped during the memory report, so that it measures the step's own allocations only.
 void Job::fetch_ahead() {
   Position next = position_;
   ++next.iteration;
@@ -349,7 +349,6 @@ bool Job::after_step(const StepOutcome& outcome) {
   return do_what_is_due(outcome);
 }
 
-// Logs the graphs whenever more have been captured.
 void Job::report_graphs(size_t num_microbatches) {
   if (!a_->graph_device || captured_graphs(*a_) == told_graphs_) return;
   told_graphs_ = captured_graphs(*a_);
@@ -363,7 +362,7 @@ void Job::report_memory(size_t num_microbatches) {
   for (const std::string& line : memory_lines(*a_, measured, static_cast<int64_t>(num_microbatches))) say(line);
 }
 
-// As in Megatron-LM, the schedules stand still where nothing was updated.
+// As in Megatron-LM, a skipped step does not advance the schedules.
 void Job::count(const StepOutcome& outcome) {
   if (!outcome.repeated.empty())
     warn("iteration " + std::to_string(position_.iteration) + " ran twice: " + outcome.repeated);
@@ -401,9 +400,9 @@ bool Job::do_what_is_due(const StepOutcome& outcome) {
   return false;
 }
 
-// In the middle of an evaluation.
+// Ends the run in the middle of an evaluation.
 void Job::stop_here() {
-  saves_->finish();  // what it could not write is saved again
+  saves_->finish();  // a failed background save is repeated below
   if (!a_->config.checkpoint.save.empty() && !saves_->has_current()) save(true);
   summary_.ending = Ending::stopped;
 }
@@ -424,7 +423,8 @@ void Job::evaluate_at_end() {
   one(kTest, 0, summary_.test_loss);
 }
 
-// For the log: the dispatcher and the grouped product, which the configuration may leave open, and who plans clones.
+// Log line about the experts: dispatcher and grouped GEMM, which the configuration may leave open, and the ECHO
+// planner.
 std::string words_of_experts(const Assembly& a) {
   const config::Model& model = a.config.model;
   const int64_t ep = a.config.parallel.ep(), ranks = a.config.parallel.etp() * ep;
@@ -530,7 +530,7 @@ RunSummary run_training(const config::Config& config, const comm::World& world, 
   std::optional<checkpoint::FolderLock> lock;
   if (world.rank() == 0) {
     check_save_folder(config, *environment.disk);
-    // Before anything else is made, so that a wrong path is found at the start and not at the first save.
+    // Runs first, so that a wrong path is reported at the start and not at the first save.
     if (!config.checkpoint.save.empty()) lock.emplace(*environment.disk, config.checkpoint.save);
   }
   Job job(config, world, tokenizer, environment, false);

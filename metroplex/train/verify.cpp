@@ -29,12 +29,12 @@ int64_t synthetic_token(int64_t sample, int64_t position, int64_t vocab_size) {
   return static_cast<int64_t>(base::philox4x32(kTokenKey, sample, position)[0]) % vocab_size;
 }
 
-// Some positions do not count, differently in every sample, so that masked means are compared too.
+// Masks some positions, different ones in every sample, so that masked means are compared too.
 float synthetic_mask(int64_t sample, int64_t position) {
   return base::philox4x32(kTokenKey + 1, sample, position)[0] % 8 == 0 ? 0.0f : 1.0f;
 }
 
-// Documents of some six tokens, where the config asks how they are told apart.
+// Documents of about six tokens, if the config separates documents.
 bool ends_document(int64_t sample, int64_t position) {
   return base::philox4x32(kTokenKey + 2, sample, position)[0] % 6 == 0;
 }
@@ -67,7 +67,7 @@ HostBatch synthetic_batch(const config::Config& config, int64_t first_sample, in
   return host;
 }
 
-// The larger of the two; NaN counts as the largest and sticks.
+// Returns the larger value. NaN counts as the largest and is sticky.
 double worse(double so_far, double seen) { return std::isnan(so_far) || seen <= so_far ? so_far : seen; }
 
 double relative(double a, double b) { return std::abs(a - b) / std::max(std::abs(b), 1e-300); }
@@ -109,9 +109,9 @@ void experts_dependent(const config::Config& config, int64_t world_size, std::ve
   }
 }
 
-// The parameter whose gradient is zero in exact arithmetic, with the keys that make it; empty: there is none. A
-// softmax over one key is 1. What is added to every key alike leaves any softmax as it is, unless it is turned by
-// position or a norm comes behind it.
+// Returns the parameter whose gradient is zero in exact arithmetic, with the keys that cause it; empty if there is
+// none. A softmax over one key is 1. A term added to every key leaves the softmax unchanged, except with rotary
+// positions or a norm after it.
 std::string parameter_without_gradient(const config::Model& m) {
   if (const config::Family* family = config::find_family(m.family); family != nullptr && family->top_query)
     return "the first row of top_query_embeddings, which sees one key (model.family = " + m.family + ")";
@@ -151,7 +151,7 @@ config::Config verification_config(config::Config config, int64_t steps) {
   config.train.rampup_batch_size.clear();
   config.train.eval_interval = 0;
   config.train.check_for_nan_in_loss = true;
-  config.model.sharded_initialization = false;  // its weights depend on the layout by design
+  config.model.sharded_initialization = false;  // sharded initialization depends on the layout by design
   config.train.tensorboard_dir.clear();
   config.train.metrics_file.clear();
   config.train.expert_trace_file.clear();
@@ -161,16 +161,16 @@ config::Config verification_config(config::Config config, int64_t steps) {
   config.optim.lr_decay_iters = config.optim.lr_decay_samples = 0;
   config.optim.lr_wsd_decay_iters = config.optim.lr_wsd_decay_samples = 0;
   config.optim.lr_decay_style = config::LrDecay::constant;
-  // Adam's first updates have the size of lr whatever the gradient's is: an epsilon well above float64's rounding of
-  // the smallest gradients keeps the sign of a gradient that is zero in exact arithmetic (the key bias) out of the
-  // comparison.
+  // Adam's first updates have the size of lr, independent of the size of the gradient. A gradient may be zero in
+  // exact arithmetic (the key bias), so that its sign is rounding noise. An epsilon well above that noise removes it
+  // from the comparison.
   config.optim.adam_eps = std::max(config.optim.adam_eps, 1e-6);
   return config;
 }
 
 config::Config with_running_batch(config::Config config, int64_t world_size) {
   config::Train& t = config.train;
-  if (!t.decrease_batch_size_if_needed || t.global_batch_size == 0) return config;  // 0: a microbatch for each rank
+  if (!t.decrease_batch_size_if_needed || t.global_batch_size == 0) return config;  // 0: one microbatch per rank
   const int64_t dp = config::data_parallel_size(config.parallel, world_size);
   const auto schedule = plan::MicrobatchSchedule::constant(t.global_batch_size, {t.micro_batch_size, dp, true});
   t.global_batch_size = schedule.at(0).running_global_batch_size;
@@ -215,7 +215,7 @@ std::vector<std::string> layout_dependent(const config::Config& config, int64_t 
   if (config.model.has_experts()) experts_dependent(config, world_size, found);
   const std::string noise = parameter_without_gradient(config.model);
   const config::OptimizerTraits* optimizer = config::find_optimizer(config.optim.optimizer);
-  // pp alone leaves every bit as it is.
+  // Splitting by pp alone is bitwise identical.
   if (optimizer != nullptr && optimizer->takes_sign && !noise.empty() && world_size > config.parallel.pp()) {
     found.push_back(base::concat("optim.optimizer = ", config.optim.optimizer,
                                  ": steps by the sign of gradients, and that of ", noise,
@@ -230,7 +230,7 @@ config::Config one_rank_config(config::Config config) {
   config.parallel = {};
   config.memory = {};
   config.train.global_batch_size = global_batch_size;
-  // It sends over nodes, of which there is one: the same rows come by alltoall.
+  // The hierarchical dispatcher needs several nodes; alltoall sends the same rows.
   if (config.model.moe_token_dispatcher_type == config::TokenDispatcher::hierarchical)
     config.model.moe_token_dispatcher_type = config::TokenDispatcher::alltoall;
   config::turn_echo_and_stash_off(config.model);

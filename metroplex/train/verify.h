@@ -1,5 +1,5 @@
-// Checks that a layout does not change the result: a few steps on synthetic data in float64, on the layout of a
-// config and on one rank, and the largest differences of losses, gradient norms and final parameters.
+// Checks that the layout does not change the result. Runs a few steps on synthetic data in float64 on the configured
+// layout and on a single rank. Reports the largest differences of losses, gradient norms and final parameters.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,29 +16,28 @@ namespace metroplex::train {
 
 struct LayoutRun {
   std::vector<double> losses, grad_norms;
-  std::map<std::string, at::Tensor> params;  // whole, on rank 0; empty elsewhere
+  std::map<std::string, at::Tensor> params;  // unsharded, on rank 0; empty on other ranks
 };
 
-// The config in float64 for the comparison: same model, batch and document masks, made-up tokens, no files, optimizer
-// from the first step on at a constant rate.
+// Returns the float64 config for the comparison: same model, batch and document masks, synthetic tokens, no files.
+// The optimizer runs from the first step at a constant rate.
 config::Config verification_config(config::Config config, int64_t steps);
-// The batch size that runs where train.decrease_batch_size_if_needed makes it smaller on `world_size` ranks: one rank
-// would take the whole of it. base::Error("plan") where not one microbatch is left.
+// Sets the batch size that train.decrease_batch_size_if_needed yields on `world_size` ranks, because a single rank
+// would run the full one. Throws base::Error("plan") if no microbatch remains.
 config::Config with_running_batch(config::Config config, int64_t world_size);
-// What of `asked` the comparison leaves out or changes: "key: its value (VALUE in the comparison)"; files, logs and
-// the number of steps, which no layout can change, are not told.
+// Lists settings of `asked` that the comparison drops or changes: "key: its value (VALUE in the comparison)". Files,
+// logs and the number of steps are not listed, because no layout can change them.
 std::vector<std::string> left_out(const config::Config& asked, const config::Config& compared);
-// What gives another result on this layout than on one rank by what it means, or because rounding decides it: "key =
-// value: why; way out".
+// Lists settings whose result depends on the layout, by definition or through rounding: "key = value: reason;
+// suggested fix".
 std::vector<std::string> layout_dependent(const config::Config& config, int64_t world_size);
-// The same on one rank.
 config::Config one_rank_config(config::Config config);
 
-// Collective, on synthetic_batches.
+// Collective; uses synthetic_batches.
 LayoutRun run_layout(const config::Config& config, const comm::World& world, int64_t vocab_size, int64_t steps);
 
-// What this rank of `world` has of step `step`. Tokens are a function of the global sample number alone; with
-// document masks some of them end a document. Losses are masked in `float_type`.
+// Returns this rank's microbatches of step `step`. Tokens depend only on the global sample number. With document
+// masks, some tokens end a document. Loss masks have dtype `float_type`.
 std::vector<nn::Microbatch> synthetic_batches(const config::Config& config, const comm::World& world,
                                               int64_t vocab_size, int64_t step, at::ScalarType float_type);
 
@@ -50,8 +49,8 @@ struct LayoutDifference {
 };
 LayoutDifference compare_runs(const LayoutRun& run, const LayoutRun& reference);
 
-// Float64 keeps 53 bits: a loss is a sum of some ten thousand products (1e-12 relative), and a parameter moves by at
-// most lr a step while Adam divides gradients by their own size (1e-10 absolute).
+// Float64 has a 53-bit mantissa. A loss sums some ten thousand products (1e-12 relative). A parameter moves by at
+// most lr per step, while Adam normalizes gradients by their size (1e-10 absolute).
 // The gradient norm sums over all parameters: one digit less than the loss.
 inline constexpr double kLossTolerance = 1e-12, kGradNormTolerance = 1e-11, kParameterTolerance = 1e-10;
 

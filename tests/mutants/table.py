@@ -158,7 +158,7 @@ MUTANTS = [
     ("strangers_talk_long", "comm/backends/watch_link.cpp", "refused = length > (proven ? longest : kLongestHello);", "refused = length > kLongest;", "comm_test WatchPort*"),
     ("spins_without_files", "comm/backends/watch_link.cpp", "if (!passing) out_of_files_ = Clock::now() + kPause;", "(void)passing;", "comm_test WatchPort*"),
     ("late_joiner_hears_nothing", "comm/backends/watch_tree.cpp", "    if (cause_) link.put(kCause, *cause_);\n", "", "comm_test WatchTree*"),
-    ("failure_before_joining", "comm/backends/watch_tree.cpp", "if (cause_) link.put(kCause, *cause_);  // of a child", "// of a child", "comm_test WatchTree*"),
+    ("failure_before_joining", "comm/backends/watch_tree.cpp", "if (cause_) link.put(kCause, *cause_);  // from a child", "// of a child", "comm_test WatchTree*"),
     ("second_cause_spreads", "comm/backends/watch_tree.cpp", "if (message.kind == kCause && !cause_) {", "if (message.kind == kCause) {", "comm_test WatchTree*"),
     # Graphs.
     ("strides_not_compared", "cuda/graph/tape_compare.cpp", "!same_form(a[t], b[t]) || a[t].strides() != b[t].strides()", "!same_form(a[t], b[t])", "cuda_test TapeFindings*"),
@@ -414,7 +414,7 @@ MUTANTS = [
     ("logsumexp_a_trillionth_off", "cuda/kernels/attention_scores_row.h", "most + std::log(total);", "most + std::log(total) * W(1 + 1e-12);", "nn_test AttentionByProducts*"),
     ("a_row_of_keys_forgets_its_first", "cuda/kernels/attention_scores_row.h", "  const int first = row.begin / kQuad * kQuad, lane", "  const int first = (row.begin + 1) / kQuad * kQuad, lane", "nn_test AttentionByProducts*"),
     ("steps_share_a_stage", "cuda/kernels/grouped_product.cu", "    stage = stage == room ? room + kStage : room;\n", "", "kernels_on_host ExpertsOnHost*"),
-    ("patches_over_stages_in_use", "cuda/kernels/grouped_product.cu", "  __syncthreads();  // before patches lie where the stages were\n", "", "kernels_on_host ExpertsOnHost*"),
+    ("patches_over_stages_in_use", "cuda/kernels/grouped_product.cu", "  __syncthreads();  // before patches overwrite the stages\n", "", "kernels_on_host ExpertsOnHost*"),
     ("tails_of_packs_stay", "cuda/kernels/grouped_product.cu", "to[e] = e < count ? next_[i][e] : T{};", "if (e < count) to[e] = next_[i][e];", "kernels_on_host ExpertsOnHost*"),
     ("packs_of_any_leading_dimension", "cuda/kernels/grouped_product.cu", "% kWideBytes == 0 && ld % kPack == 0;", "% kWideBytes == 0;", "kernels_on_host ExpertsOnHost*"),
     ("bands_are_as_high_as_groups", "cuda/kernels/grouped_product.cu", "? high - first : kBand;", "? high : kBand;", "kernels_on_host ExpertsOnHost*"),

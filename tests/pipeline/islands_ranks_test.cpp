@@ -204,7 +204,8 @@ TEST(Listeners, AreToldInOrderAndInReverseAndWhoOnlyLooksLeavesIslandsWhole) {
   EXPECT_EQ(stage.islands().places.size(), 1u);
 }
 
-// The repeated forward of a chunk that begins at the second segment enters the block, so that ZeRO gathers its parameters.
+// The repeated forward of a chunk that begins at the second segment enters the block, so that ZeRO gathers its
+// parameters.
 TEST(Listeners, ARecomputedChunkEntersItsFirstBlock) {
   pipeline::StageSaving saving;
   saving.recomputed = {{.begin = 0, .end = 1, .segment = 1}};

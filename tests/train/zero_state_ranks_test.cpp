@@ -69,8 +69,8 @@ TEST(ZeroState, OnTheSameLayoutEveryStageAndPrecisionGoesOnBitForBit) {
   }
 }
 
-// Rounding noise is chosen by an element's position in its parameter, not in the shard that a rank updates. The sum of
-// two gradients is the same in any order.
+// Rounding noise is chosen by an element's position in its parameter, not in the shard that a rank updates. The sum
+// of two gradients is the same in any order.
 TEST(ZeroState, StochasticMomentsEqualUnshardedOnes) {
   config::Config config = bf16(small_llama());
   config.optim.exp_avg_dtype = config.optim.exp_avg_sq_dtype = "bf16";

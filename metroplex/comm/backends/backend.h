@@ -1,4 +1,4 @@
-// What a backend provides for one communicator, seen from one rank. Callers use collectives.h.
+// Interface of one communicator as seen from one rank. Callers use collectives.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,17 +12,17 @@ namespace metroplex::comm {
 
 enum class ReduceOp { sum, max };
 
-// An operation under way. Between its start and the return of wait() none of its tensors may be written, and its
-// outputs may not be read. wait() throws base::Error("comm", ...) naming the rank that failed and why.
+// An operation in flight. From its start until wait() returns, none of its tensors may be written and its outputs may
+// not be read. wait() throws base::Error("comm", ...) with the failed rank and the cause.
 class Pending {
  public:
   virtual ~Pending() = default;
   virtual void wait() = 0;
 };
-using PendingPtr = std::shared_ptr<Pending>;  // null: already done
+using PendingPtr = std::shared_ptr<Pending>;  // null: already complete
 
-// One p2p operation of a batch; `peer` is an index in the group. Between two ranks the operations of one channel meet
-// in the order of their issue; channels (0 and 1) are independent of each other.
+// One p2p operation of a batch; `peer` is an index in the group. Operations between two ranks on one channel match in
+// issue order. Channels 0 and 1 are independent.
 struct P2pOp {
   bool is_send = false;
   at::Tensor tensor;
@@ -30,14 +30,14 @@ struct P2pOp {
   int channel = 0;
 };
 
-// Rows for or from the members of a group, packed in group order without gaps: `counts`, [members] int64 on the
-// device of the rows, says how many belong to each. `rows` [N, ...] may be longer than they are together.
+// Rows to or from the members of a group, packed in group order. `counts` [members] int64, on the device of the rows,
+// holds the number of rows per member. `rows` [N, ...] may have more rows than the sum of counts.
 struct CountedRows {
   at::Tensor rows, counts;
 };
 
-// All tensors are contiguous. Every rank of the group calls the same operations in the same order (p2p: each pair
-// for itself). Sums are taken in group order, so every rank gets the same bits.
+// All tensors are contiguous. Every rank of the group calls the same operations in the same order; p2p operations
+// only need a matching order per pair. Sums are taken in group order, so every rank gets the same bits.
 class GroupBackend {
  public:
   virtual ~GroupBackend() = default;
@@ -45,39 +45,39 @@ class GroupBackend {
   virtual PendingPtr all_gather(at::Tensor out, at::Tensor in) = 0;   // out: size() x in, in group order
   virtual PendingPtr reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) = 0;  // in: size() x out
   virtual PendingPtr broadcast(at::Tensor tensor, int root) = 0;                      // root: index in the group
-  // Rows (dim 0) of `in` are split by `in_splits` over the members, `out` receives `out_splits` rows from each.
+  // Sends in_splits[i] rows (dim 0) of `in` to member i; `out` receives out_splits[i] rows from member i.
   virtual PendingPtr all_to_all(at::Tensor out, at::Tensor in, std::vector<int64_t> out_splits,
                                 std::vector<int64_t> in_splits) = 0;
-  // Rows move by counts that stay on the device. Of the in.counts[j] rows for member j the first `capacity` are
-  // delivered, and of what comes to a member, in group order, as much as out.rows has room for. out.counts is filled
-  // with the numbers of rows delivered; what lies in out.rows behind them is unspecified. `overflow`, one int32 on
-  // the device, is set to 1 on a member to which rows were not delivered and on one that had more than `capacity` for
-  // another, and is never cleared; wait() does it, so exchanges that are under way together may share it. Counts are
-  // not negative and add up to the length of in.rows at most: what they say beyond is not sent, an overflow of the
-  // sender. Without an overflow, rows go home when `out` as it came is handed in as `in`. `capacity` and the shape of
-  // a row are the same on all members, lengths need not be.
+  // Moves rows by counts that stay on the device. A sender delivers at most the first `capacity` of the in.counts[j]
+  // rows for member j. A receiver accepts rows in group order until out.rows is full. out.counts receives the numbers
+  // of delivered rows; rows of out.rows after their sum are unspecified. `capacity` and the shape of a row must be
+  // equal on all members; the lengths of rows may differ.
   //
-  // Unless a backend can do better: an all-to-all of `capacity` rows for each pair, beside one of the counts, which
-  // needs room for 2 x members x capacity rows while it is under way. On symmetric memory only the rows move
-  // (symmetric_rows.h).
+  // `overflow` is one int32 on the device. wait() sets it to 1 on a receiver that missed rows, and on a sender with
+  // more than `capacity` rows for a member. It is never cleared, so concurrent exchanges may share it. Counts must be
+  // >= 0. Counts whose sum exceeds the length of in.rows are truncated and set the sender's overflow. If nothing
+  // overflowed, passing the received `out` as `in` returns the rows to their senders.
+  //
+  // The default implementation is an all-to-all of `capacity` rows per pair, plus one of the counts. It allocates 2 x
+  // members x capacity rows while in flight. On symmetric memory only the actual rows move (symmetric_rows.h).
   virtual PendingPtr exchange_rows(CountedRows out, CountedRows in, int64_t capacity, at::Tensor overflow);
-  // Rows come to whoever wants them, by owners that stay on the device. Every member has h rows (dim 0 of `in`) and s
-  // slots (dim 0 of `out`); row r of member m has number m h + r. owners [size() s] int32, the same on all members:
-  // the number of the row for each slot of each member in turn; below 0: none, and what lies in that slot is
-  // unspecified. No slot wants a row of its own member, and no two of one member the same.
+  // Copies rows to the slots that request them; the owners stay on the device. Every member has h rows (dim 0 of
+  // `in`) and s slots (dim 0 of `out`). Row r of member m has number m h + r. owners [size() s] int32, equal on all
+  // members, holds the requested row number for each slot, member by member. A negative number requests no row; the
+  // content of that slot is unspecified. No slot requests a row of its own member, and no two slots of a member
+  // request the same row. `index` is the caller's index in the group.
   //
-  // Unless a backend can do better: on the CPU by messages, of which those who have a row already pass it on (a tree,
-  // relay_hops); on a device by an all-to-all of s rows for each pair, which needs room for 2 x size() x s rows. On
-  // symmetric memory each member would read what it wants. `index` is the caller's in the group.
+  // The default implementation on the CPU relays rows by messages: members that already have a row pass it on
+  // (relay_hops). On a device it is an all-to-all of s rows per pair, which allocates 2 x size() x s rows.
   virtual PendingPtr fetch_rows(at::Tensor out, at::Tensor in, at::Tensor owners, int index);
-  // The way back: sum [h, ...] += for each slot whose owner is a row of this member, by ascending slot, that row of
-  // the slot's member's `in` [s, ...].
+  // Reverse of fetch_rows. Adds each slot's row of `in` [s, ...] to the row of sum [h, ...] that owns the slot, if
+  // this member holds it. Slots are added in ascending order.
   virtual PendingPtr return_rows(at::Tensor sum, at::Tensor in, at::Tensor owners, int index);
-  // Issues the operations of a batch together: none waits for another one of the same batch.
+  // Issues all operations of a batch together; none waits for another one of the same batch.
   virtual PendingPtr batch_p2p(std::vector<P2pOp> ops) = 0;
   virtual void barrier() = 0;
-  // Member 0 gets in `out` what all brought, size() x `in` in group order; elsewhere `out` is undefined. `index` and
-  // `size` are the caller's in the group.
+  // Gathers the `in` of all members into `out` on member 0 (size() x in, in group order). `out` is undefined on other
+  // members. `index` and `size` are the caller's.
   virtual PendingPtr gather(at::Tensor out, at::Tensor in, int index, int size);
 };
 

@@ -25,7 +25,7 @@ class Paused {
 
 double bytes_of(const at::Tensor& tensor) { return static_cast<double>(tensor.nbytes()); }
 
-// Bytes of a row of `rows`, which may have none.
+// Returns the bytes of one row of `rows`, which may have no rows.
 double bytes_of_row(const at::Tensor& rows) {
   double bytes = static_cast<double>(rows.element_size());
   for (const int64_t size : rows.sizes().slice(1)) bytes *= static_cast<double>(size);
@@ -38,7 +38,6 @@ double rows_for_others(const std::vector<int64_t>& splits, size_t index) {
   return rows;
 }
 
-// What exchange_rows sends to each member.
 std::vector<double> bytes_to_each(const CountedRows& in, int64_t capacity) {
   const auto* counts = static_cast<const int64_t*>(in.counts.const_data_ptr());
   const double row = bytes_of_row(in.rows);
@@ -52,10 +51,9 @@ std::vector<double> bytes_to_each(const CountedRows& in, int64_t capacity) {
   return bytes;
 }
 
-// What fetch_rows moves.
 std::vector<LinkTransfer> hops_of(const at::Tensor& owners, int64_t slots, int64_t home, double bytes) {
   std::vector<LinkTransfer> transfers;
-  std::map<std::pair<int, int64_t>, int> brought;  // by which transfer, to each member's slot
+  std::map<std::pair<int, int64_t>, int> brought;  // index of the transfer into each member's slot
   for (const std::vector<Hop>& round : relay_hops(owner_numbers(owners), slots, home)) {
     for (const Hop& hop : round) {
       const int after = hop.from_slot < 0 ? -1 : brought.at({hop.from, hop.from_slot});
@@ -66,7 +64,6 @@ std::vector<LinkTransfer> hops_of(const at::Tensor& owners, int64_t slots, int64
   return transfers;
 }
 
-// What return_rows moves.
 std::vector<LinkTransfer> returns_of(const at::Tensor& owners, int64_t slots, int64_t home, double bytes) {
   std::vector<LinkTransfer> transfers;
   const auto numbers = owner_numbers(owners);
@@ -83,7 +80,7 @@ struct Seat {
   std::shared_ptr<Timeline> timeline;
 };
 
-// Operations that are waited for together.
+// Operations with one common wait().
 class ClockedPending final : public Pending {
  public:
   ClockedPending(std::shared_ptr<const Seat> seat, int member, PendingPtr inner)
@@ -113,7 +110,7 @@ class ClockedPending final : public Pending {
   int member_;
   PendingPtr inner_;
   std::vector<TimedOperationPtr> open_;
-  double received_bytes_ = 0;  // of messages
+  double received_bytes_ = 0;  // for messages
 };
 
 class ClockedBackend final : public GroupBackend {
@@ -181,7 +178,7 @@ class ClockedBackend final : public GroupBackend {
   }
 
  private:
-  // Stamped before `start`, so that the stamps of all are there when the operation completes.
+  // The operation is stamped before `start`, so all stamps exist when it completes.
   template <class Start>
   PendingPtr issue(LinkLoad load, const Start& start) {
     const Paused paused(*seat_->clock, seat_->at.rank);

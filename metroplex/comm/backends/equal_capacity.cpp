@@ -1,5 +1,5 @@
-// exchange_rows where sizes must be known when a transfer starts: each member sends `capacity` rows to each, of which
-// the receiver takes those that were meant. Shapes: n members, c capacity, R rows of out; counts are [n].
+// exchange_rows for transfers whose sizes must be known at their start. Each member sends `capacity` rows to each
+// member, and the receiver keeps the valid ones. Shapes: n members, c capacity, R rows of out; counts are [n].
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
@@ -8,7 +8,7 @@
 namespace metroplex::comm {
 namespace {
 
-// The counts whose running sums are `ends`.
+// Returns the counts whose cumulative sums are `ends`.
 at::Tensor apart(const at::Tensor& ends) {
   const int64_t others = ends.numel() - 1;
   const at::Tensor counts = ends.clone();
@@ -16,7 +16,7 @@ at::Tensor apart(const at::Tensor& ends) {
   return counts;
 }
 
-// [n c, ...]: for member i the rows from i c on, behind them any others.
+// Returns [n c, ...]. The rows for member i start at i c, padded with arbitrary rows.
 at::Tensor spread(const CountedRows& in, int64_t capacity) {
   const int64_t length = in.rows.size(0), all = in.counts.numel() * capacity;
   if (length == 0) {
@@ -34,7 +34,7 @@ class EqualCapacity final : public Pending {
   CountedRows out;
   int64_t capacity = 0;
   at::Tensor overflow;
-  at::Tensor asked, told, meant;  // for each member; how many of these are there; from each member likewise
+  at::Tensor asked, told, meant;  // rows requested for each member; rows available of those; rows from each member
   at::Tensor sent, received;      // [n c, ...]
   PendingPtr counts, rows;
 

@@ -18,16 +18,16 @@
 namespace metroplex::comm {
 namespace {
 
-constexpr int64_t kDirectBytes = 1 << 16;  // up to here an all-reduce gathers everything everywhere
+constexpr int64_t kDirectBytes = 1 << 16;  // up to this size an all-reduce is an all-gather and a local sum
 
-// One group. Shared by its operations, which may outlive the handle.
+// The members of one group. Operations in flight share it and may outlive the backend.
 struct Mesh {
   std::shared_ptr<GlooState> state;
   std::string words;  // "group tp (rank 0, rank 1)"
   std::vector<int> ranks;
   int index = 0;
   int number = 0;
-  std::string key;  // where the members connect among themselves; "": the mesh of the world carries the group
+  std::string key;  // name of the group's own connections; "": the world mesh carries the group
   GlooMesh own;
 
   c10d::ProcessGroupGloo& connections() {
@@ -35,17 +35,17 @@ struct Mesh {
     if (!own) own = state->connect(key, index, size());
     return *own;
   }
-  // Of member `peer` among the connections.
+  // Returns the index of member `peer` within the connections.
   int place(int peer) const { return key.empty() ? ranks[static_cast<size_t>(peer)] : peer; }
 
-  // 31 bits: group | p2p channel or collective | running number, which may wrap long after its last use.
+  // 31 bits: group | p2p channel or collective | running number. The number may wrap around long after its last use.
   int tag(int kind, int64_t running) const {
     return (number & 0x3ff) << 21 | kind << 19 | static_cast<int>(running & 0x7ffff);
   }
   int size() const { return static_cast<int>(ranks.size()); }
 };
 
-// Transfers under way. Empty ones never start: both ends know the size.
+// Transfers in flight. Empty transfers are never started, because both ends have the size.
 class Transfers {
  public:
   void send(Mesh& mesh, const at::Tensor& tensor, int peer, int tag) {
@@ -66,7 +66,7 @@ class Transfers {
   }
 
  private:
-  // A connection that is gone already shows here, not in wait().
+  // A connection that is already closed fails here, not in wait().
   template <class Issue>
   static c10::intrusive_ptr<c10d::Work> start(Mesh& mesh, int peer, const Issue& issue) {
     const int rank = mesh.ranks[static_cast<size_t>(peer)];
@@ -82,7 +82,7 @@ class Transfers {
 
 constexpr int kCollectiveKind = 2;  // 0 and 1: the p2p channels
 
-// Receives first and nearest neighbour first, so that not everybody calls the same rank.
+// Receives first and nearest neighbor first, so that the members do not all send to the same rank.
 template <class Part>
 void exchange(Mesh& mesh, Transfers& transfers, int tag, const Part& outgoing, const Part& incoming) {
   for (int step = 1; step < mesh.size(); ++step) {
@@ -100,7 +100,6 @@ class GlooPending final : public Pending {
  public:
   GlooPending(std::shared_ptr<Mesh> mesh, std::string what) : mesh_(std::move(mesh)), what_(std::move(what)) {}
   Transfers& transfers() { return transfers_; }
-  // Runs in wait() when everything has arrived.
   void then(std::function<void()> finish) { finish_ = std::move(finish); }
   void wait() override {
     transfers_.wait(*mesh_, what_);
@@ -204,7 +203,7 @@ class GlooBackend final : public GroupBackend {
   }
   int next_tag() { return mesh_->tag(kCollectiveKind, next_number_++); }
 
-  // Sends part i of `in` to member i; row i of the result is what member i sent.
+  // Sends part i of `in` to member i. Row i of the result is the part from member i.
   at::Tensor scatter_parts(GlooPending& pending, const at::Tensor& in) {
     const int size = mesh_->size();
     const at::Tensor all = at::empty({size, in.numel() / size}, in.options());
@@ -215,8 +214,9 @@ class GlooBackend final : public GroupBackend {
     return all;
   }
 
-  // Every member sums one part of all members, then all gather. The second half is issued when the first is there, so
-  // its tag is taken now and it may not wait for this rank's wait(): a thread of the operation sees it through.
+  // Every member sums one part from all members, then all gather the parts. The second phase starts when the first
+  // completes, which must not depend on this rank's wait(). A thread of the operation therefore runs it, and its tag
+  // is reserved now.
   PendingPtr all_reduce_large(const at::Tensor& tensor, ReduceOp op);
 
   std::shared_ptr<Mesh> mesh_;
@@ -224,7 +224,6 @@ class GlooBackend final : public GroupBackend {
   std::vector<std::array<int64_t, 2>> sent_, received_;  // per peer and channel
 };
 
-// Waits for a thread that finishes the operation.
 class ThreadPending final : public Pending {
  public:
   explicit ThreadPending(std::function<void()> body)
@@ -267,17 +266,17 @@ PendingPtr GlooBackend::all_reduce_large(const at::Tensor& tensor, ReduceOp op) 
   });
 }
 
-// As fetch_by_hops, but a row is passed on as soon as it has come, and not only when this rank waits: receives and
-// rows of the own are under way from the start, and a thread of the operation sees to the others. Between two members
-// each hop has a tag of its own.
+// Like fetch_by_hops, but a row is relayed as soon as it arrives instead of in this rank's wait(). Receives and sends
+// of owned rows start at once; a thread of the operation relays the other rows. Each hop between two members has its
+// own tag.
 PendingPtr GlooBackend::fetch_rows(at::Tensor out, at::Tensor in, at::Tensor owners, int index) {
   struct Onward {
     at::Tensor row;
-    int64_t slot;  // where it comes to
+    int64_t slot;  // slot that receives it
     int to, tag;
   };
   auto pending = start("fetch_rows");
-  std::map<int64_t, Transfers> came;  // by slot
+  std::map<int64_t, Transfers> came;  // keyed by slot
   std::vector<Onward> onward;
   std::map<std::pair<int, int>, int64_t> hops_between;
   const int64_t slots = out.size(0), first = std::exchange(next_number_, next_number_ + slots);

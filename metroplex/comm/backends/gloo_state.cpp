@@ -12,7 +12,7 @@
 namespace metroplex::comm {
 namespace {
 
-// What a lost connection waits for: the cause may be on its way through the tree.
+// Time that a lost connection waits for a cause that may still be in transit through the tree.
 constexpr auto kHearsay = std::chrono::milliseconds(300);
 
 }  // namespace
@@ -75,7 +75,7 @@ GlooState::~GlooState() {
   end_monitor();
 }
 
-// After this no port of this process accepts a connection.
+// After it returns no port of this process accepts a connection.
 void GlooState::connect_all() {
   try {
     join_watch();
@@ -209,7 +209,7 @@ void GlooState::lost(int peer, const std::string& what, const std::string& error
   throw PeerFailure(who + " died or closed its connection during " + what);
 }
 
-// The peer may have stopped because of a third rank, or have told its cause.
+// The peer may have stopped because of a third rank, or may have sent its own cause.
 void GlooState::wait_for_hearsay() {
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, kHearsay, [&] { return aborted_.load(); });
@@ -227,7 +227,7 @@ void GlooState::abort_here(const std::string& cause) {
 }
 
 void GlooState::fail(const std::exception_ptr& exception) {
-  if (aborted_) return;  // another rank's failure, which reached this one through the tree
+  if (aborted_) return;  // another rank's failure, received through the tree
   {
     const std::lock_guard lock(mutex_);
     own_failure_ = exception;
@@ -239,10 +239,10 @@ void GlooState::fail(const std::exception_ptr& exception) {
   if (watch_) watch_->tell(message);
   abort_here(message);
   if (all_joined_) return;
-  try {  // for the ranks that have not joined the tree yet
+  try {  // for ranks that have not joined the tree yet
     store_->compareSet(WatchTree::kCauseKey, as_bytes(""), as_bytes(message));
   } catch (const std::exception&) {
-    // Rank 0 has ended, or does not answer.
+    // Rank 0 has ended or does not answer.
   }
 }
 
@@ -256,7 +256,8 @@ void GlooState::monitor() {
   options_.on_stuck(failure);
 }
 
-// The store goes with rank 0, and connections must not be cut under a rank that still receives: all leave together.
+// All ranks leave together: the store ends with rank 0, and a closed connection would break a rank that still
+// receives.
 void GlooState::close() {
   if (!aborted_ && std::uncaught_exceptions() == 0) watch_->leave();
 }

@@ -1,4 +1,4 @@
-// Inside of the gloo backend: the store, the watch over the other processes, and the meshes. Includes c10d.
+// Internals of the gloo backend: store, failure detection and meshes. Includes c10d headers.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -20,45 +20,44 @@
 
 namespace metroplex::comm {
 
-// The rendezvous store, and the meeting of ranks in it: each says that it has started, or why it cannot.
-
 struct RunStore {
-  std::unique_ptr<StoreServer> server;  // none if another process serves the store
+  std::unique_ptr<StoreServer> server;  // null if another process serves the store
   c10::intrusive_ptr<c10d::Store> store;
 };
-// Served by rank 0, or by the launcher's agent. Throws base::Error("comm") if the port cannot be opened, or is not
-// reachable within the timeout. A call to the store fails after kSilence without an answer.
+// Opens the store, served by rank 0 or by the launcher's agent. Throws base::Error("comm") if the port cannot be
+// opened or reached within the timeout. A store call without an answer fails after kSilence.
 RunStore open_store(const GlooOptions& options);
-// The secret of the run: the launcher's; without one, a random one, which every client of the store can read.
+// Returns the secret of the run. Without one from the launcher it is random, and every client of the store can read
+// it.
 std::string agree_on_secret(c10d::Store& store, const GlooOptions& options);
-// Returns on rank 0 when all ranks have come here, on the others at once. `check` may throw.
+// Rank 0 returns when all ranks have called this; other ranks return at once. `check` may throw.
 void wait_for_all(c10d::Store& store, const GlooOptions& options, const std::function<void()>& check);
 
 std::optional<std::string> look_up(c10d::Store& store, const std::string& key);
 
-// Returns when all ranks have come here with the same backend and world size, each under a rank of its own. Throws
-// PeerFailure with the cause when one refused, and base::Error("comm") that names the missing ranks at the timeout.
-// `address` is this machine's, for messages.
+// Waits until every rank has called this with the same backend and world size and a distinct rank. Throws PeerFailure
+// with the cause if a rank refused. Throws base::Error("comm") with the missing ranks at the timeout. `address` of
+// this machine is used in messages.
 void meet(c10d::Store& store, const GlooOptions& options, const std::string& address);
-// Throws the current exception, of a call to the store, as PeerFailure.
+// Rethrows the current exception of a store call as PeerFailure.
 [[noreturn]] void throw_store_failure(const GlooOptions& options);
-// Instead of meet(): all others throw there. Rank 0, whose store it is, returns when they have heard of it, or after
-// 20 s.
+// Replaces meet() on a rank that cannot start: meet() throws on all other ranks. Rank 0, which serves the store,
+// returns when they have read the cause, or after 20 s.
 void refuse(c10d::Store& store, const GlooOptions& options, const std::string& cause);
 
 using GlooMesh = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
 
-// Collective over the `size` members of the mesh that `key` names: each pair proves the run's secret to each other,
-// because gloo takes any program that connects in time for a member. Throws base::Error("comm").
+// Collective over the `size` members of the mesh `key`. Each pair proves to each other that it holds the run's
+// secret, because gloo accepts any program that connects in time. Throws base::Error("comm").
 void check_members(const GlooMesh& mesh, const std::string& secret, const std::string& key, int index, int size);
 
-// Numbers that tell groups apart whose messages share connections. The groups of one name and purpose have at most
-// one rank in common, so these have a number, not a group: a world has about twenty, whatever its size.
+// Numbers that separate the messages of groups on shared connections. Groups with one name and purpose have at most
+// one rank in common, so the number belongs to the name and purpose. A world of any size has about twenty.
 class GroupNumbers {
  public:
-  static constexpr int kMost = 1024;  // bits of a tag, see Mesh::tag
+  static constexpr int kMost = 1024;  // limited by the bits of a tag, see Mesh::tag
   explicit GroupNumbers(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
-  // The same on all ranks that ask. Throws base::Error("comm") beyond kMost names.
+  // Returns the same number on all ranks. Throws base::Error("comm") beyond kMost names.
   int of(const GroupSpec& spec) const;
 
  private:
@@ -72,17 +71,17 @@ class GlooState {
 
   const GlooOptions& options() const { return options_; }
   const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
-  // Over all ranks; only with GlooOptions::full_mesh.
+  // Connects all ranks; only with GlooOptions::full_mesh.
   const GlooMesh& world_mesh() const { return world_mesh_; }
-  // Collective over the `size` members of the group that `key` names.
+  // Collective over the `size` members of group `key`.
   GlooMesh connect(const std::string& key, int index, int size);
   int number_of_group(const GroupSpec& spec);
-  // Blocks; throws PeerFailure when the world was aborted meanwhile, or when the peer is lost.
+  // Blocks. Throws PeerFailure if the run is aborted or the peer is lost during the wait.
   void wait(const c10::intrusive_ptr<c10d::Work>& work, int peer, const std::string& what);
   void throw_if_aborted();
   void fail(const std::exception_ptr& exception);
 
-  // A transfer with global rank `peer` broke: throws with the cause, which may be a third rank.
+  // Handles a broken transfer with global rank `peer`: throws with the cause, which may be a third rank.
   [[noreturn]] void lost(int peer, const std::string& what, const std::string& error);
 
  private:
@@ -96,7 +95,7 @@ class GlooState {
   void abort_here(const std::string& cause);
 
   const GlooOptions options_;
-  std::vector<std::string> addresses_;  // of this machine, one an interface
+  std::vector<std::string> addresses_;  // of this machine, one per interface
   std::string secret_;
   std::unique_ptr<StoreServer> server_;
   c10::intrusive_ptr<c10d::Store> store_;
@@ -104,7 +103,7 @@ class GlooState {
   GlooMesh world_mesh_;
   std::vector<GroupSpec> numbered_;
   std::atomic<bool> aborted_{false};
-  std::atomic<bool> all_joined_{false};  // this rank is in the tree, where late ranks receive a cause too
+  std::atomic<bool> all_joined_{false};  // this rank is in the tree, which also delivers causes to late ranks
   std::mutex devices_mutex_;
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -15,7 +15,7 @@
 #include "comm/backends/gloo_state.h"
 #include "comm/backends/nvshmem.h"
 
-// ProcessGroupNCCL::Options holds an ncclConfig_t by value: another version of nccl.h would be silent corruption.
+// ProcessGroupNCCL::Options holds an ncclConfig_t by value, so another version of nccl.h would corrupt it silently.
 static_assert(NCCL_VERSION_CODE == 22809, "nccl.h must be the one that libtorch_cuda was built with");
 
 namespace metroplex::comm {
@@ -29,7 +29,7 @@ class WorkPending final : public Pending {
  public:
   WorkPending(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors)
       : work_(std::move(work)), tensors_(std::move(tensors)) {}
-  // The current stream waits, the host does not.
+  // The current stream waits; the host does not.
   void wait() override {
     if (work_) work_->wait();
     work_.reset();
@@ -38,7 +38,7 @@ class WorkPending final : public Pending {
 
  private:
   c10::intrusive_ptr<c10d::Work> work_;
-  std::vector<at::Tensor> tensors_;  // their memory must not be given to others before the caller's stream has waited
+  std::vector<at::Tensor> tensors_;  // keep their memory allocated until the caller's stream has waited
 };
 
 PendingPtr pending(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors) {
@@ -59,17 +59,18 @@ class BothPending final : public Pending {
   std::vector<PendingPtr> parts_;
 };
 
-// Of one group. `backward`: that of p2p channel 1, null where the two channels never join the same pair of ranks.
+// The communicators of one group. `backward` serves p2p channel 1. It is null if the two channels never join the same
+// pair of ranks.
 struct Communicators {
   Communicator forward, backward;
 };
 
-// Communicators are made by the first call with tensors of a GPU: each takes memory of the GPU and a meeting of its
-// ranks, and a run uses few of the groups that a layout has. All ranks of a group come to its first call, and none of
-// them waits in another group for one that is there.
+// Creates communicators at the first call with GPU tensors. Each needs GPU memory and a rendezvous of its ranks, and
+// a run uses few groups of a layout. All ranks of a group must make its first call, and none may wait in another
+// group for a rank that is in this call.
 class NcclBackend final : public GroupBackend {
  public:
-  // `rows`, where exchange_rows goes over symmetric memory: made by the first one.
+  // Creates the symmetric memory path of exchange_rows at its first call.
   using MakeRows = std::function<std::unique_ptr<SymmetricRows>(NcclBackend&)>;
   NcclBackend(std::function<Communicators()> make, std::shared_ptr<GroupBackend> host, MakeRows rows)
       : make_(std::move(make)), host_(std::move(host)), make_rows_(std::move(rows)) {}
@@ -127,9 +128,9 @@ class NcclBackend final : public GroupBackend {
   void barrier() override { host_->barrier(); }
 
  private:
-  // The same memory, not known as the caching allocator's: ProcessGroupNCCL::pointToPoint records its stream on all
-  // that it is given, and what is freed with a recorded stream stays reserved to the end of a capture. The tensors
-  // that a WorkPending holds keep the memory for as long as it takes.
+  // Returns a tensor on the same memory that the caching allocator does not track. ProcessGroupNCCL::pointToPoint
+  // records its stream on every tensor, and memory with a recorded stream stays reserved until the end of a graph
+  // capture. The tensors in WorkPending keep the memory allocated.
   static at::Tensor alias(const at::Tensor& x) {
     return at::for_blob(x.data_ptr(), x.sizes()).options(x.options()).target_device(x.device()).make_tensor();
   }
@@ -144,10 +145,10 @@ class NcclBackend final : public GroupBackend {
         if (op.is_send) nccl.send(list, op.peer, 0);
         else nccl.recv(list, op.peer, 0);
       }
-    } catch (...) {  // NCCL would keep whatever comes next for a batch that nobody ends
+    } catch (...) {  // otherwise NCCL would add the next calls to an unfinished batch
       try {
         nccl.endCoalescing();
-      } catch (const std::exception&) {}  // the first error says more
+      } catch (const std::exception&) {}  // the first error is more specific
       throw;
     }
     return pending(nccl.endCoalescing(), std::move(tensors));
@@ -166,7 +167,6 @@ class NcclBackend final : public GroupBackend {
   std::unique_ptr<SymmetricRows> rows_;
 };
 
-// What SymmetricRows asks of a group beside NVSHMEM.
 SymmetricRows::Calls calls_of(GroupBackend& group, int size) {
   SymmetricRows::Calls calls;
   calls.all_gather = [&group, size](const at::Tensor& x) {

@@ -28,7 +28,7 @@ std::vector<int64_t> row_major_strides(at::IntArrayRef shape) {
   return strides;
 }
 
-// libtorch starts NVSHMEM with the group of this name, which is the world.
+// libtorch initializes NVSHMEM with the group of this name, which is the world.
 constexpr const char* kWorld = "0";
 
 void start(const NvshmemGroup& group) {

@@ -10,13 +10,13 @@
 namespace metroplex::comm {
 
 std::vector<std::vector<Hop>> relay_hops(std::span<const int32_t> owners, int64_t slots, int64_t home) {
-  std::map<int32_t, std::vector<int64_t>> wanted;  // of each row the slots of all members that want it
+  std::map<int32_t, std::vector<int64_t>> wanted;  // for each row, the slots of all members that request it
   for (size_t i = 0; i < owners.size(); ++i) {
     if (owners[i] >= 0) wanted[owners[i]].push_back(static_cast<int64_t>(i));
   }
   std::vector<std::vector<Hop>> rounds;
   for (const auto& [row, by] : wanted) {
-    // Holder 0 is the owner, holder i the slot by[i - 1]: when `holders` have it, each sends it to one more.
+    // Holder 0 is the owner, holder i is slot by[i - 1]. Each of the `holders` so far sends the row to one more slot.
     size_t round = 0;
     for (size_t holders = 1; holders <= by.size(); holders *= 2, ++round) {
       if (rounds.size() <= round) rounds.emplace_back();
@@ -37,7 +37,7 @@ std::span<const int32_t> owner_numbers(const at::Tensor& owners) {
 
 namespace {
 
-// The first round is under way from the start, each further one when the one before it is over.
+// The first round starts at once; each later one starts when the previous round has completed.
 class Relay final : public Pending {
  public:
   Relay(GroupBackend& backend, at::Tensor out, at::Tensor in, std::vector<std::vector<Hop>> rounds, int index)
@@ -71,7 +71,7 @@ class Relay final : public Pending {
   PendingPtr under_way_;
 };
 
-// What came for the rows of this member is added up when all of it is there, by ascending slot.
+// Adds the received rows to this member's rows once all have arrived, in ascending slot order.
 class Return final : public Pending {
  public:
   Return(GroupBackend& backend, at::Tensor sum, const at::Tensor& in, const at::Tensor& owners, int index)
@@ -103,8 +103,8 @@ class Return final : public Pending {
   PendingPtr under_way_;
 };
 
-// On a device, whose host does not see the owners: s rows from each of n members to each, of which most are nobody's.
-// owners as [n, s].
+// For owners on a device, which the host cannot read: every member sends s rows to each of n members, most of them
+// unused. owners is viewed as [n, s].
 class FetchBlocks final : public Pending {
  public:
   FetchBlocks(GroupBackend& backend, at::Tensor out, const at::Tensor& in, const at::Tensor& owners, int index)
@@ -146,7 +146,7 @@ class ReturnBlocks final : public Pending {
     const std::vector<int64_t> splits(static_cast<size_t>(members), slots_);
     under_way_ = backend.all_to_all(came_, sent_, splits, splits);
   }
-  // The slots of one member are of different rows, so each addition of index_add_ is one of two numbers, or of zero.
+  // The slots of one member have different rows, so index_add_ adds one number or zero to each element.
   void wait() override {
     if (!came_.defined()) return;
     const at::NoGradGuard no_grad;

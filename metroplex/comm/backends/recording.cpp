@@ -10,7 +10,7 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Scalars = std::vector<cuda::HostScalar>;
 
-// What the latest run of an operation has under way: a replay starts it anew.
+// The pending operation of the latest run; a replay starts it again.
 using PendingSlot = std::shared_ptr<PendingPtr>;
 
 class RecordedPending final : public Pending {
@@ -86,7 +86,7 @@ class RecordingBackend final : public GroupBackend {
                  [index, b = inner_](const Tensors& x) { return b->return_rows(x[0], x[1], x[2], index); });
   }
   PendingPtr batch_p2p(std::vector<P2pOp> ops) override {
-    if (ops.empty()) return inner_->batch_p2p({});  // nothing to repeat
+    if (ops.empty()) return inner_->batch_p2p({});  // nothing to record
     Tensors all, reads, writes;
     Scalars scalars;
     for (P2pOp& op : ops) {
@@ -113,7 +113,7 @@ class RecordingBackend final : public GroupBackend {
   }
 
  private:
-  // `start` gets the tensors of the call; its wait() updates `settled`.
+  // `start` receives the tensors of the call; its wait() writes `settled`.
   PendingPtr issue(cuda::Operation operation, const Tensors& tensors,
                    const std::function<PendingPtr(const Tensors&)>& start, const Tensors& settled = {}) {
     const auto slot = std::make_shared<PendingPtr>();

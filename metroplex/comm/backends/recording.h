@@ -1,4 +1,5 @@
-// Backends that tell a Recorder of every call: one hands it on to another backend, one (mirror) is a rank alone.
+// Backends that report every call to a Recorder: one forwards to another backend, the other (mirror) simulates a
+// single rank.
 #pragma once
 
 #include <memory>
@@ -9,15 +10,15 @@
 
 namespace metroplex::comm {
 
-// Operations are named as the functions of GroupBackend, with `group` as their group; all but barrier and wait have
-// their tensors as reads and writes. A call that is under way when it returns is two operations: its start, and
-// "wait", behind which what it writes may be read. `recorder` outlives the backend and all that is under way.
+// Operations have the names of the functions of GroupBackend, and `group` as their group. All except barrier and wait
+// list their tensors as reads and writes. An asynchronous call is recorded as two operations: its start, and "wait",
+// after which its outputs may be read. `recorder` must outlive the backend and all operations in flight.
 std::shared_ptr<GroupBackend> make_recording_backend(std::string group, cuda::Recorder& recorder,
                                                      std::shared_ptr<GroupBackend> inner);
 
-// A rank that is alone and takes every other member for its equal: what it brings is what all bring. So a rank of any
-// number of ranks can be made and asked what it would hold; nothing is moved, and sums are not made. `recorder` (may
-// be null) is told of every call of the group, and of no wait: there is none.
+// A rank without peers: every other member is assumed to contribute the same data. It makes one rank of any world
+// constructible, for example to measure its memory. No data moves and no sums are computed. `recorder` may be null;
+// it receives every call of the group. There are no waits to record.
 std::shared_ptr<GroupBackend> make_mirror_backend(std::string group, int size, cuda::Recorder* recorder);
 
 }  // namespace metroplex::comm

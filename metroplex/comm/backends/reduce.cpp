@@ -11,7 +11,7 @@
 namespace metroplex::comm {
 namespace {
 
-constexpr int64_t kBlock = 1024;  // elements: the running sum stays in the first-level cache
+constexpr int64_t kBlock = 1024;  // elements; the running sum stays in the L1 cache
 
 template <class T>
 using Wide = std::conditional_t<std::is_same_v<T, at::Half> || std::is_same_v<T, at::BFloat16>, float, T>;
@@ -31,7 +31,7 @@ template <class T>
 __attribute__((optimize("O3"))) void max_block(Wide<T>* __restrict best, const T* __restrict x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     const auto value = static_cast<Wide<T>>(x[i]);
-    best[i] = (value > best[i] || value != value) ? value : best[i];  // a NaN stays
+    best[i] = (value > best[i] || value != value) ? value : best[i];  // propagates NaN
   }
 }
 

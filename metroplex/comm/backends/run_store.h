@@ -1,7 +1,6 @@
-// The rendezvous store of a run whose launcher serves none. Rank 0 serves it; a client proves that it holds the run's
+// The rendezvous store of a run whose launcher serves none. Rank 0 serves it. A client proves that it holds the run's
 // secret (watch_link.h) before it may send a request, and the server proves it to the client. Without a secret
-// (METROPLEX_SECRET) any client can connect. Requests and answers are messages whose text is a list of fields, each
-// with its length in four bytes.
+// (METROPLEX_SECRET) any client can connect. Each message is a list of fields with four-byte lengths.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -24,13 +23,14 @@ std::vector<uint8_t> as_bytes(const std::string& text);
 
 class StoreServer {
  public:
-  // Takes the listening socket. Stores at most `most_bytes` of keys and values; a client that sends more is dropped.
+  // Takes ownership of the listening socket. Stores at most `most_bytes` of keys and values; a client that sends more
+  // is disconnected.
   StoreServer(OwnedFd listening, std::string secret, size_t most_bytes);
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
 
-  // No connection is accepted after the return. Existing connections continue.
+  // Accepts no new connections after it returns. Existing connections continue.
   void close_port();
 
  private:
@@ -39,7 +39,7 @@ class StoreServer {
   void read_from(int fd);
   bool handle(WatchLink& link, const WatchMessage& message);
   bool admit(WatchLink& link, const WatchMessage& message) const;
-  // nullopt: no valid request.
+  // Returns nullopt for an invalid request.
   std::optional<std::vector<std::string>> answer(const WatchMessage& request);
   bool store(const std::string& key, const std::string& value);
 
@@ -47,9 +47,9 @@ class StoreServer {
   const size_t most_bytes_;
   const int listening_fd_;
   OwnedFd wake_fd_;
-  std::mutex mutex_;  // of the two flags
+  std::mutex mutex_;  // guards the two flags
   bool closing_ = false, port_closes_ = false;
-  // Used by the serving thread only.
+  // Only the serving thread uses these.
   LinkPort port_;
   WatchLinks links_;
   std::map<std::string, std::string> values_;
@@ -57,7 +57,8 @@ class StoreServer {
   std::thread thread_;
 };
 
-// A call throws c10::DistNetworkError when the server is gone, or has not answered for kSilence ("Socket Timeout").
+// A call throws c10::DistNetworkError if the server has closed the connection or does not answer within kSilence
+// ("Socket Timeout").
 class StoreClient final : public c10d::Store {
  public:
   // Connects within `patience` and proves the secret within `answer_limit`. Throws base::Error("comm").
@@ -69,11 +70,11 @@ class StoreClient final : public c10d::Store {
   };
   explicit StoreClient(const Address& address);
 
-  c10::intrusive_ptr<c10d::Store> clone() override;  // the same connection
+  c10::intrusive_ptr<c10d::Store> clone() override;  // shares the connection
   void set(const std::string& key, const std::vector<uint8_t>& value) override;
   std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
                                   const std::vector<uint8_t>& desired) override;
-  // Waits for the key as wait() does.
+  // Waits for the key like wait().
   std::vector<uint8_t> get(const std::string& key) override;
   int64_t add(const std::string& key, int64_t amount) override;
   bool deleteKey(const std::string& key) override;

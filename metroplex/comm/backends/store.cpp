@@ -19,29 +19,29 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
-constexpr const char* kCome = "come";             // number of ranks that have come
-constexpr const char* kWorldSize = "world size";  // of the first rank that came, with its rank and machine
-constexpr const char* kBackend = "backend";       // of the first rank that came
-constexpr const char* kDeciders = "deciders";     // the first of them writes the decision
+constexpr const char* kCome = "come";             // number of ranks that have joined
+constexpr const char* kWorldSize = "world size";  // from the first rank that joined, with its rank and machine
+constexpr const char* kBackend = "backend";       // from the first rank that joined
+constexpr const char* kDeciders = "deciders";     // the first rank to increment it writes the decision
 constexpr const char* kDecision = "decision";     // kAllHaveCome, kRefused or kMiscounted, and the cause
 constexpr const char* kGone = "gone";             // number of ranks that have read a refusal
 constexpr const char* kJoined = "joined";         // number of ranks that are connected to all others
 constexpr const char* kSecret = "secret";
 constexpr char kAllHaveCome = 'c', kRefused = 'r', kMiscounted = 'm';
-// How long the store is kept for ranks that have not read a refusal; after a wrong number of processes, how long
-// without a further rank.
+// kPatience: how long the store stays open for ranks that have not read a refusal. kMiscountPatience: the same after
+// a wrong number of processes, counted from the latest rank.
 constexpr Milliseconds kPatience{20000}, kMiscountPatience{1500};
-// How long a store that accepts connections may take to answer the first call. c10d repeats this call until its
-// timeout, which is shorter.
+// Time for a store that accepts connections to answer the first call. c10d repeats this call until its own, shorter
+// timeout.
 constexpr std::chrono::seconds kFirstAnswer{15}, kFirstTimeout{14};
-// How long the name of the master may be unknown.
+// How long the master's name may be unresolved.
 constexpr Milliseconds kNamePatience{10000};
 
 std::string come_key(int rank) { return "come/" + std::to_string(rank); }
 
 double in_seconds(Milliseconds time) { return static_cast<double>(time.count()) / 1000; }
 
-// Polls: a wait inside of the store has no limit if rank 0 is stopped.
+// Polls, because a wait inside the store has no limit if rank 0 is stopped.
 template <class Condition>
 bool poll_until(Clock::time_point end, const Condition& condition) {
   for (Milliseconds pause{2}; !condition(); pause = std::min(2 * pause, Milliseconds(500))) {
@@ -51,7 +51,7 @@ bool poll_until(Clock::time_point end, const Condition& condition) {
   return true;
 }
 
-// The port of the store accepts no connections after the start, so a clone shares the connection.
+// The store's port accepts no connections after startup, so `clone()` shares the connection.
 class OneConnectionStore final : public c10d::PrefixStore {
  public:
   using PrefixStore::PrefixStore;
@@ -62,7 +62,6 @@ class OneConnectionStore final : public c10d::PrefixStore {
 
 bool serves_store(const GlooOptions& options) { return options.rank == 0 && !options.agent_store; }
 
-// Names this process in messages on other machines.
 std::string place_at(const std::string& address) {
   return base::concat(host_name(), is_loopback(address) ? "" : " (" + address + ")", ", process ", ::getpid());
 }
@@ -71,7 +70,7 @@ void decide(c10d::Store& store, char kind, const std::string& cause) {
   if (store.add(kDeciders, 1) == 1) store.set(kDecision, as_bytes(kind + cause));
 }
 
-// The store ends with rank 0, which waits for the others.
+// The store ends with rank 0, so rank 0 waits for the other ranks.
 void leave_refused(c10d::Store& store, const GlooOptions& options, char kind) {
   try {
     int64_t gone = store.add(kGone, 1);
@@ -97,7 +96,7 @@ void refuse_as(c10d::Store& store, const GlooOptions& options, char kind, const 
   leave_refused(store, options, kind);
 }
 
-// Refuses for all ranks if the processes were not started as ranks 0 to world_size - 1 of one world.
+// Makes all ranks refuse to start if the processes are not ranks 0 to world_size - 1 of one world.
 void check_places(c10d::Store& store, const GlooOptions& options, const std::string& place) {
   const auto claim = [&](const std::string& key, const std::string& value) {
     const std::vector<uint8_t> first = store.compareSet(key, {}, as_bytes(value));
@@ -154,7 +153,7 @@ c10::intrusive_ptr<c10d::Store> connect_to_rank_0(const GlooOptions& options) {
   return client;
 }
 
-// c10d's own attempts to connect would be logged, and may take twice its timeout.
+// Checks the connection first: c10d logs its own attempts, which may take twice its timeout.
 c10::intrusive_ptr<c10d::Store> connect_to_agent(const GlooOptions& options) {
   const std::string where = options.master_addr + ":" + std::to_string(options.master_port);
   std::string error;
@@ -214,7 +213,7 @@ RunStore open_store(const GlooOptions& options) {
                        : listen_at_name(options.master_addr, options.master_port, options.other_machines);
     run.server = std::make_unique<StoreServer>(OwnedFd(fd), options.secret, most_bytes(options.world_size));
   }
-  // An agent's store outlives an attempt: the next one must not read the keys of the last one.
+  // The store of an agent outlives an attempt, so the attempt is part of the prefix.
   run.store = c10::make_intrusive<OneConnectionStore>(
       base::concat("metroplex/attempt_", options.attempt),
       options.agent_store ? connect_to_agent(options) : connect_to_rank_0(options));

@@ -16,7 +16,6 @@ namespace {
 
 std::string text_of(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
 
-// Waits until the socket can be read or written.
 void wait_for(int fd, short events, std::chrono::steady_clock::time_point end) {
   pollfd waiting{fd, events, 0};
   int ready = 0;
@@ -94,7 +93,7 @@ WatchMessage StoreClient::receive(Clock::time_point end) {
   }
 }
 
-// After a failed call the connection may be inside a message, so it is closed.
+// Closes the connection if a call fails, because it may be in the middle of a message.
 std::vector<std::string> StoreClient::call(char kind, const std::vector<std::string>& fields) {
   const std::lock_guard lock(mutex_);
   if (fd_.get() < 0) C10_THROW_ERROR(DistNetworkError, "the connection was closed");

@@ -1,4 +1,4 @@
-// The messages between StoreServer and StoreClient.
+// Messages between StoreServer and StoreClient.
 #pragma once
 
 #include <cstddef>
@@ -9,9 +9,9 @@
 namespace metroplex::comm {
 
 inline constexpr size_t kLongestStoreMessage = 16 << 20;
-// Requests: set {key, value}, get {key}, compare {key, expected, desired}, add {key, amount}, delete {key},
-// check {keys...}, count {}. The answer has the request's letter: set {}, get {value} or {}, compare {value},
-// add {sum}, delete and check {"1"} or {"0"}, count {number}.
+// Requests: set {key, value}, get {key}, compare {key, expected, desired}, add {key, amount}, delete {key}, check
+// {keys...}, count {}. The answer has the letter of the request: set {}, get {value} or {}, compare {value}, add
+// {sum}, delete and check {"1"} or {"0"}, count {number}.
 inline constexpr char kSet = 's', kGet = 'g', kCompare = 'c', kAdd = 'a', kDelete = 'd', kCheck = 'k', kCount = '#';
 
 inline std::string pack(const std::vector<std::string>& fields) {
@@ -38,7 +38,7 @@ inline std::optional<std::vector<std::string>> unpack(const std::string& text) {
   return fields;
 }
 
-// The text that an end proves; `end` is "client" or "server", so one proof is no proof of the other end.
+// The text that an end proves. `end` is "client" or "server", so a proof cannot be replayed for the other end.
 inline std::string store_claim(const char* end, const std::string& server_nonce, const std::string& client_nonce) {
   return std::string("store ") + end + " " + server_nonce + " " + client_nonce;
 }

@@ -36,7 +36,7 @@ StoreServer::~StoreServer() {
 void StoreServer::close_port() {
   {
     const std::lock_guard lock(mutex_);
-    if (!port_closes_) refuse_connections(listening_fd_);  // at once; the thread closes it later
+    if (!port_closes_) refuse_connections(listening_fd_);  // takes effect at once; the thread closes the socket later
     port_closes_ = true;
   }
   wake();
@@ -96,7 +96,7 @@ void StoreServer::read_from(int fd) {
   ::close(fd);
 }
 
-// False: the connection is to be closed.
+// Returns false if the connection must be closed.
 bool StoreServer::handle(WatchLink& link, const WatchMessage& message) {
   if (!link.proven) return admit(link, message);
   const auto fields = answer(message);
@@ -140,7 +140,7 @@ std::optional<std::vector<std::string>> StoreServer::answer(const WatchMessage& 
   const auto found = in.empty() ? values_.end() : values_.find(in[0]);
   if (is(kSet, 2)) return store(in[0], in[1]) ? std::optional(Fields{}) : std::nullopt;
   if (is(kGet, 1)) return found == values_.end() ? Fields{} : Fields{found->second};
-  if (is(kCompare, 3)) {  // as c10d's stores: an absent key is set only where nothing is expected
+  if (is(kCompare, 3)) {  // like c10d's stores: an absent key is set only if `expected` is empty
     const bool absent = found == values_.end();
     if (absent ? !in[1].empty() : found->second != in[1]) return Fields{absent ? in[1] : found->second};
     return store(in[0], in[2]) ? std::optional(Fields{in[2]}) : std::nullopt;

@@ -11,7 +11,7 @@
 namespace metroplex::comm {
 namespace {
 
-// Along dim 0, the differences of running sums.
+// Returns the differences of cumulative sums along dim 0.
 at::Tensor steps_of(const at::Tensor& sums) {
   const at::Tensor steps = sums.clone();
   const int64_t others = sums.size(0) - 1;
@@ -35,7 +35,7 @@ class SymmetricPending final : public Pending {
  private:
   cuda::SideStream::Mark end_;
   at::Tensor overflow_, found_;
-  std::vector<at::Tensor> held_;  // of the current stream, which may use their memory for others when it has waited
+  std::vector<at::Tensor> held_;  // keeps memory of the current stream allocated until the stream has waited
 };
 
 }  // namespace
@@ -43,7 +43,7 @@ class SymmetricPending final : public Pending {
 RowsPlan plan_rows(const at::Tensor& told, int index, int64_t capacity) {
   const int64_t n = told.size(0);
   const at::Tensor there = told.narrow(1, 0, n), asked = told.narrow(1, n, n), room = told.select(1, 2 * n);
-  const at::Tensor sums = there.clamp_max(capacity).cumsum(0);  // [from, to]: rows that reach `to` if it has room
+  const at::Tensor sums = there.clamp_max(capacity).cumsum(0);  // [from, to]: rows for `to` if its capacity allows
   const at::Tensor moved = steps_of(at::minimum(sums, room));
   const at::Tensor here = there.select(1, index), mine = there.select(0, index);
   const at::Tensor crowded = sums.select(0, n - 1).select(0, index).gt(room.select(0, index));

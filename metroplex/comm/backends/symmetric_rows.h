@@ -1,7 +1,6 @@
-// exchange_rows on symmetric memory, where a member reads the rows of others in place: an all-gather of counts and of
-// room tells every member, on the device, how many rows go from whom to whom, and only those move. For
-// c10d::nvshmem_extension::all_to_all_vdev_2d_offset of libtorch (nvshmem.cpp), and for what stands in for it in
-// tests.
+// exchange_rows on symmetric memory, where a member reads the rows of others in place. An all-gather of counts and
+// capacities gives every member the transfer plan on the device, and only the planned rows move. The exchange is
+// libtorch's c10d::nvshmem_extension::all_to_all_vdev_2d_offset (nvshmem.cpp), or a fake in tests.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,45 +16,44 @@
 
 namespace metroplex::comm {
 
-// What moves when each member has told its counts and its room. n members.
+// The transfers of one exchange among n members.
 struct RowsPlan {
-  at::Tensor splits, offsets;  // [n] int64: rows that go to each member, and where they begin in the own rows
-  at::Tensor received;         // [n] int64: rows that come from each
-  at::Tensor overflow;         // [] bool, as GroupBackend::exchange_rows says
+  at::Tensor splits, offsets;  // [n] int64: rows to each member, and their first row in this member's `in`
+  at::Tensor received;         // [n] int64: rows from each member
+  at::Tensor overflow;         // [] bool, see GroupBackend::exchange_rows
 };
 
-// told [n, 2 n + 1] int64, a row for each member: how many rows it has for each, how many it asked to send to each,
-// its room.
+// `told` [n, 2 n + 1] int64 has one row per member: available rows for each member, requested rows for each member,
+// and its receive capacity.
 RowsPlan plan_rows(const at::Tensor& told, int index, int64_t capacity);
 
 class SymmetricRows {
  public:
-  // All are collective over the group.
+  // All functions are collective over the group.
   struct Calls {
-    // [k] of every member -> [n k], enqueued on the current stream.
+    // [k] from every member -> [n k], enqueued on the current stream.
     std::function<at::Tensor(const at::Tensor&)> all_gather;
-    // The largest of a number of the host.
     std::function<int64_t(int64_t)> host_max;
-    // Symmetric memory of this shape, the same on all members. May wait for them.
+    // Allocates symmetric memory of this shape, which is equal on all members. May block until all members call it.
     std::function<at::Tensor(at::IntArrayRef shape, at::ScalarType dtype)> allocate;
-    // Enqueues on the current stream: row 0 of `in_splits` [2, n] int64 is how many rows of `in` each member reads
-    // here, row 1 from where on; what is read lies in `out` one after the other, as `out_splits` [2, n] says in the
-    // same way. All four are symmetric memory. A member begins to read when all have come here, and nobody waits for
-    // its end.
+    // Runs on the current stream. Row 0 of `in_splits` [2, n] int64 holds the number of rows of `in` that each member
+    // reads here, row 1 their offsets. Received rows are packed in `out`; `out_splits` [2, n] is filled in the same
+    // format. All four tensors are symmetric memory. A member starts reading when all have reached this call; no
+    // member waits for the end of the reads.
     std::function<void(at::Tensor& in, at::Tensor& out, at::Tensor& in_splits, at::Tensor& out_splits)> exchange;
   };
-  // `index`: of the caller in a group of n members. Memory of a shape has at least `least_rows` rows.
+  // `index` is the caller's index in a group of `members`. Each buffer has at least `least_rows` rows.
   SymmetricRows(Calls calls, int index, int members, at::Device device, int64_t least_rows = 0)
       : calls_(std::move(calls)), index_(index), members_(members), stream_(device), least_rows_(least_rows) {}
 
-  // GroupBackend::exchange_rows. The first exchange of a capacity, shape and dtype takes memory for its longest `in`
-  // or `out` on any member, which later ones must not exceed, and the host waits for it; later ones are enqueued
-  // only.
+  // Implements GroupBackend::exchange_rows. The first exchange of a capacity, shape and dtype allocates memory for
+  // the longest `in` or `out` of any member and blocks the host. Later exchanges must not exceed that length and do
+  // not block the host.
   PendingPtr exchange(CountedRows out, const CountedRows& in, int64_t capacity, at::Tensor overflow);
 
  private:
-  // One of each is enough: who writes for the next exchange has its all-gather behind it, to which every member comes
-  // when it has read.
+  // One set of buffers is enough: a member writes them for the next exchange only after its all-gather. Every member
+  // joins that all-gather after it has read its rows.
   struct Buffers {
     int64_t rows = 0;
     at::Tensor in, in_splits, out_splits, out;

@@ -32,7 +32,7 @@ void HubState::leave(int rank) {
 }
 
 void HubState::wake_all() {
-  // A waiting rank takes the meeting's lock and then this one, to read the cause: never both the other way round.
+  // A waiting rank takes the meeting's lock and then this one to read the cause. The opposite order would deadlock.
   std::vector<std::shared_ptr<Meeting>> meetings;
   {
     const std::lock_guard lock(mutex_);

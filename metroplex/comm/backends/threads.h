@@ -1,6 +1,6 @@
-// N ranks as threads of one process. The ranks of a group meet at a numbered operation; the last one to come, helped
-// by those that wait, does the work on everybody's memory, so an operation makes progress while its owner computes.
-// A rank that fails aborts the hub: every wait of every other rank throws its cause at once.
+// N ranks as threads of one process. The ranks of a group meet at a numbered operation. The last rank to arrive does
+// the work, helped by the waiting ranks, so an operation progresses while its owner computes. A rank that fails
+// aborts the hub: pending waits of all other ranks throw its cause at once.
 #pragma once
 
 #include <chrono>
@@ -24,11 +24,11 @@ class HubState;
 class Hub {
  public:
   explicit Hub(int world_size, HubOptions options = {});
-  // The communicator of a group seen from `rank`. Every member asks with the same spec.
+  // Returns the communicator of a group as seen from `rank`. All members must pass the same spec.
   std::shared_ptr<GroupBackend> backend(const GroupSpec& spec, int rank) const;
-  // The first cause counts. All waits throw PeerFailure("<rank in words> failed: <cause>") from now on.
+  // Records the first cause. From now on all waits throw PeerFailure("<rank> failed: <cause>").
   void abort(int rank, const std::string& cause) const;
-  // This rank issues nothing any more: ranks that wait for it fail at once instead of at the timeout.
+  // Declares that this rank issues no more operations. Ranks that wait for it fail at once instead of at the timeout.
   void leave(int rank) const;
 
  private:

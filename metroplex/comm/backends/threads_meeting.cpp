@@ -8,7 +8,7 @@
 namespace metroplex::comm {
 namespace {
 
-// More ranks than cores are normal: whoever waits gives its core away at every turn, and sleeps soon.
+// More ranks than cores are normal: a waiting rank yields its core in every iteration and sleeps soon.
 constexpr auto kSpin = std::chrono::microseconds(40);
 
 void copy_flat(const at::Tensor& to, const at::Tensor& from) {
@@ -33,7 +33,7 @@ void Meeting::wake() {
   changed_.notify_all();
 }
 
-// `done` may take no lock. `missing` runs under the lock: the global ranks that have not come.
+// `done` must not take a lock. `missing` runs under the lock and returns the global ranks that have not arrived.
 template <class Done, class Missing>
 void Meeting::wait_until(const Done& done, const Missing& missing) {
   const auto start = std::chrono::steady_clock::now();
@@ -177,7 +177,8 @@ std::shared_ptr<Message> Meeting::post(int index, const P2pOp& op) {
   other->ready.block(op.tensor);
   copy_flat(to.tensor, from.tensor);
   other->finished.record(op.tensor);
-  other->tensor.reset();  // before its rank goes on: what a rank holds must not hang on when this one is scheduled
+  other->tensor
+      .reset();  // released before its rank continues, so that the rank's memory use does not depend on scheduling
   other->done = true;
   if (num_sleeping_ > 0) wake();
   return nullptr;

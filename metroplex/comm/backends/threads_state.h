@@ -1,4 +1,4 @@
-// Inside of the threads backend: the hub, the meeting place of one group, and its operations.
+// Internals of the threads backend: the hub, the meeting point of a group, and its operations.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,7 +22,7 @@
 
 namespace metroplex::comm {
 
-// A point on the current stream of a tensor's device that other streams can wait for; nothing on the host.
+// A point on the current stream of a tensor's device that other streams can wait for. No-op on the host.
 
 class StreamMark {
  public:
@@ -32,7 +32,7 @@ class StreamMark {
     event_.emplace(tensor.device().type());
     event_->record(device.getStream(tensor.device()));
   }
-  // The current stream of `tensor`'s device goes on only when the mark has been passed.
+  // Makes the current stream of `tensor`'s device wait for the mark.
   void block(const at::Tensor& tensor) const {
     if (!event_) return;
     const c10::impl::VirtualGuardImpl device(tensor.device().type());
@@ -80,7 +80,7 @@ enum class Kind {
   barrier
 };
 
-// What one rank brings to a collective.
+// The arguments of one rank for a collective.
 struct Arrival {
   bool here = false;
   at::Tensor out, in;
@@ -88,10 +88,10 @@ struct Arrival {
   StreamMark ready{};
   at::Tensor out_counts{}, in_counts{};  // of exchange_rows
   at::Tensor owners{};                   // of fetch_rows and return_rows
-  bool overflow = false;                 // set by the piece of the member that brought this
+  bool overflow = false;                 // set by the piece of this rank
 };
 
-// What all must agree on, besides sizes.
+// Arguments that must be equal on all ranks, in addition to sizes.
 struct Agreement {
   Kind kind = Kind::barrier;
   ReduceOp reduce = ReduceOp::sum;
@@ -100,11 +100,12 @@ struct Agreement {
   friend bool operator==(const Agreement&, const Agreement&) = default;
 };
 
-// One numbered operation of a group. The work is cut into pieces that any rank may take once all have arrived.
+// One numbered operation of a group. The work is divided into pieces; any rank may run one once all ranks have
+// arrived.
 struct Collective {
   Agreement agreement;
   int64_t number = 0;
-  int first_index = 0;  // who came first: the one that errors compare with
+  int first_index = 0;  // first rank to arrive; errors compare with it
   int num_here = 0;
   std::vector<Arrival> arrivals;
   int64_t num_pieces = 0;
@@ -116,16 +117,15 @@ struct Collective {
   StreamMark finished;
 };
 
-// All arrived: checks that the arrivals fit (else "what does not", in group indices) and counts the pieces.
+// Checks that the arrivals match and counts the pieces. Returns "" or an error text with group indices.
 std::string prepare(Collective& op);
 void run_piece(Collective& op, int64_t piece);
 std::string in_words(const Agreement& agreement);
 
-// One send or receive that waits for its other half.
 struct Message {
   at::Tensor tensor;
-  StreamMark ready;     // send: the data is written; receive: the memory may be written
-  StreamMark finished;  // the copy was made
+  StreamMark ready;  // send: the data is written; receive: the memory may be written
+  StreamMark finished;
   std::atomic<bool> done{false};
 };
 
@@ -133,7 +133,6 @@ struct Mailbox {
   std::deque<std::shared_ptr<Message>> sends, receives;
 };
 
-// The meeting place of one group.
 class Meeting {
  public:
   Meeting(HubState& hub, std::string name, std::vector<int> ranks);
@@ -143,9 +142,9 @@ class Meeting {
 
   // `number` counts the collectives of this group on the calling rank.
   std::shared_ptr<Collective> arrive(int index, int64_t number, const Agreement& agreement, Arrival arrival);
-  // Waits, and helps; drops what this rank brought.
+  // Waits for the operation and helps with its pieces. Then releases the tensors of this rank.
   void finish(const std::shared_ptr<Collective>& op, int index);
-  // Null when the operation is complete.
+  // Returns null if the operation is complete.
   std::shared_ptr<Message> post(int index, const P2pOp& op);
   void finish(const Message& message, int index, const P2pOp& op);
   void wake();

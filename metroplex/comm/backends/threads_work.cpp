@@ -11,7 +11,7 @@
 namespace metroplex::comm {
 namespace {
 
-constexpr int64_t kPiece = 1 << 16;  // elements of a reduction that one rank takes at a time
+constexpr int64_t kPiece = 1 << 16;  // elements of a reduction per piece
 
 int64_t num_spans(int64_t numel) { return (numel + kPiece - 1) / kPiece; }
 
@@ -54,7 +54,7 @@ void reduce_piece(Collective& op, int64_t piece) {
                   op.agreement.reduce);
 }
 
-// Piece = the receiver.
+// One piece per receiver.
 void all_to_all_piece(Collective& op, size_t receiver) {
   const Arrival& to = op.arrivals[receiver];
   char* out = mutable_bytes(to.out);
@@ -69,7 +69,6 @@ void all_to_all_piece(Collective& op, size_t receiver) {
 struct RowRun {
   int64_t begin, rows;
 };
-// Of what a member brought, that for `receiver`.
 RowRun run_for(const Arrival& from, size_t receiver) {
   const auto* counts = static_cast<const int64_t*>(from.in_counts.const_data_ptr());
   const int64_t length = from.in.size(0);
@@ -77,7 +76,7 @@ RowRun run_for(const Arrival& from, size_t receiver) {
   return {begin, std::min(counts[receiver], length - begin)};
 }
 
-// Piece = the member: what comes to it, and whether it had too much for another.
+// One piece per member: the rows for it, and whether it had too many for another member.
 void exchange_rows_piece(Collective& op, size_t member) {
   Arrival& mine = op.arrivals[member];
   const int64_t capacity = op.agreement.capacity, width = row_bytes(mine.out);
@@ -95,7 +94,7 @@ void exchange_rows_piece(Collective& op, size_t member) {
   }
 }
 
-// Each slot in turn that wants one of the rows of a member: body(member, slot of it, number of the row).
+// Calls body(member, slot, row number) for each slot that requests a row.
 template <class Body>
 void each_owned(const at::Tensor& owners, int64_t slots, const Body& body) {
   const auto* numbers = static_cast<const int32_t*>(owners.const_data_ptr());
@@ -104,7 +103,7 @@ void each_owned(const at::Tensor& owners, int64_t slots, const Body& body) {
   }
 }
 
-// Piece = the member whose slots are filled.
+// One piece per member whose slots are filled.
 void fetch_rows_piece(Collective& op, size_t member) {
   const Arrival& mine = op.arrivals[member];
   const int64_t width = row_bytes(mine.out), home = mine.in.size(0);
@@ -116,7 +115,7 @@ void fetch_rows_piece(Collective& op, size_t member) {
   });
 }
 
-// Piece = the member to whose rows is added.
+// One piece per member whose rows receive the sums.
 void return_rows_piece(Collective& op, size_t member) {
   const at::NoGradGuard no_grad;
   const Arrival& mine = op.arrivals[member];
@@ -133,13 +132,13 @@ void run_on_host(Collective& op, int64_t piece) {
     case Kind::reduce_scatter:
       reduce_piece(op, piece);
       return;
-    case Kind::all_gather: {  // piece = the sender
+    case Kind::all_gather: {  // one piece per sender
       const size_t size = op.arrivals[index].in.nbytes();
       for (Arrival& arrival : op.arrivals)
         copy_bytes(mutable_bytes(arrival.out) + index * size, bytes(op.arrivals[index].in), size);
       return;
     }
-    case Kind::broadcast: {  // piece = the receiver
+    case Kind::broadcast: {  // one piece per receiver
       const at::Tensor& root = op.arrivals[static_cast<size_t>(op.agreement.root)].in;
       copy_bytes(mutable_bytes(op.arrivals[index].out), bytes(root), root.nbytes());
       return;
@@ -161,7 +160,7 @@ void run_on_host(Collective& op, int64_t piece) {
   }
 }
 
-// Tensors of an accelerator: all work on the current stream of the rank that came last.
+// Tensors of an accelerator: all work runs on the current stream of the rank that arrived last.
 void run_on_device(Collective& op) {
   const size_t n = op.arrivals.size();
   const auto parts = [&](size_t i) { return op.arrivals[i].in.view({static_cast<int64_t>(n), -1}); };
@@ -203,7 +202,7 @@ void run_on_device(Collective& op) {
         }
       }
       return;
-    case Kind::exchange_rows:  // never on a device: GroupBackend's
+    case Kind::exchange_rows:  // unreachable: on a device the defaults of GroupBackend apply
     case Kind::fetch_rows:
     case Kind::return_rows:
     case Kind::barrier:

@@ -9,7 +9,6 @@
 namespace metroplex::comm {
 namespace {
 
-// The most that a member sends to others, or receives from them.
 double most_bytes(const std::vector<std::vector<double>>& sent_to) {
   double most = 0;
   for (size_t member = 0; member < sent_to.size(); ++member) {
@@ -73,7 +72,7 @@ LinkUse Timeline::use_of(const TimedOperation& operation, int member) const {
   return operation.uses.empty() ? operation.use : operation.uses[static_cast<size_t>(member)];
 }
 
-// Always the one that can start first; of several the first in the list.
+// Schedules the transfer that can start first; ties go to the first in the list.
 void Timeline::settle_transfers(TimedOperation& operation, const std::vector<LinkTransfer>& transfers,
                                 bool sends_wait) {
   constexpr double kOpen = std::numeric_limits<double>::infinity();

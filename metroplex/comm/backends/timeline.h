@@ -1,8 +1,7 @@
-// When the operations of one communicator start and end in virtual time: numbers only, no tensors. A collective
-// starts when its last member has issued it and the collective before it has ended; a message when both its ends
-// have been issued and the message before it on the same way (from, to, channel) has ended. An operation may also be
-// made of transfers between its members, each of whom waits for its own. Times do not depend on which thread ran
-// first.
+// Start and end times of the operations of one communicator in virtual time; no tensors. A collective starts when its
+// last member has issued it and the previous collective has ended. A message starts when both ends have issued it and
+// the previous message on the same route (from, to, channel) has ended. An operation may also consist of transfers
+// between members, each of which waits only for its own. Times do not depend on thread scheduling.
 #pragma once
 
 #include <cstdint>
@@ -17,40 +16,40 @@
 
 namespace metroplex::comm {
 
-// An operation that has started ends after latency_s + bytes / bytes_per_s.
+// An operation takes latency_s + bytes / bytes_per_s after its start.
 struct LinkCost {
   double latency_s = 0;
   double bytes_per_s = std::numeric_limits<double>::infinity();
   double seconds(double bytes) const { return latency_s + bytes / bytes_per_s; }
 };
 
-// A part of an operation, from one member to another. It starts when both have issued the operation, what it hands on
-// is there, and the links are free: a member sends one at a time, and receives one at a time. Latencies pass beside
-// the next transfer.
+// One transfer of an operation between two members. It starts when both have issued the operation, its data is
+// available, and the links are free. A member sends one transfer at a time and receives one at a time. The latency
+// overlaps with the next transfer.
 struct LinkTransfer {
   int from = 0, to = 0;
   double bytes = 0;
-  int after = -1;  // index of the earlier transfer that brings it; -1: `from` has it
+  int after = -1;  // index of the transfer that delivers the data to `from`; -1: `from` has it
 };
 
-// What the link of one member carries in an operation, in each direction: the larger counts.
+// Bytes of one member's link in an operation; the larger direction counts.
 struct LinkLoad {
-  double bytes = 0;               // sent or received, as far as the member knows both
-  std::vector<double> sent_to{};  // bytes for each member, where a receiver learns only from them what comes
-  // Where set, the operation is these and nothing else. The same on all members.
+  double bytes = 0;               // sent or received, as far as the member can compute them
+  std::vector<double> sent_to{};  // bytes per member, if receivers cannot compute their own bytes
+  // If set, the operation consists of exactly these transfers. Equal on all members.
   std::optional<std::vector<LinkTransfer>> transfers{};
-  bool sends_wait = false;  // of transfers: they end for the sender too
+  bool sends_wait = false;  // for transfers: the sender also waits for their ends
 };
 
 struct LinkUse {
   double start_s = 0, end_s = 0;
 };
 
-// A collective, or a message. Its times are known when all its members, or both its ends, have issued it.
+// A collective or a message. Its times are known once all members, or both ends, have issued it.
 struct TimedOperation {
   int missing = 0;
-  double issued_s = 0;                         // the latest so far
-  double bytes = 0;                            // the most that any member's link carries
+  double issued_s = 0;                         // latest issue time so far
+  double bytes = 0;                            // maximum over the members' links
   std::vector<std::vector<double>> sent_to{};  // by sender
   std::vector<double> issued_by{};             // of a collective, by member
   LinkUse use{};
@@ -58,7 +57,7 @@ struct TimedOperation {
 };
 using TimedOperationPtr = std::shared_ptr<TimedOperation>;
 
-// Where a message goes; `from` and `to` are indices in the group.
+// Route of a message; `from` and `to` are indices in the group.
 struct MessageWay {
   int from = 0, to = 0, channel = 0;
   friend auto operator<=>(const MessageWay&, const MessageWay&) = default;
@@ -75,12 +74,12 @@ class Timeline {
   // `number` counts the collectives of this communicator on the issuing member.
   TimedOperationPtr issue(int64_t number, int member, double at_s, LinkLoad load);
   TimedOperationPtr post(const MessageWay& way, bool is_send, double at_s, double bytes);
-  // What `member` waits for. Requires that all have issued it.
+  // Returns the interval for which `member` waits. Requires that all members have issued the operation.
   LinkUse use_of(const TimedOperation& operation, int member) const;
 
  private:
   struct Way {
-    std::deque<TimedOperationPtr> sends, receives;  // without their other end
+    std::deque<TimedOperationPtr> sends, receives;  // unmatched
     double free_s = 0;
   };
   void settle(TimedOperation& operation, double& free_s) const;
@@ -89,10 +88,10 @@ class Timeline {
   const LinkCost link_;
   const int num_members_;
   mutable std::mutex mutex_;
-  std::map<int64_t, TimedOperationPtr> open_;           // not all have issued them
-  double free_s_ = 0;                                   // when the last complete collective ended
-  double transfers_end_s_ = 0;                          // when the last transfer ended
-  std::vector<double> sends_free_s_, receives_free_s_;  // of transfers, by member
+  std::map<int64_t, TimedOperationPtr> open_;  // not yet issued by all members
+  double free_s_ = 0;                          // end of the last complete collective
+  double transfers_end_s_ = 0;
+  std::vector<double> sends_free_s_, receives_free_s_;  // for transfers, by member
   std::map<MessageWay, Way> ways_;
 };
 

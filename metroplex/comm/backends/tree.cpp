@@ -107,12 +107,12 @@ class TreeBackend final : public GroupBackend {
  private:
   struct Level {
     TreeLevel tree;
-    int own = 0;  // place among the members
+    int own = 0;  // index among the members
     std::shared_ptr<GroupBackend> backend;
   };
   bool leads(const Level& level) const { return level.own == 0; }
 
-  // Row i is what rank index_ + i brought, for all ranks below this one in the tree.
+  // Returns the rows of this rank's subtree: row i is from rank index_ + i.
   at::Tensor gathered(const at::Tensor& in) {
     const at::NoGradGuard no_grad;
     const int64_t below = leads(levels_.back()) ? size_ - index_ : levels_.back().tree.span;
@@ -134,7 +134,7 @@ class TreeBackend final : public GroupBackend {
     }
     return rows;
   }
-  // From member 0 to all.
+  // Broadcasts from member 0.
   void hand_down(const at::Tensor& tensor) {
     for (auto level = levels_.rbegin(); level != levels_.rend(); ++level) {
       if (level->backend) wait(level->backend->broadcast(tensor, 0));

@@ -53,7 +53,7 @@ void VirtualClock::start(int rank) {
 
 void VirtualClock::stop(int rank) { pause(rank); }
 
-// CPU time since it was last counted.
+// Adds the CPU time since the last call.
 void VirtualClock::count(int rank, Rank& mine) {
   const double cpu_s = cpu_(rank), passed = cpu_s - mine.cpu_s;
   mine.cpu_s = cpu_s;

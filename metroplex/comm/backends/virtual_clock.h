@@ -1,9 +1,9 @@
-// Times of ranks that are threads, as if each had a core of its own and a link to the others: a rank's clock runs
-// with the CPU time of its thread, stands still inside the calls of a backend, and jumps to the end of an operation
-// that it waits for (timeline.h). So few cores measure what many ranks would wait for each other.
+// Virtual time for ranks that are threads, as if each rank had its own core and link. A rank's clock advances with
+// the CPU time of its thread and pauses inside backend calls. It jumps to the end of an operation that the rank waits
+// for (timeline.h). A few cores can thus measure the waiting times of many ranks.
 //
-// What other threads compute for a rank is not seen: libtorch's operators run on one thread, and run_threads asks for
-// that. Two operations at once on different communicators have the whole link each.
+// CPU time of other threads is not counted, so libtorch must run on one thread (run_threads checks this). Two
+// concurrent operations on different communicators each get the full link bandwidth.
 #pragma once
 
 #include <functional>
@@ -21,54 +21,52 @@
 
 namespace metroplex::comm {
 
-// CPU time of the calling thread.
 double thread_cpu_seconds();
 
-// How long a rank waited for operations of a group: waits that were over at once count too.
+// Time that a rank waited for operations of a group. Waits that returned at once are counted too.
 struct WaitTime {
   int64_t waits = 0;
   double seconds = 0;
   double link_seconds =
-      0;  // of these, while the operation was under way; before it started, others or the link were late
+      0;  // part of `seconds` after the operation started; before that, other members or the link were late
 };
 
 struct RankTime {
   double compute_s = 0;
-  std::map<std::pair<std::string, Purpose>, WaitTime> waits;  // by the name that made the communicator, and purpose
+  std::map<std::pair<std::string, Purpose>, WaitTime> waits;  // keyed by the communicator's name and purpose
   double waiting_s() const;
   double total_s() const { return compute_s + waiting_s(); }
 };
-// What has passed between two moments of a rank.
 RankTime operator-(const RankTime& later, const RankTime& earlier);
 
 class VirtualClock {
  public:
-  using CpuClock = std::function<double(int rank)>;  // seconds of the calling thread, which runs `rank`
+  using CpuClock = std::function<double(int rank)>;  // CPU seconds of the calling thread, which runs `rank`
   explicit VirtualClock(
       int world_size, const LinkCost& link = {}, CpuClock cpu = [](int /*rank*/) { return thread_cpu_seconds(); });
   int world_size() const { return static_cast<int>(ranks_.size()); }
 
-  // At 0, and for good; both in the thread that runs the rank. run_threads calls them.
+  // start() sets the clock to 0; stop() is final. run_threads calls both on the rank's thread.
   void start(int rank);
   void stop(int rank);
-  // Called in the rank's thread, or after stop().
+  // Call it on the rank's thread, or after stop().
   double now(int rank);
   RankTime of(int rank);
-  // Of all ranks, when all have stopped.
+  // Returns the times of all ranks. Requires that all have stopped.
   std::vector<RankTime> report();
 
-  // For the backend, in the rank's thread. Between pause and resume CPU time does not count.
+  // For the backend, on the rank's thread. CPU time between pause and resume is not counted.
   void pause(int rank);
   void resume(int rank);
-  // A paused rank waits for an operation of `group`.
+  // Advances a paused rank to the end of an operation of `group`.
   void wait_for(int rank, const LinkUse& use, const GroupSpec& group);
-  // That of a communicator, the same for all members.
+  // Returns the timeline of a communicator, shared by all members.
   std::shared_ptr<Timeline> timeline(const GroupSpec& group);
 
  private:
   struct Rank {
     double now_s = 0;
-    double cpu_s = 0;  // up to where it is counted
+    double cpu_s = 0;  // CPU time counted so far
     bool running = false, started = false;
     std::thread::id thread{};
     RankTime time{};
@@ -78,33 +76,31 @@ class VirtualClock {
 
   const LinkCost link_;
   const CpuClock cpu_;
-  std::vector<Rank> ranks_;  // each touched by its own thread
+  std::vector<Rank> ranks_;  // each accessed only by its own thread
   std::mutex mutex_;
   std::map<GroupSpec, std::shared_ptr<Timeline>> timelines_;
 };
 
-// A backend that stamps every operation with the virtual clock of the calling rank and hands it on to a real one.
+// A backend that stamps every operation with the virtual clock of the calling rank and forwards it to `inner`.
 //
-// What an operation costs is LinkCost::seconds of the most bytes that a member sends or receives, n members:
-//   all_gather, reduce_scatter   (n - 1) / n of the whole tensor; all_reduce twice that
-//   broadcast                    the tensor
-//   all_to_all, exchange_rows    the larger of the rows for others and the rows from others; of exchange_rows, those
-//                                that are sent: up to `capacity` for each, whether or not there is room for them
-//   fetch_rows, return_rows      each row that travels by itself, with the latency; nobody waits for rows of others.
-//                                Rows are relayed as by relay_hops (owned_rows.h), passed on when they have come,
-//                                whether or not their member waits by then; what adds up on their return takes no
-//                                time
-//   send, recv                   the tensor. The receives of a batch share the receiver's link and end together
-//   gather                       as the receives of member 0
-//   barrier                      the latency alone
+// An operation costs LinkCost::seconds of the largest number of bytes that a member sends or receives, for n members:
+//   - all_gather, reduce_scatter: (n - 1) / n of the full tensor; all_reduce: twice that
+//   - broadcast, send, recv: the tensor. The receives of a batch share the receiver's link and end together
+//   - all_to_all, exchange_rows: the larger of the rows sent to and received from other members. For exchange_rows up
+//     to `capacity` rows per member count as sent, even if the receiver has no space for them
+//   - fetch_rows, return_rows: each row separately, with its latency; no member waits for rows of others. Rows are
+//     relayed as in relay_hops (owned_rows.h) as soon as they arrive, whether or not their member waits. The
+//     additions of return_rows take no time
+//   - gather: the receives of member 0
+//   - barrier: the latency
 
 struct ClockedSeat {
   GroupSpec group;
-  int rank = 0;             // the calling one, global
-  bool sends_wait = false;  // a send ends with its receive, as HubOptions::rendezvous says; false: at once
+  int rank = 0;             // global rank of the caller
+  bool sends_wait = false;  // a send ends with its receive (HubOptions::rendezvous); false: at once
 };
 
-// Requires tensors on the CPU. `inner` completes a wait only when all that take part have issued the operation.
+// Requires CPU tensors. `inner` must complete a wait only after all participants have issued the operation.
 std::shared_ptr<GroupBackend> make_clocked_backend(const ClockedSeat& seat, std::shared_ptr<VirtualClock> clock,
                                                    std::shared_ptr<GroupBackend> inner);
 

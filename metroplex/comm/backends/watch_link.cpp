@@ -21,7 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Unproven connections: their number, their time, and their time when they are too many.
+// Limits of unproven connections: number, duration, and duration once the number is reached.
 constexpr std::ptrdiff_t kMostUnproven = 256;
 constexpr std::chrono::milliseconds kHelloTime{5000}, kHelloTimeInACrowd{1000};
 
@@ -59,7 +59,7 @@ void WatchLink::flush(int fd) {
   while (!out.empty()) {
     const ssize_t sent = ::send(fd, out.data(), out.size(), MSG_NOSIGNAL);
     if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-    if (sent < 0) out.clear();  // reading reports the loss
+    if (sent < 0) out.clear();  // the next read reports the loss
     else out.erase(0, static_cast<size_t>(sent));
   }
 }
@@ -68,7 +68,7 @@ LinkPort::LinkPort(OwnedFd fd) : fd_(std::move(fd)) {
   ::fcntl(fd_.get(), F_SETFL, ::fcntl(fd_.get(), F_GETFL) | O_NONBLOCK);
 }
 
-// Another process may hold the socket too.
+// Another process may also hold the socket, so the port is blocked in the kernel first.
 void LinkPort::close() {
   if (fd_.get() >= 0) refuse_connections(fd_.get());
   fd_ = OwnedFd();
@@ -83,7 +83,7 @@ void LinkPort::accept(WatchLinks& links) {
   const int fd = ::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (fd < 0) {
     const bool passing = errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ECONNABORTED;
-    if (!passing) out_of_files_ = Clock::now() + kPause;  // the connection stays and would wake the owner at once
+    if (!passing) out_of_files_ = Clock::now() + kPause;  // the queued connection would wake the owner at once
     return;
   }
   prepare_socket(fd, kSilence);
@@ -119,7 +119,6 @@ std::string random_secret() {
   return text;
 }
 
-// The 20 bytes of a hash in hexadecimal digits.
 static std::string bytes_of(const std::string& digits) {
   std::string bytes;
   for (size_t i = 0; i + 1 < digits.size(); i += 2)

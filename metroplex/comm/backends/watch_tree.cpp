@@ -25,18 +25,18 @@ std::string place_key(int rank) { return "watch/" + std::to_string(rank); }
 
 double seconds(std::chrono::milliseconds time) { return static_cast<double>(time.count()) / 1000; }
 
-// The text that each end of a connection proves, with its own first word.
+// Returns the text that an end of a connection proves; `end` differs per end.
 std::string claim(const char* end, const std::string& parent_nonce, const std::string& child_words) {
   return base::concat(end, " ", parent_nonce, " ", child_words);
 }
 
-// The peer's kernel has acknowledged all that was sent: its machine runs, and the network to it.
+// True if the peer's kernel has acknowledged all sent bytes: its machine and the network are up.
 bool acknowledges(int fd) {
   int waiting_bytes = 0;  // unsent or unacknowledged
   return ::ioctl(fd, SIOCOUTQ, &waiting_bytes) == 0 && waiting_bytes == 0;
 }
 
-// errno of a read that shows an end of the process, not of the connection to its machine.
+// True if the errno of a read indicates that the process ended, not the connection to its machine.
 bool is_closed_by_peer(int error) { return error == 0 || error == ECONNRESET || error == EPIPE; }
 
 }  // namespace
@@ -160,7 +160,7 @@ void WatchTree::leave() {
   changed_.wait_for(lock, options_.timeout, [&] { return cause_ || (over_ && flushed()); });
 }
 
-// Under the lock: remembers the cause and puts it to all other links.
+// Requires the lock. Stores the cause and sends it to all other links.
 void WatchTree::spread(const std::string& cause, int except_fd) {
   cause_ = cause;
   for (auto& [fd, link] : links_) {
@@ -168,7 +168,7 @@ void WatchTree::spread(const std::string& cause, int except_fd) {
   }
 }
 
-// Under the lock: says up when this subtree is leaving, and down when all ranks are.
+// Requires the lock. Reports to the parent when this subtree is leaving, and to the children when all ranks are.
 void WatchTree::settle() {
   if (!leaving_ || said_done_ || cause_) return;
   const auto done = std::count_if(links_.begin(), links_.end(), [](const auto& entry) { return entry.second.done; });
@@ -195,7 +195,7 @@ void WatchTree::work() {
     const auto patience = port_.has_limits(links_) ? std::min(LinkPort::kPause, options_.beat) : options_.beat / 2;
     changed_.notify_all();
     lock.unlock();
-    if (heard_) {  // after it was handed on
+    if (heard_) {  // after the cause was forwarded
       options_.on_failure(*heard_);
       heard_.reset();
     }
@@ -223,8 +223,8 @@ void WatchTree::beat(Clock::time_point now) {
   }
 }
 
-// After a pause of this process itself (SIGSTOP of the whole job, a suspended machine) the time of all links starts
-// again: the others may have been stopped too.
+// After a pause of this process (SIGSTOP of the job, a suspended machine) the silence of all links restarts. The
+// other ranks may have been stopped too.
 void WatchTree::check_silence(Clock::time_point now) {
   const bool stalled = now - last_round_ > options_.beat + options_.silence / 5;
   last_round_ = now;
@@ -246,19 +246,19 @@ void WatchTree::check_children(Clock::time_point now) {
   }
 }
 
-// Under the lock: a neighbor is lost.
+// Requires the lock. Handles the loss of a neighbor.
 void WatchTree::report_lost(const std::string& cause) {
   spread(cause, -1);
   heard_ = cause;
 }
 
-// "rank 3 (tp 1) on node7 (10.0.0.7)"; on the loopback without the machine.
+// Returns "rank 3 (tp 1) on node7 (10.0.0.7)"; without the machine on the loopback.
 std::string WatchTree::name_of(const WatchLink& link) const {
   const std::string name = options_.describe(link.rank);
   return is_loopback(link.address) ? name : base::concat(name, " on ", link.host, " (", link.address, ")");
 }
 
-// Closes unproven connections after their time; all of them, and the port, once every child has joined.
+// Closes expired unproven connections. Closes all of them and the port once every child has joined.
 void WatchTree::turn_strangers_away() {
   const bool all_here = joined_.size() == children_.size();
   for (const int fd : port_.expired(links_, all_here)) drop(fd);
@@ -297,7 +297,7 @@ void WatchTree::drop(int fd) {
   changed_.notify_all();
 }
 
-// "5/16 node7 NONCE PROOF" of a child that has not joined yet.
+// Parses "5/16 node7 NONCE PROOF" from a child that has not joined yet.
 bool WatchTree::admit_child(WatchLink& link, const WatchMessage& message) {
   std::istringstream words(message.text);
   std::string place, host, nonce, proof;
@@ -319,7 +319,6 @@ bool WatchTree::admit_child(WatchLink& link, const WatchMessage& message) {
   return false;
 }
 
-// The parent's nonce is answered with a hello, its proof ends the handshake.
 bool WatchTree::admit_parent(WatchLink& link, const WatchMessage& message) {
   const std::string claimed =
       base::concat(options_.rank, "/", options_.world_size, " ", options_.host, " ", link.nonce);
@@ -333,12 +332,12 @@ bool WatchTree::admit_parent(WatchLink& link, const WatchMessage& message) {
     return false;
   link.proven = true;
   link.since = Clock::now();
-  if (cause_) link.put(kCause, *cause_);  // of a child that came and went
+  if (cause_) link.put(kCause, *cause_);  // from a child that joined and left
   changed_.notify_all();
   return true;
 }
 
-// False: the other end is no rank of this run.
+// Returns false if the other end is not a rank of this run.
 bool WatchTree::handle(int fd, WatchLink& link, const WatchMessage& message) {
   if (!link.proven) return link.rank < 0 ? admit_child(link, message) : admit_parent(link, message);
   if (message.kind == kCause && !cause_) {

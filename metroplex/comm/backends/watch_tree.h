@@ -1,10 +1,11 @@
 // Failure detection between processes. Every rank has one connection to its parent in the rank tree and one to each
-// child, and a thread that serves them. A process that dies closes its connections. The thread sends a beat every
-// WatchOptions::beat; a neighbor without one for WatchOptions::silence is stopped or unreachable. The neighbors pass
-// the cause through the tree, as does a rank that fails by itself. The ranks also leave together through the tree.
+// child, and a thread that serves them. A process that dies closes its connections. The thread sends a heartbeat
+// every WatchOptions::beat. A neighbor without one for WatchOptions::silence is stopped or unreachable. Its neighbors
+// pass the cause through the tree; so does a rank that fails by itself. The ranks also leave together through the
+// tree.
 //
 // The port of a rank is open until its children have connected. Both ends prove that they hold the run's secret
-// without sending it. Unproven connections are closed; their number, length and time are limited.
+// without sending it. Unproven connections are closed; their number, message size and duration are limited.
 #pragma once
 
 #include <chrono>
@@ -26,32 +27,32 @@ namespace metroplex::comm {
 struct WatchOptions {
   int rank = 0;
   int world_size = 1;
-  std::string address;  // of this process, numeric, as its children reach it
+  std::string address;  // of this process, numeric, reachable by its children
   std::string secret;   // equal on all ranks
   std::string host;     // name of this machine, for messages
   std::chrono::milliseconds timeout{std::chrono::minutes(10)};
   std::chrono::milliseconds beat{2000}, silence{15000};
-  // How long a neighbor may take to connect, where all ranks have started; none: `timeout`, and only for the parent.
+  // Time for a neighbor to connect if all ranks have started. Unset: `timeout`, and only for the parent.
   std::optional<std::chrono::milliseconds> connect_limit;
-  // The rendezvous: where a parent listens. look_up gives nothing until the key is there.
+  // The rendezvous, where a parent publishes its address. look_up returns nothing until the key exists.
   std::function<void(const std::string& key, const std::string& value)> publish;
   std::function<std::optional<std::string>(const std::string& key)> look_up;
   DescribeRank describe = describe_plainly;
-  // Another rank failed. From the watching thread, at most once, and not after tell().
+  // The watching thread calls it when another rank fails, at most once, and not after `tell()`.
   std::function<void(const std::string& cause)> on_failure;
 };
 
 class WatchTree {
  public:
-  // Joins the parent; children join later. Throws PeerFailure when the parent is gone or somebody has failed already
-  // (look_up(kCauseKey)), base::Error("comm") at the timeout.
+  // Joins the parent; children join later. Throws PeerFailure if the parent is unreachable or a rank has already
+  // failed (look_up(kCauseKey)), and base::Error("comm") at the timeout.
   explicit WatchTree(WatchOptions options);
-  // Cuts the connections: who has not left is taken for dead by its neighbours.
+  // Closes the connections. Neighbors treat a rank that has not called leave() as dead.
   ~WatchTree();
   WatchTree(const WatchTree&) = delete;
   WatchTree& operator=(const WatchTree&) = delete;
 
-  // Hands `cause` on to all ranks; returns when the neighbours have it or have had time to.
+  // Sends `cause` to all ranks. Returns when the neighbors have it or a time limit has passed.
   void tell(const std::string& cause);
   // Returns when all ranks are leaving, when one has failed, or at the timeout.
   void leave();
@@ -64,7 +65,7 @@ class WatchTree {
   void listen();
   void join_parent();
   void stop();
-  // Of the watching thread, under the lock.
+  // These run on the watching thread, under the lock.
   void work();
   void turn_strangers_away();
   void beat(Clock::time_point now);
@@ -92,12 +93,12 @@ class WatchTree {
   std::mutex mutex_;
   std::condition_variable changed_;
   WatchLinks links_;
-  bool closing_ = false, leaving_ = false, said_done_ = false, over_ = false;  // over: all are leaving
+  bool closing_ = false, leaving_ = false, said_done_ = false, over_ = false;  // over_: all ranks are leaving
   std::optional<std::string> cause_;
-  std::optional<std::string> heard_;  // the watching thread's own: to be given to on_failure
-  std::set<int> joined_;              // children that came
+  std::optional<std::string> heard_;  // owned by the watching thread: to be passed to on_failure
+  std::set<int> joined_;
   Clock::time_point last_beat_ = Clock::now(), last_round_ = Clock::now();
-  Clock::time_point started_ = Clock::now();  // later by each pause of this process
+  Clock::time_point started_ = Clock::now();  // moved forward by each pause of this process
   std::thread thread_;
 };
 

@@ -9,7 +9,7 @@
 
 namespace metroplex::cuda {
 
-// Within a round of captures, different graphs share memory as their replays would; every round starts with an empty
+// Within a round of captures, different graphs share memory as their replays would. Every round starts with an empty
 // pool.
 class CheckedGraphs::Pool final : public GraphPool {
  public:
@@ -99,7 +99,6 @@ std::vector<Finding> CheckedGraphs::findings(std::vector<size_t> replays) const 
   return found;
 }
 
-// The first captures of all graphs.
 std::vector<Finding> CheckedGraphs::check_shared_pools(const std::vector<size_t>& replays) const {
   std::vector<Replayed> captured;
   std::vector<size_t> at(graphs_.size(), 0), again;

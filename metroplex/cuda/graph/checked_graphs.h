@@ -1,5 +1,6 @@
-// Graphs that check captures on a machine without a GPU: each graph is captured again in every run instead of being
-// replayed, and what is wrong in a capture, or differs between two, becomes a finding. A drop-in for any GraphDevice.
+// Graphs that check captures on a machine without a GPU. Each graph is captured again in every run instead of being
+// replayed. Errors in a capture, and differences between two captures, become diagnostics (`Finding`). A drop-in
+// replacement for any GraphDevice.
 #pragma once
 
 #include <memory>
@@ -14,7 +15,7 @@ namespace metroplex::cuda {
 class CheckedGraphs final : public GraphDevice {
  public:
   // compared: every capture is compared with the first one of its graph and form. guarded: captures run in an arena
-  // of protected pages (guarded_arena.h); one such device at a time, for one rank.
+  // of protected pages (guarded_arena.h); only one such device may exist at a time, for one rank.
   enum class Way { compared, guarded };
   explicit CheckedGraphs(Way way);
   ~CheckedGraphs() override;
@@ -28,16 +29,14 @@ class CheckedGraphs final : public GraphDevice {
   void run_on_capture_stream(const std::function<void()>& work) override { work(); }
 
   // Later captures have inputs of another form and are compared among themselves. findings() no longer covers earlier
-  // ones, whose inputs may be freed.
+  // captures, whose inputs may be freed.
   void next_form() { ++form_; }
-  // Of all captures of this form; sharing of pools is checked on the first one. `replays`: the order in which the
-  // graphs (by index of creation) will be replayed; empty: in the order of capture, repeatedly.
+  // Diagnostics of all captures of the current form; pool sharing is checked for the first form only. `replays`: the
+  // replay order as graph indices in order of creation; empty: the capture order, repeated.
   std::vector<Finding> findings(std::vector<size_t> replays = {}) const;
-  // Communication of the latest capture of each graph, one graph behind the other.
+  // Communication calls of the latest capture of each graph, concatenated.
   RankCalls calls() const;
-  // Captures of each graph.
   std::vector<size_t> captures() const;
-  // Operations of its latest capture.
   std::vector<size_t> operations() const;
 
  private:
@@ -58,7 +57,7 @@ class CheckedGraphs final : public GraphDevice {
   TapeRecorder recorder_;
   std::unique_ptr<GuardedArena> arena_;
   std::vector<std::unique_ptr<Captures>> graphs_;
-  std::vector<size_t> order_;  // graphs by their first capture
+  std::vector<size_t> order_;  // graphs in the order of their first capture
   size_t form_ = 0;
 };
 

@@ -12,16 +12,15 @@
 namespace metroplex::cuda {
 namespace {
 
-// What the device, its pools and its graphs share.
 struct Shared {
   std::shared_ptr<CudaGraphCalls> calls;
-  c10::Stream stream;  // where captures run, and warm-up
+  c10::Stream stream;  // for captures and warm-up
   bool capturing = false;
 };
 using SharedPtr = std::shared_ptr<Shared>;
 
-// During its lifetime the capture stream is the current stream, ordered after the work of the previous one; at the
-// end the previous stream waits for it. Autograd's own threads are off meanwhile, so that backward runs on this one.
+// During its lifetime the capture stream is the current stream, ordered after the work of the previous one. At the
+// end the previous stream waits for it. Autograd's own threads are disabled, so that backward runs in this thread.
 class CaptureStreamGuard {
  public:
   explicit CaptureStreamGuard(Shared& shared) : shared_(shared), outer_(shared.calls->current_stream()) {
@@ -141,7 +140,7 @@ class CudaGraph final : public Graph {
  private:
   CudaGraphCalls& calls() { return *shared_->calls; }
 
-  // CUDA's errors about a capture name no operator, so ours points to the check on a tape, which does.
+  // CUDA's capture errors name no operator, so the message points to a capture on the CPU, which does.
   template <class Step>
   void refusals(const Step& step) {
     try {

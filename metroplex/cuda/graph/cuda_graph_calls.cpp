@@ -22,18 +22,19 @@ namespace allocator = c10::cuda::CUDACachingAllocator;
 c10::MempoolId_t id_of(CudaGraphCalls::Pool pool) { return {pool.first, pool.second}; }
 at::HostAllocator& pinned() { return *at::getHostAllocator(at::kCUDA); }
 
-// Calls each, whether or not another one throws.
+// Calls each step, even if another one throws.
 template <class... Steps>
 void try_each(const Steps&... steps) noexcept {
   const auto attempt = [](const auto& step) {
     try {
       step();
-    } catch (const std::exception&) {}  // the error that led here is the one to be told
+    } catch (const std::exception&) {}  // the caller reports the error that led here
   };
   (attempt(steps), ...);
 }
 
-// libtorch's, whose capture_end leaves allocators and generators as in a capture where CUDA has given one up.
+// If CUDA aborts a capture, libtorch's capture_end leaves allocators and generators in capture mode; discard() resets
+// them.
 class Captured final : public at::cuda::CUDAGraph {
  public:
   Captured() : CUDAGraph(/*keep_graph=*/true) {}
@@ -62,7 +63,7 @@ class Captured final : public at::cuda::CUDAGraph {
       state->capturing_ = false;
       increment = 0;
     }
-    // capture_begin took each pool once and sent its stream's allocations there, the GPU's first.
+    // capture_begin referenced each pool once and redirected its stream's allocations, first to the GPU pool.
     try_each([&] { allocator::endAllocateToPool(capture_dev_, mempool_id_); },
              [&] { allocator::releasePool(capture_dev_, mempool_id_); });
     leave_host_pool(pinned(), {mempool_id_.first, mempool_id_.second}, begun_);
@@ -109,7 +110,7 @@ class CallsOfGpu final : public CudaGraphCalls {
   void synchronize(c10::Stream stream) override { stream.synchronize(); }
 
   Pool make_pool() override {
-    at::globalContext().lazyInitDevice(at::kCUDA);  // the allocator knows no device before the first tensor
+    at::globalContext().lazyInitDevice(at::kCUDA);  // the allocator has no devices before the first tensor
     const c10::MempoolId_t id = at::cuda::graph_pool_handle();
     allocator::createOrIncrefPool(device_, id);
     hold_host_pool(pinned(), {id.first, id.second});

@@ -15,31 +15,32 @@ namespace metroplex::cuda {
 class GraphedCallable {
  public:
   using Tensors = std::vector<at::Tensor>;
-  // Reads its inputs where they are and returns tensors, some of which may be undefined. In a replay it is not
-  // called: what it does on the host beside issuing work happens up to the capture only.
+  // Reads its inputs in place and returns tensors, some of which may be undefined. A replay does not call it: its
+  // host side effects happen only up to the capture.
   using Callable = std::function<Tensors(const Tensors& inputs)>;
   struct Options {
-    int64_t warmup = 3;               // calls before the one that captures, run as they are
-    std::shared_ptr<GraphPool> pool;  // null: one of its own
-    // Among the ranks that capture together, before a capture and after it: a capture that waits for a peer which has
-    // not begun its own would time out. May be empty.
+    int64_t warmup = 3;               // eager calls before the capturing call
+    std::shared_ptr<GraphPool> pool;  // null: a separate pool
+    // Runs before and after a capture, among the ranks that capture together. Without it, a capture could time out
+    // while waiting for a peer that has not started its capture. May be empty.
     std::function<void()> barrier;
   };
 
-  // `inputs` are the static ones, whose memory the caller does not give to anybody else; they are copied into.
+  // `inputs` are the static inputs, whose memory the caller must reserve for this object; values are copied into
+  // them.
   GraphedCallable(GraphDevice& device, Callable callable, Tensors inputs, Options options);
 
-  // Runs it once over the values of `inputs`, of the shapes and types of the static ones (base::Error "cuda graph"
-  // where they are not). One that is the static tensor itself is not copied. The results lie where those of the
-  // capture lay, once there is one: the next call overwrites them.
+  // Runs it once on `inputs`, which must have the shapes and types of the static inputs (otherwise base::Error "cuda
+  // graph"). A tensor that is the static input itself is not copied. After the capture, results are in the capture's
+  // memory, and the next call overwrites them.
   const Tensors& operator()(const Tensors& inputs);
 
   const Tensors& inputs() const { return inputs_; }
   bool captured() const { return graph_->captured(); }
-  bool capturing() const { return capturing_; }  // its callable is running for a capture
+  bool capturing() const { return capturing_; }  // the callable is running for a capture
   GraphSize size() const { return graph_->size(); }
   GraphPool& pool() const { return *pool_; }
-  // Forgets graph and results; the next call captures again.
+  // Drops graph and results; the next call captures again.
   void reset();
 
  private:

@@ -15,16 +15,16 @@
 namespace metroplex::cuda {
 namespace {
 
-std::atomic<GuardedArena*> guarded = nullptr;  // a signal handler can reach nothing else
-std::atomic<pthread_t> handling = 0;           // 0: nobody
+std::atomic<GuardedArena*> guarded = nullptr;  // the only state that the signal handler can reach
+std::atomic<pthread_t> handling = 0;           // thread in the handler; 0: none
 
 size_t page_size() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
 
-// What the processor says of a fault. Elsewhere every access is taken for a read by somebody unknown.
+// Decodes the fault. On other processors every access counts as a read by an unknown instruction.
 MemoryFault fault_of(const siginfo_t* info, const void* context) {
   MemoryFault fault{info->si_addr};
 #if defined(__x86_64__)
-  constexpr greg_t kWrite = 2;  // of the error code
+  constexpr greg_t kWrite = 2;  // bit of the error code
   const greg_t* registers = static_cast<const ucontext_t*>(context)->uc_mcontext.gregs;
   fault.writes = (registers[REG_ERR] & kWrite) != 0;
   fault.instruction = reinterpret_cast<void*>(registers[REG_RIP]);
@@ -35,7 +35,7 @@ MemoryFault fault_of(const siginfo_t* info, const void* context) {
   return fault;
 }
 
-// The instruction, and whoever called it where the frames can be read: they are looked for from the stack pointer on.
+// Stores the instruction and its callers, if the frames can be read: the unwinder starts from the stack pointer.
 void put_callers(const MemoryFault& fault, bool on_stack, Access& access) {
   access.depth = 1;
   access.frames[0] = fault.instruction;
@@ -57,7 +57,7 @@ GuardedArena::GuardedArena(TapeRecorder& recorder) : recorder_(recorder) {
   for (auto& pool : pools_) pool = std::make_shared<TapePool>(0, page_size());
   recorder_.set_watch(this);
   void* warm[1];
-  backtrace(warm, 1);  // loads what it needs, which the handler could not
+  backtrace(warm, 1);  // loads libraries that the handler could not load
 }
 
 GuardedArena::~GuardedArena() { recorder_.set_watch(nullptr); }
@@ -143,8 +143,8 @@ void GuardedArena::close_again() {
   opened_ = 0;
 }
 
-// What is not ours goes to whoever had the signal before, when the access is tried again; a fault of the handler
-// itself to nobody.
+// A fault outside the arena goes to the previous handler when the access is retried. A fault in the handler itself
+// terminates the process.
 void GuardedArena::on_fault(int /*signal*/, siginfo_t* info, void* context) {
   GuardedArena* arena = guarded;
   const pthread_t self = pthread_self();
@@ -158,7 +158,7 @@ void GuardedArena::on_fault(int /*signal*/, siginfo_t* info, void* context) {
   handling = 0;
 }
 
-// Of libtorch's operators nobody has to tell what they touch: it is their arguments.
+// Libtorch's operators access their arguments only, so they pass without a list.
 bool GuardedArena::names(const TapePool::Place& block) const {
   if (named_.empty()) return true;
   const auto begin = reinterpret_cast<uintptr_t>(block.begin);
@@ -167,8 +167,8 @@ bool GuardedArena::names(const TapePool::Place& block) const {
   });
 }
 
-// In the handler, as all below. The faulting load or store is no allocator's and no pool's, so their locks are held
-// by others at most, who go on; nothing here allocates.
+// Runs in the signal handler, like all functions below. The faulting access is not in an allocator or pool, so only
+// other threads can hold their locks, and those threads continue. Nothing here allocates.
 bool GuardedArena::opened(const MemoryFault& fault) {
   void* address = fault.address;
   TapePool& pool = pools_[0]->holds(address) ? *pools_[0] : *pools_[1];

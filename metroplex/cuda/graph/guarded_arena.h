@@ -1,7 +1,7 @@
 // Memory that only recorded operations may access. Its pages are protected; a page that an operation touches is
-// opened until the operation ends. So every access by data pointer outside of an operation is caught: on a GPU it
-// would be a hidden synchronization or a crash. One arena per process, for one rank: accesses by other threads are
-// caught too.
+// opened until the operation ends. Every access through a data pointer outside an operation is caught: on a GPU it
+// would be a hidden synchronization or a crash. One arena per process, for one rank, because accesses of other
+// threads are caught too.
 #pragma once
 
 #include <array>
@@ -21,8 +21,8 @@
 
 namespace metroplex::cuda {
 
-// A log of memory accesses outside of any operation, written by a signal handler: into preallocated space, without
-// allocating or taking a lock. It is read after the handler has been removed.
+// A log of memory accesses outside operations, written by a signal handler into preallocated space, without
+// allocating or locking. It is read after the handler has been removed.
 
 // A string that a signal handler can set; longer text is truncated.
 template <size_t Room>
@@ -45,18 +45,18 @@ struct Access {
   bool writes = false, given_back = false;
   uintptr_t address = 0;
   FixedText<120> operation, place;
-  std::array<void*, kFrames> frames;  // the instruction, and whoever called it
+  std::array<void*, kFrames> frames;  // the instruction and its callers
   int depth = 0;
 };
 
 class AccessLog {
  public:
   explicit AccessLog(size_t room = 1024) : accesses_(room) {}
-  // The next entry to fill in; one caller at a time. Null when the log is full: the access is only counted.
+  // Returns the next entry to fill in; one caller at a time. Null if the log is full: the access is only counted.
   Access* add() noexcept;
 
-  // With the callers' names, as far as the dynamic linker knows them (of a program's own functions: their offsets in
-  // it, for addr2line).
+  // Diagnostics with the callers' names from the dynamic linker; functions of the program itself are offsets for
+  // addr2line.
   std::vector<Finding> findings() const;
 
  private:
@@ -65,29 +65,29 @@ class AccessLog {
 };
 
 // An alternate stack for a thread's signal handlers (sigaltstack). Generated code may use the stack pointer for other
-// addresses (the copy-free sgemm kernels of oneDNN before 3.12 for a heap workspace); a handler on such a "stack"
-// would overwrite the memory below it.
+// addresses: the copy-free sgemm kernels of oneDNN before 3.12 point it to a heap workspace. A handler on such a
+// "stack" would overwrite the memory below it.
 class SignalStack {
  public:
-  // For handlers with SA_ONSTACK, in the calling thread. Throws base::Error("signal stack", ...) where the system has
-  // none.
+  // Installs the stack for SA_ONSTACK handlers of the calling thread. Throws base::Error("signal stack", ...) if the
+  // system does not support it.
   SignalStack();
-  // In the same thread, which gets back what it had.
+  // Must run in the same thread; restores the previous alternate stack.
   ~SignalStack();
   SignalStack(const SignalStack&) = delete;
   SignalStack& operator=(const SignalStack&) = delete;
 
-  // Whether it points into the stack of the thread that made this. Any thread may ask, and a signal handler.
+  // Returns whether the pointer is in the stack of the constructing thread. Safe in any thread and in signal
+  // handlers.
   bool on_thread(const void* stack_pointer) const { return stack_pointer >= low_ && stack_pointer < high_; }
 
  private:
   char* memory_ = nullptr;
   size_t bytes_ = 0;
   stack_t before_{};
-  const void *low_ = nullptr, *high_ = nullptr;  // of the thread's stack
+  const void *low_ = nullptr, *high_ = nullptr;  // the thread's stack
 };
 
-// An access that the processor refused.
 struct MemoryFault {
   void* address;
   bool writes = false;
@@ -96,28 +96,29 @@ struct MemoryFault {
 
 class GuardedArena final : private OperationWatch {
  public:
-  // Hangs at the recorder.
+  // Attaches itself to the recorder.
   explicit GuardedArena(TapeRecorder& recorder);
   ~GuardedArena() override;
   GuardedArena(const GuardedArena&) = delete;
   GuardedArena& operator=(const GuardedArena&) = delete;
 
-  // For what is there before a recording, parameters and inputs: TapeHooks(nullptr, outside()) where it is made.
+  // Pool for tensors that exist before a recording, such as parameters and inputs: use TapeHooks(nullptr, outside())
+  // to create them.
   const std::shared_ptr<TapePool>& outside() const { return pools_[0]; }
-  // What is recorded allocates here.
+  // Pool for allocations during a recording.
   const std::shared_ptr<TapePool>& inside() const { return pools_[1]; }
 
-  // Between the two it is recorded, not strictly, and both are closed to all but operations. An access beside them
-  // goes through and is remembered. What the host writes into memory that no operation has touched is no such access:
-  // libtorch makes its constants so.
+  // Start and end a non-strict recording, during which both pools are closed to all code except operations. Other
+  // accesses succeed but are logged. A host write into memory that no operation has touched is not logged, because
+  // libtorch creates its constants that way.
   void begin();
   Tape end();
-  void abandon() noexcept;  // instead of end(), after an exception
+  void abandon() noexcept;  // replaces end() after an exception
   Tape record(const std::function<void()>& work);
 
-  // host_access, at the operation that was the last one before it; undeclared, of a kernel that touches memory which
-  // its launch names neither as read nor as written. With their callers (AccessLog), but where the stack pointer
-  // was no stack's.
+  // Diagnostics of two kinds. host_access: an access outside operations, reported with the preceding operation.
+  // undeclared: a kernel accesses memory that its launch lists neither as read nor as written. Callers are included
+  // (AccessLog) if the stack pointer pointed into the thread's stack.
   std::vector<Finding> findings() const { return log_.findings(); }
 
  private:
@@ -125,11 +126,11 @@ class GuardedArena final : private OperationWatch {
     void* begin;
     size_t bytes;
   };
-  static constexpr size_t kOpen = 512;  // blocks that one operation opens; beyond, all are closed again
+  static constexpr size_t kOpen = 512;  // maximum blocks tracked per operation; beyond it, all are closed again
   static void on_fault(int signal, siginfo_t* info, void* context);
   void before(const TapeOperation& operation) override;
   void after(const TapeOperation& operation) override;
-  bool opened(const MemoryFault& fault);  // whether it was ours
+  bool opened(const MemoryFault& fault);  // returns whether the fault was in the arena
   void note(const MemoryFault& fault, FindingKind kind, bool given_back);
   bool names(const TapePool::Place& block) const;
   void allow(const Pages& pages);
@@ -141,14 +142,14 @@ class GuardedArena final : private OperationWatch {
   std::shared_ptr<TapePool> pools_[2];
   std::optional<SignalStack> stack_;
   struct sigaction previous_ {};
-  int threads_ = 0;  // before
+  int threads_ = 0;  // before the recording
   const TapeOperation* running_ = nullptr;
-  std::vector<TapeSpan> named_;  // what it reads and writes
+  std::vector<TapeSpan> named_;  // memory that the operation reads and writes
   std::string last_;
-  int64_t before_[2] = {0, 0};  // the operation: allocations
+  int64_t before_[2] = {0, 0};  // allocations before the operation
   int64_t known_[2] = {0, 0};   // allocations before the recording
   std::array<Pages, kOpen> open_;
-  size_t opened_ = 0;  // more than kOpen: not all are in open_
+  size_t opened_ = 0;  // greater than kOpen: open_ is incomplete
   AccessLog log_;
 };
 

@@ -62,7 +62,7 @@ bool written(const Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-// In place, and the previous values are not read.
+// True for in-place operators that do not read the previous values.
 bool overwrites(const std::string& name) {
   static const std::vector<std::string> kNames{"aten::copy_",    "aten::zero_",      "aten::fill_",  "aten::normal_",
                                                "aten::uniform_", "aten::bernoulli_", "aten::random_"};
@@ -80,10 +80,10 @@ bool is_option(const std::string& name) {
   return name == "dtype" || name == "layout" || name == "device" || name == "pin_memory" || name == "memory_format";
 }
 
-// How the arguments of an operator's out variant follow from those of the call.
+// Maps the arguments of a call to those of the operator's out variant.
 struct OutForm {
   c10::OperatorHandle op;
-  std::vector<int> from;  // an argument of the call, or -1 - k: result k
+  std::vector<int> from;  // index of a call's argument, or -1 - k for result k
 };
 
 std::optional<std::vector<int>> mapped(const FunctionSchema& call, const FunctionSchema& out) {
@@ -109,7 +109,6 @@ std::optional<std::vector<int>> mapped(const FunctionSchema& call, const Functio
   return from;
 }
 
-// The out variants of all operators, by operator name.
 const std::multimap<std::string, c10::OperatorHandle>& out_forms() {
   static const auto* forms = [] {
     auto* all = new std::multimap<std::string, c10::OperatorHandle>;
@@ -144,7 +143,7 @@ std::function<void()> called(const c10::OperatorHandle& op, std::vector<IValue> 
   };
 }
 
-// Plain copies and fills are replayed without a temporary.
+// Replays plain copies and fills without a temporary.
 std::function<void()> shortcut(const LibraryCall& call) {
   const std::string& name = call.op.schema().name();
   const auto out = [&] { return weakened(call.results.at(0)); };

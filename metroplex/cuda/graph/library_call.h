@@ -1,4 +1,4 @@
-// A libtorch operator call on a tape: below autograd, and replayed into the memory of the recorded results.
+// A libtorch operator call on a tape, below autograd. It is replayed into the memory of the recorded results.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -11,32 +11,32 @@
 
 namespace metroplex::cuda {
 
-// One that has been run once.
+// A call that has run once.
 struct LibraryCall {
   const c10::OperatorHandle& op;
   std::vector<c10::IValue> arguments, results;
 };
 
-// "aten::mm", "aten::add.Tensor"
+// For example "aten::mm" or "aten::add.Tensor".
 std::string name_of(const c10::OperatorHandle& op);
 
-// Why it cannot be in a graph: the host reads values, or shapes depend on values; empty: it can.
+// Returns why the operator cannot be captured: the host reads values, or shapes depend on values. Empty: it can.
 std::string unfit_for_graph(const c10::OperatorHandle& op);
 
-// Whether every result is a view of an argument: it reads no value.
+// Returns whether every result is a view of an argument, so that no value is read.
 bool makes_views(const c10::OperatorHandle& op);
 
-// Whether its argument i has values that it reads, not only memory that it writes.
+// Returns whether the operator reads the values of argument i, and does not only write its memory.
 bool reads_argument(const c10::OperatorHandle& op, size_t i);
 
-// Whether it only makes views, or only allocates: there is nothing to replay.
+// Returns whether the call only makes views or only allocates; then there is nothing to replay.
 bool computes_nothing(const LibraryCall& call);
 
-// Name, reads, writes and scalars; tensors are those of the call.
+// Returns name, reads, writes and scalars; the tensors are those of the call.
 TapeOperation operation_of(const LibraryCall& call);
 
-// Replays it on the same memory, which it does not keep alive: by the operator's out variant where there is one, else
-// by a copy of the results. The same bits.
+// Returns a closure that repeats the call on the same memory, without owning it. It uses the operator's out variant,
+// or copies the results if there is none. The bits are the same.
 std::function<void()> repeated(const LibraryCall& call);
 
 }  // namespace metroplex::cuda

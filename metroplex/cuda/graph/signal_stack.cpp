@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kHandlers = size_t{256} << 10;
 
-// What the processor's registers take of it differs: 12 KB where there are tiles.
+// The size of the saved register state depends on the processor: 12 KB with AMX tiles.
 size_t room_for_handlers() {
   const long frame = sysconf(_SC_MINSIGSTKSZ);
   return kHandlers + static_cast<size_t>(std::max(frame, 0L));
@@ -32,7 +32,7 @@ SignalStack::SignalStack() {
   low_ = low;
   high_ = static_cast<char*>(low) + size;
 
-  // Its lowest page stays closed.
+  // The lowest page is a guard page.
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   bytes_ = (room_for_handlers() + 2 * page - 1) & ~(page - 1);
   void* memory = mmap(nullptr, bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);

@@ -1,6 +1,6 @@
-// The CPU's graph: the operations of a capture in order, to be replayed on the same memory without the code that
-// issued them. Recorded are libtorch's operators below autograd, our own kernels, and communication. Views and
-// allocations are not: the recorded tensors are views of memory that stays allocated.
+// The CPU's graph: the operations of a capture in order, which are replayed on the same memory without the code that
+// issued them. It contains libtorch's operators below autograd, our own kernels, and communication. Views and
+// allocations are omitted: the recorded tensors are views of memory that stays allocated.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,9 +18,9 @@
 
 namespace metroplex::cuda {
 
-// A host value among the arguments of an operation, which a replay repeats. Of our own kernels the numbers, by name;
-// of libtorch's operators all arguments that are not tensors, as text, by the schema's names; and "constant", the
-// value of a one-element tensor that was written by the host and by no operation.
+// A host value among the arguments of an operation, which a replay repeats. For our own kernels: the numbers, by
+// name. For libtorch's operators: all arguments except tensors, as text, by the schema's names; and "constant", the
+// value of a one-element tensor that the host wrote and no operation did.
 struct TapeScalar {
   std::string name;
   std::variant<int64_t, double, std::string> value;
@@ -28,7 +28,7 @@ struct TapeScalar {
 };
 std::string text_of(const TapeScalar& scalar);
 
-// A group whose calls are on tapes. Plain data, so that it can travel between processes.
+// A group whose calls are on tapes. Plain data, so that it can be sent between processes.
 struct TapeGroup {
   std::string purpose;
   std::vector<int> ranks;  // global, in group order
@@ -36,43 +36,44 @@ struct TapeGroup {
 };
 
 struct TapeOperation {
-  std::string name;   // with its overload for libtorch's ("aten::mm.out"); of the kernel or the collective
-  std::string group;  // of a communication call; "wait" and what it waits for have the same
-  std::string place;  // who issued it: TapeRecorder::place
+  std::string name;   // kernel, collective or libtorch operator with overload ("aten::mm.out")
+  std::string group;  // group of a communication call and of its "wait"
+  std::string place;  // issuer of the operation: TapeRecorder::place
   // Weak aliases, which do not keep memory alive. A tensor updated in place is in both.
   std::vector<at::Tensor> reads, writes;
   std::vector<TapeScalar> scalars;
-  // Of a communication call and of its "wait", the same; null for all else. Between the two, `reads` may not be
-  // written, nor `writes` touched.
+  // Identifies a communication call and its "wait"; null for all other operations. Between the two, `reads` must not
+  // be written and `writes` must not be accessed.
   const void* work = nullptr;
   std::string unfit;  // why it cannot be captured; empty: it can
   std::function<void()> run;
-  std::string arguments{};  // of an own kernel: argument_bytes
+  std::string arguments{};  // argument_bytes of our own kernel
 };
 
-// Bytes [begin, end) of memory.
+// A memory range [begin, end) in bytes.
 struct TapeSpan {
   uintptr_t begin = 0, end = 0;
   bool overlaps(const TapeSpan& other) const { return begin < other.end && other.begin < end; }
 };
-// From the first to the last element of x; empty where x has none.
+// Range from the first to the last element of x; empty if x has no elements.
 TapeSpan span_of(const at::Tensor& x);
-// A tensor of the same form on the same memory, which it does not hold.
+// A tensor of the same form on the same memory, without ownership.
 at::Tensor weak_alias(const at::Tensor& x);
 
-// Memory that the tape reads or writes and that belongs neither to its pool nor to the tape.
+// Memory that the tape uses but that belongs neither to its pool nor to the tape.
 struct TapeExternal {
   TapeSpan span;  // of the storage
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-  size_t first_used;  // operation
+  size_t first_used;  // index of the first operation that uses it
 };
 
 struct Tape {
   std::vector<TapeOperation> operations;
   std::vector<TapeExternal> externals;
-  std::vector<at::Tensor> constants;  // of the scalars of that name
+  std::vector<at::Tensor> constants;  // the tensors of "constant" scalars
 
-  // Runs all of it. Throws base::Error("cuda graph", ...) where memory of an external has been given back since.
+  // Runs all operations. Throws base::Error("cuda graph", ...) if memory of an external has been freed since the
+  // capture.
   void replay() const;
   GraphSize size() const;
 };

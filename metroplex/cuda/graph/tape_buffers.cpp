@@ -10,7 +10,7 @@
 namespace metroplex::cuda {
 namespace {
 
-// Who wrote a byte last: an operation of a graph, what is copied into it (operation -1), or nobody that is known.
+// The last writer of a byte: an operation of a graph, an input copy (operation -1), or unknown.
 struct Writer {
   int64_t graph = -1, operation = -1;
   bool known() const { return graph >= 0; }
@@ -30,7 +30,7 @@ class Memory {
     runs_.erase(runs_.lower_bound(span.begin), runs_.lower_bound(span.end));
     runs_[span.begin] = {span, writer};
   }
-  // All of `span`, in order; what nobody wrote too.
+  // Returns all of `span` in order, including ranges without a known writer.
   std::vector<Written> at(const TapeSpan& span) const {
     std::vector<Written> found;
     uintptr_t next = span.begin;
@@ -56,7 +56,7 @@ class Memory {
     run->second.span.end = where;
     runs_[where] = {{where, whole.span.end}, whole.writer};
   }
-  std::map<uintptr_t, Written> runs_;  // by their first byte
+  std::map<uintptr_t, Written> runs_;  // by first byte
 };
 
 class Replays {
@@ -90,7 +90,7 @@ class Replays {
                        [&](const TapePool* pool) { return pool->holds(reinterpret_cast<const void*>(address)); });
   }
 
-  // One run of a graph; `before` is called ahead of each operation.
+  // Simulates one run of a graph; calls `before` before each operation.
   template <class Before>
   void walk(size_t g, const Before& before) {
     const auto graph = static_cast<int64_t>(g);
@@ -135,7 +135,7 @@ class Replays {
   const std::vector<Replayed>& graphs_;
   const std::vector<const TapePool*>& pools_;
   Memory memory_;
-  std::vector<std::vector<std::vector<Written>>> expected_;  // [graph][operation]: what it reads, by writer
+  std::vector<std::vector<std::vector<Written>>> expected_;  // [graph][operation]: ranges read, by writer
   std::set<std::pair<size_t, size_t>> said_;
   std::vector<Finding> found_;
 };

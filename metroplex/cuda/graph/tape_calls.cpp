@@ -24,7 +24,7 @@ void add_messages(const TapeOperation& operation, TapeCall& call) {
   }
 }
 
-// What members exchange may differ in rows; of a gather one member has a result.
+// Members may exchange different numbers of rows. Outputs are excluded, because only one member of a gather has one.
 void add_form(const TapeOperation& operation, TapeCall& call) {
   const bool exchanges = operation.name == "all_to_all" || operation.name == "exchange_rows";
   for (const at::Tensor& x : operation.reads)
@@ -52,7 +52,7 @@ std::vector<TapeCall> calls_of(const Tape& tape) {
 
 namespace {
 
-struct Ordered {  // one member's part of what has to be alike
+struct Ordered {  // a call and the properties that members must have in common
   const TapeCall* call;
   std::string form;
 };
@@ -62,7 +62,7 @@ std::string text_of(const Ordered* at) {
 }
 const Ordered* get(const std::vector<Ordered>& list, size_t i) { return i < list.size() ? &list[i] : nullptr; }
 
-// The first difference of two lists, as a finding at the one that has something there.
+// Reports the first difference of two lists, at the member that has a call there.
 void find_difference(const std::vector<Ordered>& a, const std::vector<Ordered>& b, const std::string& who,
                      const std::string& other, const std::string& where, std::vector<Finding>& found) {
   for (size_t i = 0; i < std::max(a.size(), b.size()); ++i) {

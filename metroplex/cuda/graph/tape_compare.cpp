@@ -13,7 +13,7 @@ namespace {
 
 bool same_operator(const TapeOperation& a, const TapeOperation& b) { return a.name == b.name && a.group == b.group; }
 
-// A kernel's arguments are bytes: as an integer, and, where that is likely, as a double.
+// Formats 8 bytes of a kernel's arguments as a double if that is plausible, else as an integer.
 std::string number_of(uint64_t word) {
   double real = 0;
   std::memcpy(&real, &word, sizeof real);
@@ -36,7 +36,7 @@ class Comparison {
   }
 
  private:
-  // What one difference makes differ in all that follows: told once.
+  // One difference causes differences in all later operations, so only the first is reported, with a count.
   struct Cascade {
     Finding first{};
     int64_t count = 0;
@@ -55,11 +55,10 @@ class Comparison {
     bool same = true;
     same = tensors(i, "read", a.reads, b.reads) && same;
     same = tensors(i, "written", a.writes, b.writes) && same;
-    if (!same) return;  // sizes are numbers too
+    if (!same) return;  // scalars include sizes, which differ too
     if (scalars(i, a.scalars, b.scalars)) arguments(i, a.arguments, b.arguments);
   }
 
-  // Whether their forms are the same.
   bool tensors(size_t i, const char* role, const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
     if (a.size() != b.size()) {
       shapes_.add(at(i, FindingKind::other_shape,
@@ -100,7 +99,7 @@ class Comparison {
     }
   }
 
-  // A number that libtorch was handed is compared as a scalar.
+  // Constants that the host passes to libtorch are compared as scalars.
   static bool constant(const Tape& tape, const at::Tensor& x) {
     return std::any_of(tape.constants.begin(), tape.constants.end(),
                        [&](const at::Tensor& kept) { return kept.const_data_ptr() == x.const_data_ptr(); });
@@ -124,7 +123,6 @@ class Comparison {
     return found == tape.externals.end() ? nullptr : &*found;
   }
 
-  // Whether all are the same.
   bool scalars(size_t i, const std::vector<TapeScalar>& a, const std::vector<TapeScalar>& b) {
     if (a == b) return true;
     for (size_t s = 0; s < std::max(a.size(), b.size()); ++s) {
@@ -153,7 +151,7 @@ class Comparison {
           at(i, FindingKind::stale_number,
              base::concat("its arguments are ", a.size(), " bytes, and ", b.size(), " in the other recording")));
   }
-  // Whether a word is an address of memory that the recording knows: these are compared as tensors.
+  // Returns whether a word is an address of memory in the recording; such words are compared as tensors.
   static bool points(const Recording& recording, size_t i, uint64_t word) {
     const TapeOperation& operation = recording.tape.operations[i];
     if (recording.pool.holds(reinterpret_cast<const void*>(word))) return true;
@@ -166,7 +164,7 @@ class Comparison {
     return false;
   }
 
-  // At the operation that the other recording does not have, as far as that can be told from what follows.
+  // Reports the operation that the other recording lacks, as far as later operations show it.
   void sequence(size_t i) {
     const auto &a = first_.tape.operations, &b = second_.tape.operations;
     const bool more_in_second = i >= a.size() || (i < b.size() && goes_on(a, i, b));
@@ -174,7 +172,7 @@ class Comparison {
                                 base::concat("from operation ", i, " on there are ", names(a, i),
                                              ", and in the other recording ", names(b, i))));
   }
-  // Whether `other` comes soon to where `mine` is at i.
+  // Returns whether `mine` from operation i on appears in `other` soon after i.
   static bool goes_on(const std::vector<TapeOperation>& mine, size_t i, const std::vector<TapeOperation>& other) {
     constexpr size_t kSoon = 16, kAlike = 3;
     const size_t alike = std::min(kAlike, mine.size() - i);

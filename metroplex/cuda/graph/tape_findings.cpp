@@ -68,7 +68,7 @@ std::vector<TapeSpan> pieces_of(const at::Tensor& x) {
     if (x.size(d) > 1 && x.stride(d) != 0) dims.push_back({x.size(d), x.stride(d)});
   }
   std::sort(dims.begin(), dims.end(), [](const Dim& a, const Dim& b) { return a.stride < b.stride; });
-  int64_t run = 1;  // elements without a gap
+  int64_t run = 1;  // contiguous elements
   size_t first = 0;
   for (; first < dims.size() && dims[first].stride <= run; ++first)
     run += (dims[first].size - 1) * dims[first].stride;

@@ -1,4 +1,4 @@
-// Graphs of the CPU: tapes, and a pool each or together.
+// Graphs of the CPU: tapes with separate or shared pools.
 #pragma once
 
 #include "cuda/graph/graph.h"

@@ -18,21 +18,21 @@
 namespace metroplex::cuda {
 namespace {
 
-// A key that no backend of libtorch's CPU wheel claims, below autograd and above the kernels.
+// A dispatch key below autograd and above the kernels that no backend of libtorch's CPU wheel uses.
 constexpr auto kKey = c10::DispatchKey::Fake;
 
 struct ThreadHooks {
   LibraryCalls* calls = nullptr;
   std::shared_ptr<TapePool> pool;
 };
-thread_local ThreadHooks hooks;  // libtorch asks by thread, and says no more
+thread_local ThreadHooks hooks;  // libtorch's callbacks identify only the thread
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   if (hooks.calls == nullptr) return run_below(op, keys, *stack);
   hooks.calls->call(op, keys, *stack);
 }
 
-// The pools that memory is out of: who gives it back has its address only.
+// All pools with live memory. A free has only the address, so it must look up the pool.
 class LivePools {
  public:
   void add(const std::shared_ptr<TapePool>& pool) {
@@ -66,7 +66,7 @@ void report(const void* pointer, int64_t bytes, const GraphPool::Bytes& now) {
                                    static_cast<size_t>(now.reserved), c10::kCPU);
 }
 
-// libtorch's own, but for threads that have a pool.
+// Uses libtorch's allocator except for threads with a pool.
 class PoolAllocator final : public c10::Allocator {
  public:
   explicit PoolAllocator(c10::Allocator* otherwise) : otherwise_(otherwise) { outside = otherwise->raw_deleter(); }
@@ -76,7 +76,7 @@ class PoolAllocator final : public c10::Allocator {
     report(pointer, static_cast<int64_t>(bytes), hooks.pool->bytes());
     return {pointer, pointer, &give_back, c10::Device(c10::kCPU)};
   }
-  // Of what both give.
+  // Frees memory of either allocator.
   c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 
@@ -93,7 +93,7 @@ class PoolAllocator final : public c10::Allocator {
   c10::Allocator* otherwise_;
 };
 
-// Before any thread begins: libtorch reads its pointer to the allocator without a lock.
+// Static initialization runs before any other thread starts: libtorch reads its allocator pointer without a lock.
 PoolAllocator* const pool_allocator = [] {
   auto* made = new PoolAllocator(c10::GetCPUAllocator());
   c10::SetCPUAllocator(made, /*priority=*/1);

@@ -47,7 +47,7 @@ void* TapePool::allocate(size_t bytes) {
     if (room > size) add_free(at + size, room - size);
     offset = at;
   } else {
-    // The last free block, where it ends at the mark, grows.
+    // If the last free block ends at the mark, it is extended.
     if (!free_.empty() && free_.rbegin()->first + free_.rbegin()->second == mark_) {
       offset = free_.rbegin()->first;
       fits_.erase({free_.rbegin()->second, offset});
@@ -66,7 +66,7 @@ void* TapePool::allocate(size_t bytes) {
 }
 
 size_t TapePool::release(void* pointer) {
-  std::shared_ptr<TapePool> last;  // ends behind the lock
+  std::shared_ptr<TapePool> last;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   const auto offset = static_cast<size_t>(static_cast<char*>(pointer) - base_);
   const auto block = used_.find(offset);
@@ -76,7 +76,7 @@ size_t TapePool::release(void* pointer) {
   used_.erase(block);
   add_free(offset, size);
   if (used_.empty()) {
-    // An empty pool gives the same addresses as a new one.
+    // An empty pool returns the same addresses as a new one.
     free_.clear();
     fits_.clear();
     mark_ = 0;
@@ -85,7 +85,7 @@ size_t TapePool::release(void* pointer) {
   return asked;
 }
 
-// Joined with its neighbours.
+// Adds a free block and merges it with its neighbors.
 void TapePool::add_free(size_t offset, size_t size) {
   const auto next = free_.find(offset + size);
   if (next != free_.end()) {

@@ -1,5 +1,5 @@
-// The graph pool of the CPU: one address range, in which the same allocations in the same order get the same
-// addresses from the time at which the pool was last empty. The system provides the memory when it is first touched.
+// The graph pool of the CPU: one address range. Starting from an empty pool, the same sequence of allocations gets
+// the same addresses. The system provides memory on first access.
 #pragma once
 
 #include <cstdint>
@@ -17,28 +17,29 @@ class TapePool final : public GraphPool, public std::enable_shared_from_this<Tap
  public:
   static constexpr size_t kAlignment = 64;
 
-  // Room for `capacity` bytes of addresses; by default as much as the machine has memory. Every allocation begins and
-  // ends at a multiple of `alignment`, a power of two.
+  // Reserves `capacity` bytes of addresses; by default the machine's memory size. Every allocation starts and ends at
+  // a multiple of `alignment`, a power of two.
   explicit TapePool(size_t capacity = 0, size_t alignment = kAlignment);
   ~TapePool() override;
   TapePool(const TapePool&) = delete;
   TapePool& operator=(const TapePool&) = delete;
 
   Bytes bytes() const override;
-  // Best fit, the lowest address of several. Throws base::Error("cuda graph", ...) where there is no room.
+  // Best fit; the lowest address among equal fits. Throws base::Error("cuda graph", ...) if the pool is full.
   void* allocate(size_t bytes);
-  // By any thread; how many bytes had been asked for. A pool lives as long as somebody holds memory of it.
+  // May be called by any thread; returns the requested size in bytes. A pool lives as long as any of its memory is
+  // held.
   size_t release(void* pointer);
   bool holds(const void* pointer) const;
-  // A number for what allocate() gave, counted from 0, and what has not been given back at `pointer`; -1: nothing is.
+  // Returns the number, counted from 0, of the allocation that contains `pointer` and has not been freed; -1: none.
   int64_t allocation_at(const void* pointer) const;
-  int64_t allocations() const;  // that there have been
-  // All of what allocation_at() tells the number of.
+  int64_t allocations() const;  // total number of allocations so far
+  // Details of the allocation that allocation_at() identifies.
   struct Place {
     void* begin;
-    size_t bytes;  // rounded
+    size_t bytes;  // rounded up
     int64_t number;
-    bool touched;  // mark_touched
+    bool touched;  // set by mark_touched
   };
   std::optional<Place> place_of(const void* pointer) const;
 
@@ -47,10 +48,10 @@ class TapePool final : public GraphPool, public std::enable_shared_from_this<Tap
   size_t offset_of(const void* pointer) const {
     return static_cast<size_t>(static_cast<const char*>(pointer) - base_);
   }
-  // Whether an operation has written to what allocate() gave; whichever graph of the pool it is on.
+  // written(): whether an operation of any graph of the pool has written to the allocation.
   void mark_written(const void* pointer);
   bool written(const void* pointer) const;
-  // By an operation that was seen to load or store there. Like place_of() it allocates nothing.
+  // Marks an allocation that an operation was observed to access. Like place_of(), it does not allocate.
   void mark_touched(const void* pointer);
 
  private:
@@ -71,9 +72,9 @@ class TapePool final : public GraphPool, public std::enable_shared_from_this<Tap
   Blocks used_;
   std::map<size_t, size_t> free_;             // offset -> size, below the mark
   std::set<std::pair<size_t, size_t>> fits_;  // (size, offset) of free_
-  size_t mark_ = 0;                           // above it nothing has been used since the pool was empty
+  size_t mark_ = 0;                           // addresses above it are unused since the pool was last empty
   int64_t allocations_ = 0;
-  std::shared_ptr<TapePool> self_;  // while something is used
+  std::shared_ptr<TapePool> self_;  // set while there are allocations
   Bytes bytes_;
 };
 

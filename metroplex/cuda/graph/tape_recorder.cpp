@@ -14,7 +14,7 @@ struct TapeRecorder::Recording {
   Recording(TapeRecorder& recorder, std::shared_ptr<TapePool> its_pool, bool is_strict)
       : pool(std::move(its_pool)), strict(is_strict), hooks(&recorder, pool) {}
 
-  // Makes what the tape uses weak, and remembers what it is.
+  // Replaces the tape's tensors by weak aliases and registers their external memory.
   void own(std::vector<at::Tensor>& tensors) {
     for (at::Tensor& x : tensors) {
       note(x);
@@ -29,7 +29,7 @@ struct TapeRecorder::Recording {
         {{begin, begin + storage->nbytes()}, x.storage().getWeakStorageImpl(), tape.operations.size()});
   }
   int64_t allocation(const at::Tensor& x) const { return pool->allocation_at(x.storage().data()); }
-  // A number that libtorch's C++ wraps in a tensor without calling the dispatcher, as in x * 2.
+  // True for a number that libtorch's C++ wraps in a tensor without a dispatcher call, as in x * 2.
   bool host_made(const at::Tensor& x) const {
     if (!x.defined() || x.numel() != 1) return false;
     if (x.unsafeGetTensorImpl()->is_wrapped_number()) return true;
@@ -39,8 +39,8 @@ struct TapeRecorder::Recording {
   Tape tape;
   std::shared_ptr<TapePool> pool;
   bool strict;
-  std::unordered_set<c10::StorageImpl*> known;  // externals
-  std::unordered_set<const void*> works;        // of calls that this recording has begun
+  std::unordered_set<c10::StorageImpl*> known;  // registered externals
+  std::unordered_set<const void*> works;        // calls started in this recording
   TapeHooks hooks;
 };
 
@@ -117,7 +117,7 @@ void TapeRecorder::run(Operation operation) {
   if (!entry.unfit.empty() && recording_->strict) refuse(entry);
   if (watch_ != nullptr) watch_->before(entry);
   {
-    // A backend allocates when its peers arrive, so its memory must not come from the pool: later addresses would
+    // A backend allocates when its peers arrive. Its memory must not come from the pool, or later addresses would
     // shift.
     std::optional<TapeHooks> outside;
     if (!entry.group.empty()) outside.emplace(nullptr, nullptr);
@@ -128,7 +128,7 @@ void TapeRecorder::run(Operation operation) {
   add(std::move(entry));
 }
 
-// The arguments are held until the operator has been run, and then no longer.
+// Holds the arguments only until the operator has run.
 void TapeRecorder::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
   const size_t count = op.schema().arguments().size();
   LibraryCall call{op, {stack.end() - static_cast<int64_t>(count), stack.end()}, {}};

@@ -1,5 +1,5 @@
-// Records a tape of what its thread issues: our own operations, as the Recorder of their Target, and libtorch's
-// calls, which it intercepts.
+// Records a tape of the work that its thread issues: our own operators, as the Recorder of their Target, and
+// libtorch's calls, which it intercepts.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -22,22 +22,22 @@ class OperatorHandle;
 
 namespace metroplex::cuda {
 
-// How a recording intercepts libtorch: the calling thread's operator calls and allocations. tape_hooks.cpp holds the
-// state that libtorch wants per process and per thread: a dispatcher fallback and the CPU allocator.
+// Interception of the calling thread's libtorch operators and allocations. tape_hooks.cpp holds the state that
+// libtorch requires per process and per thread: a dispatcher fallback and the CPU allocator.
 
 class LibraryCalls {
  public:
   virtual ~LibraryCalls() = default;
-  // Instead of an operator below autograd: arguments on the stack, results to be left there by run_below().
+  // Replaces an operator below autograd: arguments are on the stack, and run_below() leaves the results there.
   virtual void call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) = 0;
 };
-// Runs the operator itself; what it calls is not seen.
+// Runs the operator itself; its inner calls are not intercepted.
 void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack);
-// Runs `work`, whose calls are not seen.
+// Runs `work` without intercepting its calls.
 void unseen(const std::function<void()>& work);
 
-// As long as it lives, libtorch's operators of this thread go to `calls` (null: they stay), and CPU tensors of this
-// thread get their memory from `pool` (null: from where they get it otherwise). They nest.
+// During its lifetime, libtorch's operators of this thread go to `calls` (null: unchanged), and CPU tensors of this
+// thread are allocated from `pool` (null: default allocator). They may nest.
 class TapeHooks {
  public:
   TapeHooks(LibraryCalls* calls, std::shared_ptr<TapePool> pool);
@@ -50,7 +50,7 @@ class TapeHooks {
   std::unique_ptr<State> state_;
 };
 
-// Called before and after an operation touches memory; the guarded arena forbids all other accesses.
+// Receives calls before and after an operation accesses memory; the guarded arena forbids all other accesses.
 class OperationWatch {
  public:
   virtual ~OperationWatch() = default;
@@ -63,19 +63,18 @@ class TapeRecorder final : public Recorder, private LibraryCalls {
   TapeRecorder();
   ~TapeRecorder() override;
 
-  // Between the two, operations are run and recorded; otherwise only run. `strict`: one that is unfit for a graph
-  // ends the recording by base::Error("cuda graph", ...); else TapeOperation::unfit says so.
+  // Start and end a recording; outside a recording, operations are only run. `strict`: an operation that cannot be
+  // captured throws base::Error("cuda graph", ...); otherwise TapeOperation::unfit has the reason.
   void begin(std::shared_ptr<TapePool> pool, bool strict = true);
   Tape end();
   void abandon() noexcept;
   bool recording() const { return recording_ != nullptr; }
 
-  // Names who issues what follows, in errors and findings.
+  // Sets the issuer of the following operations, for errors and diagnostics.
   void set_place(std::string place) { place_ = std::move(place); }
   const std::string& place() const { return place_; }
   void set_watch(OperationWatch* watch) { watch_ = watch; }
 
-  // By name, the groups that it has been told of.
   const std::map<std::string, TapeGroup>& groups() const { return groups_; }
 
   void run(Operation operation) override;

@@ -1,19 +1,19 @@
-// Half gradients added to fp32 ones without a widened copy. T is Bf16 or F16 (half.h).
+// Adds half gradients to fp32 gradients without a widened copy. T is Bf16 or F16 (half.h).
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/kernels/half.h"
 
-struct CUstream_st;  // what cudaStream_t points to
+struct CUstream_st;
 
 namespace metroplex::cuda::kernels {
 
-// out[i] += x[i]; or =, without reading what was there, where `adds` is false.
+// out[i] += x[i]; if `adds` is false, out[i] = x[i] without reading out.
 template <class T>
 void add_elements(float* out, const T* x, int64_t n, bool adds);
 
-// The same on a GPU, enqueued on `stream`. base::Error("cuda", ...) when nothing was launched.
+// GPU version, enqueued on `stream`. Throws base::Error("cuda", ...) if the launch fails.
 template <class T>
 void add_elements_cuda(float* out, const T* x, int64_t n, bool adds, CUstream_st* stream);
 

@@ -14,7 +14,7 @@ struct Operands {
   T* out;  // dx in backward
 };
 
-// x + bias at `at`, in column `column`.
+// x + bias at offset `at`, in column `column`.
 template <int64_t count, class T>
 __device__ Elements<T, count> with_bias(const Operands<T>& o, int64_t at, int64_t column) {
   Elements<T, count> x;
@@ -23,7 +23,7 @@ __device__ Elements<T, count> with_bias(const Operands<T>& o, int64_t at, int64_
   return x;
 }
 
-// All loads of an item come before its arithmetic, so that they wait for memory together.
+// All loads of an item precede its arithmetic, so that their latencies overlap.
 template <Activation kind, bool gated, int64_t count, class T>
 __global__ void __launch_bounds__(kThreads)
     forward_kernel(Operands<T> o, int64_t rows, int64_t width, UnitLimits limits) {

@@ -1,19 +1,19 @@
 // Activation functions with the bias added in the same pass, plain and gated. Values are row-major [rows, width];
-// gated kernels read [gate; up] rows of 2 * width. T is float, double, Bf16 or F16 (half.h). Below them the formulas.
+// gated kernels read [gate; up] rows of 2 * width. T is float, double, Bf16 or F16 (half.h). The formulas follow
+// below.
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/kernels/half.h"
 
-struct CUstream_st;  // what cudaStream_t points to
+struct CUstream_st;
 
 namespace metroplex::cuda::kernels {
 
 enum class Activation { gelu, gelu_tanh, quick_gelu, silu, relu, squared_relu };
 
-// Of gated units: the gate is at most `clamp`, the other part within +-clamp (0: no limits), and `offset` is added to
-// that part: f(min(gate, clamp)) * (clamped up + offset).
+// Limits of gated units: f(min(gate, clamp)) * (up limited to +-clamp + offset). clamp 0: no limits.
 struct UnitLimits {
   double clamp = 0, offset = 0;
 
@@ -27,7 +27,7 @@ struct UnitLimits {
     const T most = static_cast<T>(clamp), by = static_cast<T>(offset);
     return (clamp > 0 ? (x > most ? most : x < -most ? -most : x) : x) + by;
   }
-  // The slopes of both.
+  // Derivatives of gate() and up().
   template <class T>
   constexpr T gate_slope(T x) const {
     return clamp > 0 && x > static_cast<T>(clamp) ? T(0) : T(1);
@@ -46,24 +46,24 @@ struct ActivationShape {
   UnitLimits limits = {};
 };
 
-// out = f(x + bias), or f(gate) * up within the limits; bias may be null. float and double leave x + bias in x, half
-// types leave x.
+// out = f(x + bias), or f(gate) * up within the limits; bias may be null. For float and double, x is overwritten by x
+// + bias; for half types x is unchanged.
 template <class T>
 void activation_forward(T* x, const T* bias, T* out, const ActivationShape& shape);
-// dx from dy and the x that forward left; bias: null for float and double.
+// Computes dx from dy and x as left by the forward pass; bias is null for float and double.
 template <class T>
 void activation_backward(const T* dy, const T* x, const T* bias, T* dx, const ActivationShape& shape);
 
-// The same on a GPU, enqueued on `stream`; all pointers are of the device. base::Error("cuda", ...) when nothing was
-// launched.
+// GPU versions, enqueued on `stream`; all pointers are device pointers. Throw base::Error("cuda", ...) if the launch
+// fails.
 template <class T>
 void activation_forward_cuda(T* x, const T* bias, T* out, const ActivationShape& shape, CUstream_st* stream);
 template <class T>
 void activation_backward_cuda(const T* dy, const T* x, const T* bias, T* dx, const ActivationShape& shape,
                               CUstream_st* stream);
 
-// The formulas of the activation functions and their derivatives, for CPU and GPU kernels alike. Math says where exp,
-// tanh, erf and 1 / x come from.
+// The formulas of the activation functions and their derivatives, shared by CPU and GPU kernels. Math provides exp,
+// tanh, erf and 1 / x.
 
 constexpr double kSqrtHalf = 0.70710678118654752440, kInvSqrt2Pi = 0.39894228040143267794;
 constexpr double kSqrt2OverPi = 0.79788456080286535588, kCubic = 0.044715;

@@ -10,14 +10,14 @@ namespace {
 
 template <class T>
 struct Operands {
-  T *x, *out;  // forward: x in place, out; backward: out = dx
+  T *x, *out;  // forward: x is overwritten; backward: out is dx
   const Wide<T>* bias;
   const T *dy, *saved;
 };
 template <class T>
 struct Buffers {
   alignas(64) Wide<T> x[kActivationChunk], up[kActivationChunk], y[kActivationChunk], slope[kActivationChunk];
-  alignas(64) Wide<T> gate[kActivationChunk], shifted[kActivationChunk];  // within limits
+  alignas(64) Wide<T> gate[kActivationChunk], shifted[kActivationChunk];  // after UnitLimits
 };
 
 int64_t width_of_x(const ActivationShape& shape) { return shape.gated ? 2 * shape.width : shape.width; }
@@ -77,7 +77,6 @@ MPX_INLINE void backward_row(const T* __restrict dy, const T* x, const Wide<T>* 
   });
 }
 
-// Not templates: the clones are made from these.
 #define MPX_ROWS(clones, T)                                                                                         \
   clones void forward_rows(const Operands<T>& o, const ActivationShape& s, int64_t begin, int64_t end) {            \
     const int64_t wide = width_of_x(s);                                                                             \

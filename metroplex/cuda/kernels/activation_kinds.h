@@ -1,5 +1,5 @@
-// For .cu files: from the kind of an activation to code that is compiled for it, and the functions that activation.h
-// wants.
+// For .cu files: dispatch from an activation kind to code compiled for it, and the math functions that activation.h
+// requires.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,7 +8,7 @@
 
 namespace metroplex::cuda::kernels {
 
-// Without branches, which division and tanhf have: a thread works on all elements of a pack at once.
+// Avoids the branches of division and tanhf, because a thread processes all elements of a pack at once.
 struct DeviceMath {
   static __host__ __device__ float exp(float x) { return ::expf(x); }
   static __host__ __device__ double exp(double x) { return ::exp(x); }
@@ -18,7 +18,7 @@ struct DeviceMath {
   static __host__ __device__ double tanh(double x) { return ::tanh(x); }
   static __host__ __device__ float erf(float x) { return ::erff(x); }
   static __host__ __device__ double erf(double x) { return ::erf(x); }
-  // Of numbers from 1 on, off by one unit in the last place; 0 beyond 2^126.
+  // For x >= 1, accurate to one unit in the last place; 0 beyond 2^126.
   static __host__ __device__ float reciprocal(float x) {
 #ifdef __CUDA_ARCH__
     float result;

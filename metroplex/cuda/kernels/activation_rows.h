@@ -1,5 +1,5 @@
-// For CPU kernels with activation functions: values and slopes of short rows in arithmetic types, the only loops that
-// are made for every function; what stands around them is made for every element type.
+// For CPU kernels with activation functions: values and slopes of short rows in arithmetic types. Only these loops
+// are instantiated per function; the surrounding code is instantiated per element type.
 #pragma once
 
 #include <algorithm>
@@ -10,16 +10,16 @@
 
 namespace metroplex::cuda::kernels {
 
-constexpr int64_t kActivationChunk = 256;  // elements: three buffers stay in the first-level cache
+constexpr int64_t kActivationChunk = 256;  // elements: three buffers fit into the L1 cache
 
 // y[i] = f(x[i])
 void activation_values(Activation kind, const float* x, int64_t n, float* y);
 void activation_values(Activation kind, const double* x, int64_t n, double* y);
-// and slope[i] = f'(x[i])
+// also slope[i] = f'(x[i])
 void activation_slopes(Activation kind, const float* x, int64_t n, float* y, float* slope);
 void activation_slopes(Activation kind, const double* x, int64_t n, double* y, double* slope);
 
-// x[0, n) + bias[0, n) in arithmetic types: x itself where there is nothing to do, else `buffer`. bias may be null.
+// Returns x[0, n) + bias[0, n) in arithmetic types: x itself if unchanged, else `buffer`. bias may be null.
 template <class T, class B>
 MPX_INLINE const Wide<T>* with_bias(const T* __restrict x, const B* __restrict bias, int64_t n,
                                     Wide<T>* __restrict buffer) {
@@ -35,7 +35,7 @@ MPX_INLINE const Wide<T>* with_bias(const T* __restrict x, const B* __restrict b
   }
 }
 
-// A part of gated units within their limits: x itself where there are none, else `buffer`.
+// Apply the limits of gated units to one of the two halves: return x itself without limits, else `buffer`.
 template <class W>
 MPX_INLINE const W* limited_gate(const UnitLimits& limits, const W* x, int64_t n, W* buffer) {
   if (!limits.any()) return x;
@@ -49,13 +49,13 @@ MPX_INLINE const W* limited_up(const UnitLimits& limits, const W* x, int64_t n, 
   return buffer;
 }
 
-// body(at, n) for each chunk of a row.
+// Calls body(at, n) for each chunk of a row.
 template <class Body>
 MPX_INLINE void for_chunks(int64_t width, const Body& body) {
   for (int64_t at = 0; at < width; at += kActivationChunk) body(at, std::min(kActivationChunk, width - at));
 }
 
-// For CPU kernels: the functions that activation.h wants, from vector_math.h.
+// For CPU kernels: the math functions that activation.h requires, from vector_math.h.
 
 struct VectorMath {
   template <class T>

@@ -4,10 +4,10 @@
 namespace metroplex::cuda::kernels {
 namespace {
 
-constexpr int64_t kLongRow = 2048;  // keys: many warps' rows at once would not stay in the cache between two passes
+constexpr int64_t kLongRow = 2048;  // keys: the rows of many warps would not stay in the cache between two passes
 
-// Of halves the exponential of the hardware is exact enough: off by 2^-22 of itself, and half as much again for each
-// unit of x, where what matters is near 0.
+// For half types the hardware's exponential is accurate enough: a relative error of 2^-22, plus half of that per unit
+// of x. Relevant x are near 0.
 template <class T>
 struct Exponential {
   static __device__ Wide<T> exp(Wide<T> x) {

@@ -1,6 +1,6 @@
-// One row of scores, by a team of threads that share its quads of neighbouring keys: a warp or a block of a GPU, or a
-// thread of the CPU. Plain code for both (nvcc takes it with --expt-relaxed-constexpr). A team has `lane`, `lanes`,
-// largest(x) and sum(x), which all its threads call and get, and an exponential.
+// One row of scores, processed by a team of threads that share its quads of adjacent keys: a warp or block of a GPU,
+// or one CPU thread. Plain code for both (nvcc needs --expt-relaxed-constexpr). A team has `lane`, `lanes`, an
+// exponential, and the reductions largest(x) and sum(x), which all its threads must call.
 #pragma once
 
 #include <cmath>
@@ -10,16 +10,16 @@
 
 namespace metroplex::cuda::kernels {
 
-constexpr int kQuad = 4;  // neighbouring keys: a block of Philox
+constexpr int kQuad = 4;  // adjacent keys: one Philox block
 
 template <class W>
 constexpr W kNoScore = static_cast<W>(-__builtin_huge_val());
 
-// Where a row of a block lies.
+// Location of a row in a block, and its visible columns.
 struct ScoreRow {
-  int64_t head, sample, query, place, document;  // head of all samples'
-  int begin, end;                                // columns outside are hidden; all others are seen
-  bool looks;                                    // but for those that a look at each tells
+  int64_t head, sample, query, place, document;  // head index over all samples
+  int begin, end;                                // columns outside are hidden
+  bool looks;                                    // columns inside must be tested individually
 
   constexpr ScoreRow(const AttentionShape& s, const ScoreBlock& b, int64_t row) {
     const Divided of_queries = divided(row, b.queries);
@@ -31,7 +31,7 @@ struct ScoreRow {
     begin = 0, end = static_cast<int>(b.keys);
     looks = s.key_rows.chosen != nullptr || s.documents != nullptr;
     if (s.key_rows.chosen != nullptr) return;
-    const int64_t own = place - s.key_rows.first - b.first_key;  // its own column
+    const int64_t own = place - s.key_rows.first - b.first_key;  // column of the query's own position
     if (own + 1 < end) end = own + 1 < 0 ? 0 : static_cast<int>(own + 1);
     if (s.reach < own) begin = own - s.reach < end ? static_cast<int>(own - s.reach) : end;
   }
@@ -40,7 +40,7 @@ struct ScoreRow {
   }
 };
 
-// Neighbouring scores as the softmax takes them, and which of them there are.
+// Scores of adjacent keys after scaling, capping and masking, and which are visible.
 template <class W>
 struct ScoreQuad {
   Quad<W> x;
@@ -54,7 +54,7 @@ constexpr W capped(const AttentionShape& s, W score) {
   const W cap = static_cast<W>(s.softcap);
   return cap * tanh(score / cap);
 }
-// Its derivative, where it is `score`.
+// Derivative of the cap, given the capped score.
 template <class W>
 constexpr W cap_slope(const AttentionShape& s, W score) {
   if (!(s.softcap > 0)) return W(1);
@@ -62,7 +62,7 @@ constexpr W cap_slope(const AttentionShape& s, W score) {
   return W(1) - share * share;
 }
 
-// By value: an object of the file would be one of the host, which a GPU does not read.
+// A function, because a global constant of the file would be a host object that a GPU cannot read.
 constexpr QuadLanes whole_quad() { return {0, kQuad, true}; }
 
 template <class W>
@@ -76,7 +76,7 @@ constexpr ScoreQuad<W> score_quad(const AttentionShape& s, const ScoreBlock& b, 
   return quad;
 }
 
-// The keys of a quad are mostly a block of Philox, which is drawn once then.
+// The keys of a quad usually form one Philox block, which is then computed once.
 template <class W>
 constexpr Quad<W> dropout_factors(const AttentionShape& s, const ScoreBlock& b, const DropoutFactor<W>& factor,
                                   const DropoutRow& row, int column, const ScoreQuad<W>& quad) {

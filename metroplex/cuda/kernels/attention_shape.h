@@ -1,5 +1,6 @@
-// What attention is over, and its mask, a function of where rows lie in the whole sequence: a query sees the keys
-// that are not behind it, within its reach, and in its document; probabilities are dropped as DropoutShape says.
+// Shape and mask of attention. The mask depends on the positions of rows in the whole sequence: a query sees keys at
+// its own or earlier positions, within its reach, and in its document. DropoutShape defines the dropout of
+// probabilities.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,7 @@
 
 namespace metroplex::cuda::kernels {
 
-// [rows, samples, heads, head_dim or v_head_dim], strides in elements, the last one 1. Rows are queries for q, out,
+// [rows, samples, heads, head_dim or v_head_dim], strides in elements, last stride 1. Rows are queries for q, out,
 // dout and dq, keys for the others, which have `groups` heads.
 template <class T>
 struct AttentionOperand {
@@ -21,10 +22,10 @@ struct AttentionOperand {
   }
 };
 
-// Row i is row first + i of the whole sequence, or chosen[i] where that is not null.
+// Row i has position chosen[i] if `chosen` is not null, else first + i.
 struct AttentionRows {
   int64_t first = 0;
-  const int64_t* chosen = nullptr;  // read where the kernel runs
+  const int64_t* chosen = nullptr;  // memory of the kernel's device
 
   constexpr int64_t place(int64_t i) const { return chosen == nullptr ? first + i : chosen[i]; }
 };
@@ -32,17 +33,17 @@ struct AttentionRows {
 constexpr int64_t kAllEarlier = INT64_MAX;
 
 struct AttentionShape {
-  int64_t samples = 0, heads = 0, groups = 0;  // head h reads the keys of group h / (heads / groups)
+  int64_t samples = 0, heads = 0, groups = 0;  // head h uses the keys of group h / (heads / groups)
   int64_t queries = 0, keys = 0, head_dim = 0, v_head_dim = 0;
   double softmax_scale = 0;
   AttentionRows query_rows, key_rows;
-  const int64_t* documents = nullptr;  // [samples, whole sequence], read where the kernel runs; null: one document
-  int64_t document_stride = 0;         // of a sample
-  // Of probabilities [samples, heads, queries, whole keys], sample_major; element `key_rows.chosen[j]` of a row where
-  // keys are chosen, else j. Probability 0: nothing is dropped.
+  const int64_t* documents = nullptr;  // [samples, whole sequence] on the kernel's device; null: one document
+  int64_t document_stride = 0;         // per sample
+  // Dropout of probabilities [samples, heads, queries, whole keys], sample_major. Key j is element key_rows.chosen[j]
+  // of a row if keys are chosen, else j. Probability 0: off.
   DropoutShape dropout;
-  int64_t reach = kAllEarlier;  // how many places behind its own a query still sees
-  double softcap = 0;           // scores x are softcap tanh(x / softcap); 0: x
+  int64_t reach = kAllEarlier;  // maximum distance to earlier keys that a query sees
+  double softcap = 0;           // scores x become softcap tanh(x / softcap); 0: off
 
   constexpr int64_t document(int64_t sample, int64_t place) const {
     return documents == nullptr ? 0 : documents[sample * document_stride + place];

@@ -1,4 +1,4 @@
-// The part of the mask that belongs to a block of queries by a block of keys, on the CPU.
+// The mask of a block of queries by a block of keys, on the CPU.
 #pragma once
 
 #include <algorithm>
@@ -11,10 +11,10 @@ namespace metroplex::cuda::kernels {
 
 constexpr int64_t kTileQueries = 128, kTileKeys = 256;
 
-// Queries [query, query + queries) by keys [key, key + keys) of one sample, with the places and documents of both.
+// Queries [query, query + queries) by keys [key, key + keys) of one sample, with the positions and documents of both.
 struct AttentionTile {
   int64_t query = 0, queries = 0, key = 0, keys = 0;
-  bool hides = false;  // some pair
+  bool hides = false;  // whether any pair is hidden
   const int64_t *query_place = nullptr, *query_document = nullptr, *key_place = nullptr, *key_document = nullptr;
 };
 
@@ -22,8 +22,8 @@ class TileCutter {
  public:
   explicit TileCutter(const AttentionShape& shape) : shape_(shape) {}
 
-  // The block without the rows and columns at its ends that are hidden as a whole; false when nothing is left. The
-  // tile reads this object's memory until the next call.
+  // Computes the tile without fully hidden rows and columns at its ends; returns false if nothing is visible. The
+  // tile points to this object's memory until the next call.
   bool cut(int64_t sample, int64_t query, int64_t key, AttentionTile& tile) {
     tile.query = query, tile.queries = std::min(kTileQueries, shape_.queries - query);
     tile.key = key, tile.keys = std::min(kTileKeys, shape_.keys - key);
@@ -63,7 +63,7 @@ class TileCutter {
 
  private:
   struct Range {
-    int64_t first = std::numeric_limits<int64_t>::max(), last = std::numeric_limits<int64_t>::min();  // places
+    int64_t first = std::numeric_limits<int64_t>::max(), last = std::numeric_limits<int64_t>::min();  // positions
     int64_t least = first, most = last;                                                               // documents
     bool holds_document(int64_t document) const { return least <= document && document <= most; }
     bool one_document() const { return least == most; }

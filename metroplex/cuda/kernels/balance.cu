@@ -6,11 +6,11 @@
 namespace metroplex::cuda::kernels {
 namespace {
 
-// What a warp finds of a row: all of its lanes hold the same.
+// Statistics of a row, computed by a warp; all lanes have the same values.
 template <class T>
 struct RowSums {
   RowSoftmax<T> all;
-  T sum = 1;  // of the scores that are made of one logit each
+  T sum = 1;  // of the scores that depend on a single logit
 
   __device__ T softmax(T x) const { return exp(x - all.largest) / all.sum; }
   __device__ T logsumexp() const { return all.largest + log(all.sum); }
@@ -36,7 +36,7 @@ __device__ T share_of(const RowSums<T>& row, T x, const BalanceShape& s) {
   return s.score == BalanceScore::softmax ? row.softmax(x) : own_score(own(s.score), x) / row.sum;
 }
 
-// A block takes a chunk: warps its rows, then threads the columns of its line.
+// A block processes a chunk: its warps compute the rows, then its threads the columns of the line.
 template <class T>
 __global__ void __launch_bounds__(kThreads) balance_lines_kernel(const T* logits, double* lines, BalanceShape s) {
   __shared__ RowSums<T> rows[kBalanceRows];
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads) balance_lines_kernel(const T* logits
   for (int64_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
     const int64_t first = chunk * kBalanceRows, left = s.tokens - first,
                   count = left < kBalanceRows ? left : kBalanceRows;
-    __syncthreads();  // the rows of the chunk before have been read
+    __syncthreads();  // waits until the previous chunk's rows have been read
     for (int64_t r = threadIdx.x / kWarp; r < count; r += kWarps) {
       const RowSums<T> row = read_row(logits + (first + r) * s.experts, s, threadIdx.x % kWarp);
       if (threadIdx.x % kWarp == 0) rows[r] = row;
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads) balance_lines_kernel(const T* logits
         for (int64_t r = 0; s.z && r < count; ++r) sum += rows[r].logsumexp() * rows[r].logsumexp();
       } else if (s.score != BalanceScore::none) {
         const int64_t sample = i / s.experts, e = i % s.experts;
-        // The rows of a sample lie s.samples apart.
+        // Rows of one sample are s.samples apart.
         const int64_t skipped = first % s.samples, start = (sample + s.samples - skipped) % s.samples;
         for (int64_t r = start; r < count; r += s.samples)
           sum += share_of(rows[r], logits[(first + r) * s.experts + e], s);

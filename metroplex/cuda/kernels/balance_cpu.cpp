@@ -13,7 +13,7 @@
 namespace metroplex::cuda::kernels {
 namespace {
 
-// Of one row: its exponentials, over their sum, and the scores that are made of one logit each.
+// Scores of one row: its softmax, and the scores that depend on a single logit.
 template <class T>
 class Row {
  public:
@@ -41,7 +41,7 @@ class Row {
   }
   T logsumexp() const { return logsumexp_; }
 
-  // Of shares and logsumexp^2.
+  // Gradient of the normalized scores and of logsumexp^2.
   void gradient(const T* x, const double* dshares, T dz, T* dx) const {
     const bool shares = s_.score != BalanceScore::none, softmax = s_.score == BalanceScore::softmax;
     T mean = 0;

@@ -1,11 +1,11 @@
-// Moments in 8 bits and a scale for every 256 elements. A code is a small float: 3 bits of mantissa under 4 bits of
-// exponent and a sign (first moments), or under 5 bits of exponent (second moments, which are not negative). The
-// scale is the power of two that is at most the largest magnitude of the block, so the codes reach 16 or 32 binades
-// down from it, and code 0 is zero. Rounding comes before the choice of the scale and the scale is a power of two:
-// what was decoded is encoded again to the same bits. All bytes 0 are zeros. Error to the nearest: 2^-4 of a value in
-// reach; below it a first moment is off by at most 0.57 * 2^-15 scale (or flushed: scale < 2^-95), a second moment is
-// raised to 1.125 * 2^-31 scale, never to 0, so that no update explodes. A block with a NaN or infinity is NaN as a
-// whole.
+// 8-bit moments with one scale per 256 elements. A code is a small float: 3 mantissa bits, with 4 exponent bits and a
+// sign (first moments), or 5 exponent bits (second moments, which are not negative). The scale is the largest power
+// of two that does not exceed the block's largest magnitude. Codes therefore cover 16 or 32 binades below it, and
+// code 0 is zero. Values are rounded before the scale is chosen, and the scale is a power of two, so encoding decoded
+// values gives the same bits. All-zero bytes are zeros.
+// Rounding to nearest has a relative error of 2^-4 within the range. Below the range a first moment is off by at most
+// 0.57 * 2^-15 scale (or flushed to zero if scale < 2^-95). A second moment is raised to 1.125 * 2^-31 scale, never
+// to 0, so that no update explodes. A block with a NaN or infinity becomes NaN as a whole.
 #pragma once
 
 #include <bit>
@@ -14,21 +14,21 @@
 
 #include "cuda/kernels/number.h"
 
-struct CUstream_st;  // what cudaStream_t points to
+struct CUstream_st;
 
 namespace metroplex::cuda::kernels {
 
 constexpr int64_t kBlock8 = 256;
 constexpr int64_t block8_scales(int64_t n) { return (n + kBlock8 - 1) / kBlock8; }
 
-constexpr int kBlock8Cut = 20;                     // bits of a float's mantissa that are rounded off
-constexpr uint32_t kBlock8LeastScale = 32U << 23;  // bits of 2^-95: 31 binades below it floats are still normal
+constexpr int kBlock8Cut = 20;                     // mantissa bits of a float that are rounded off
+constexpr uint32_t kBlock8LeastScale = 32U << 23;  // bits of 2^-95: floats 31 binades below are still normal
 
 template <bool is_signed>
 constexpr uint32_t kBlock8Binades = is_signed ? 16 : 32;
 
-// Bits of a magnitude with 3 bits of mantissa; the last bit stays to tell the smallest numbers from zero. The second
-// form takes 16 random bits.
+// Rounds a magnitude to 3 mantissa bits; the last bit stays set to distinguish tiny values from zero. The second
+// overload rounds stochastically with 16 random bits.
 constexpr MPX_INLINE uint32_t block8_cut(uint32_t sum, uint32_t magnitude) {
   return (sum >> kBlock8Cut << kBlock8Cut) | if_less(0, magnitude, 1, 0);
 }
@@ -40,7 +40,7 @@ constexpr MPX_INLINE uint32_t block8_round(uint32_t magnitude, uint32_t noise) {
   return block8_cut(magnitude + (noise << (kBlock8Cut - 16)), magnitude);
 }
 
-// The scale of a block from its largest rounded magnitude.
+// Returns the scale of a block from its largest rounded magnitude.
 template <bool is_signed>
 constexpr MPX_INLINE float block8_scale(uint32_t largest) {
   if (largest >= kFloatInfinity) return std::numeric_limits<float>::quiet_NaN();
@@ -48,19 +48,19 @@ constexpr MPX_INLINE float block8_scale(uint32_t largest) {
   return is_signed || largest == 0 ? 0.0F : __builtin_bit_cast(float, kBlock8LeastScale);
 }
 
-// What the codes of one block have in common. Not for scales that are 0 or NaN: all their codes are 0.
+// Encoder of one block. Not for scales of 0 or NaN: all their codes are 0.
 template <bool is_signed>
 struct Block8Coder {
-  int32_t offset;  // of the codes against the upper bits of a float
-  float least;     // smallest magnitude in reach
+  int32_t offset;  // of the codes relative to the upper bits of a float
+  float least;     // smallest magnitude in range
 
   constexpr explicit Block8Coder(float scale)
       : offset(static_cast<int32_t>(((__builtin_bit_cast(uint32_t, scale) >> 23) - (kBlock8Binades<is_signed> - 1))
                                     << 3)),
         least(__builtin_bit_cast(float, static_cast<uint32_t>(offset + 1) << kBlock8Cut)) {}
 
-  // `rounded` is block8_round of x's magnitude; `threshold` in [0, 1): a first moment below reach becomes `least` if
-  // it is more than that share of it: 0.5, or a random number.
+  // `rounded` is block8_round of x's magnitude. A first moment below the range becomes `least` if it exceeds
+  // `threshold` * least; `threshold` in [0, 1) is 0.5 or a random number.
   constexpr MPX_INLINE uint8_t code(float x, uint32_t rounded, float threshold) const {
     const uint32_t bits = __builtin_bit_cast(uint32_t, x), upper = rounded >> kBlock8Cut;
     const auto limit = __builtin_bit_cast(uint32_t, least * threshold);
@@ -80,19 +80,19 @@ constexpr MPX_INLINE float block8_decode(uint8_t code, float scale) {
   return __builtin_bit_cast(float, unit | sign) * scale;
 }
 
-// Whole arrays in and out of the forms that take fewer bits than fp32, for checkpoints, which store fp32. Encoding
-// what was decoded gives the same bits. Nothing here is random, so the CPU and a GPU give the same bits too.
+// Conversion of whole arrays between fp32 and the smaller formats, for checkpoints, which store fp32. Encoding
+// decoded values gives the same bits. Nothing is random, so CPU and GPU give the same bits.
 
-// codes [n], scales [block8_scales(n)]. is_signed: a first moment; else values are not negative. See block8.h.
+// codes [n], scales [block8_scales(n)]. is_signed: first moments; otherwise values must not be negative.
 void block8_encode(const float* values, int64_t n, bool is_signed, uint8_t* codes, float* scales);
 void block8_decode(const uint8_t* codes, const float* scales, int64_t n, bool is_signed, float* values);
 
-// fp32 as bf16 parameter and remainder, see split_float.
+// Splits fp32 into bf16 parameter and remainder, see split_float.
 void split_floats(const float* values, int64_t n, uint16_t* param, uint16_t* remainder);
 void join_floats(const uint16_t* param, const uint16_t* remainder, int64_t n, float* values);
 
-// The same on a GPU, enqueued on `stream`; all pointers are of the device. base::Error("cuda", ...) when nothing was
-// launched.
+// GPU versions, enqueued on `stream`; all pointers are device pointers. Throw base::Error("cuda", ...) if the launch
+// fails.
 void block8_encode_cuda(const float* values, int64_t n, bool is_signed, uint8_t* codes, float* scales,
                         CUstream_st* stream);
 void block8_decode_cuda(const uint8_t* codes, const float* scales, int64_t n, bool is_signed, float* values,

@@ -1,4 +1,4 @@
-// For .cu files: a block of block8 written by a block of threads, one element each.
+// For .cu files: a thread block writes one block of block8, one element per thread.
 #pragma once
 
 #include <bit>
@@ -10,7 +10,7 @@ namespace metroplex::cuda::kernels {
 
 static_assert(kThreads == kBlock8, "a thread block works on one block of block8 at a time");
 
-// The largest value of the thread block, for all its threads. Every thread takes part.
+// Returns the maximum over the thread block. Every thread must call it.
 inline __device__ uint32_t block_max(uint32_t value) {
   constexpr unsigned kWarps = kThreads / 32;
   __shared__ uint32_t of_warp[kWarps];
@@ -18,7 +18,7 @@ inline __device__ uint32_t block_max(uint32_t value) {
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
   __syncthreads();
   for (unsigned w = 0; w < kWarps; ++w) value = value > of_warp[w] ? value : of_warp[w];
-  __syncthreads();  // before of_warp is written again
+  __syncthreads();  // before of_warp is overwritten
   return value;
 }
 
@@ -26,8 +26,8 @@ struct Block8Array {
   uint8_t* codes;
   float* scales;
 };
-// Writes element i of one block, which the threads of a block take together. `noise` points to 16 random bits, or is
-// null: to the nearest. Every thread takes part, `inside` or not.
+// Writes element i of one block; all threads of a thread block must call it, even those not `inside`. `noise` points
+// to 16 random bits; null: rounds to nearest.
 template <bool is_signed>
 __device__ void store_block8(const Block8Array& to, int64_t i, bool inside, float x, const uint32_t* noise) {
   const uint32_t magnitude = inside ? std::bit_cast<uint32_t>(x) & ~kFloatSign : 0;

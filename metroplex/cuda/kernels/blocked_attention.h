@@ -1,8 +1,7 @@
-// softmax(softmax_scale q k^T) v over what a mask lets through, and its gradients, a block of queries by a block of
-// keys at a time, on a CPU: no [queries, keys] tensor exists. Blocks that are hidden as a whole are left out. A query
-// that sees nothing gives 0. Sums are in Wide<T>, and their order depends on nothing but the numbers of queries and
-// keys: not on threads, nor on what other heads or samples there are. q, k, dq and dk have heads of `head_dim`
-// elements; v, out, dout and dv of `v_head_dim`.
+// softmax(softmax_scale q k^T) v under a mask, and its gradients, on a CPU, a block of queries by a block of keys at
+// a time. No [queries, keys] tensor is allocated. Fully hidden blocks are skipped. A query that sees no key gives 0.
+// Sums are in Wide<T>; their order depends only on the numbers of queries and keys, not on threads or on other heads
+// and samples. q, k, dq and dk have heads of `head_dim` elements; v, out, dout and dv of `v_head_dim`.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +14,7 @@ template <class T>
 struct AttentionForward {
   AttentionOperand<const T> q, k, v;
   AttentionOperand<T> out;
-  Wide<T>* logsumexp = nullptr;  // [samples, heads, queries], of the scores; -inf where a query sees nothing
+  Wide<T>* logsumexp = nullptr;  // [samples, heads, queries], of the scores; -inf for a query that sees no key
 };
 template <class T>
 struct AttentionBackward {
@@ -24,12 +23,12 @@ struct AttentionBackward {
   AttentionOperand<T> dq, dk, dv;
 };
 
-// Memory to work in: `workers` times `bytes`, 64-byte aligned; as many threads work at most.
+// Scratch memory of `workers` * `bytes` bytes, 64-byte aligned; at most `workers` threads run.
 struct AttentionScratch {
   char* data = nullptr;
   int64_t bytes = 0, workers = 0;
 };
-// What `threads` threads or fewer want. `bytes` are linear in the numbers of queries and keys.
+// Scratch for at most `threads` threads. `bytes` is linear in the numbers of queries and keys.
 template <class T>
 AttentionScratch attention_forward_scratch(const AttentionShape& shape, int64_t threads);
 template <class T>

@@ -1,4 +1,4 @@
-// Products of tiles are those of grouped_choice.h: their sums do not depend on how they are cut or where they lie.
+// Tile products use grouped_choice.h: their sums do not depend on block sizes or memory addresses.
 #include "cuda/kernels/blocked_attention.h"
 
 #include <ATen/Parallel.h>
@@ -15,12 +15,11 @@
 namespace metroplex::cuda::kernels {
 namespace {
 
-constexpr int64_t kRow = kTileKeys + 16;  // of a tile; rows a power of two apart would share few lines of the cache
+constexpr int64_t kRow = kTileKeys + 16;  // tile row stride; rows a power of two apart would map to few cache lines
 
 template <class W>
 constexpr W kHidden = -std::numeric_limits<W>::infinity();
 
-// What a row of a tile needs.
 template <class T>
 struct TileRow {
   using W = Wide<T>;
@@ -30,12 +29,13 @@ struct TileRow {
   bool hides;
   int64_t place, document;
   const int64_t *key_place, *key_document;
-  const W* factor;  // [keys] of the dropout; null: none
+  const W* factor;  // [keys] dropout factors; null: no dropout
   int64_t reach;
   W softcap;
 };
 
-// scores * scale, capped, kHidden where hidden; returns the largest. A NaN stays, without being the largest.
+// Computes scores * scale, capped, and kHidden for hidden keys; returns the maximum. NaN is kept, but is never the
+// maximum.
 template <class T>
 MPX_INLINE Wide<T> mask_row(const TileRow<T>& r) {
   using W = Wide<T>;
@@ -68,7 +68,8 @@ MPX_INLINE Wide<T> mask_row(const TileRow<T>& r) {
   return most;
 }
 
-// scores = exp(scores - base); returns their sum. What goes into the product is dropped and in T.
+// Computes scores = exp(scores - base) and returns their sum. `probabilities` has them with dropout, in T, for the
+// product.
 template <class T>
 MPX_INLINE Wide<T> exp_row(const TileRow<T>& r, Wide<T> base, T* probabilities) {
   using W = Wide<T>;
@@ -88,7 +89,7 @@ MPX_INLINE Wide<T> exp_row(const TileRow<T>& r, Wide<T> base, T* probabilities) 
   return sum;
 }
 
-// As gradient_row() below, where scores are capped: their slope is 1 - (score / cap)^2.
+// gradient_row() for capped scores, whose slope is 1 - (score / cap)^2.
 template <class T>
 MPX_INLINE void capped_gradient_row(const TileRow<T>& r, const Wide<T>* gradients, Wide<T> logsumexp, Wide<T> delta,
                                     T* probabilities, T* dscores) {
@@ -104,8 +105,8 @@ MPX_INLINE void capped_gradient_row(const TileRow<T>& r, const Wide<T>* gradient
   }
 }
 
-// Out of scores (scaled and masked) and the gradients of the dropped probabilities: those, and the gradients of the
-// products q k.
+// Computes the probabilities after dropout and the gradients of the products q k, from scores (scaled and masked) and
+// the gradients of the probabilities after dropout.
 template <class T>
 MPX_INLINE void gradient_row(const TileRow<T>& r, Wide<T>* gradients, Wide<T> logsumexp, Wide<T> delta,
                              T* probabilities, T* dscores) {
@@ -162,7 +163,8 @@ MPX_VECTOR_CLONES void scaled(double* x, int64_t n, double by) {
   for (int64_t i = 0; i < n; ++i) x[i] *= by;
 }
 
-// Neighbouring elements begin .. begin + n - 1 of a row; `out` has room for kDrawn more. Returns the first.
+// Dropout factors of adjacent elements begin .. begin + n - 1 of a row. `out` needs space for kDrawn more; returns
+// the first factor.
 template <class W>
 MPX_INLINE W* neighbouring_factors(const DropoutShape& s, const DropoutRow& row, int64_t begin, int64_t n, W* out) {
   const int64_t before = (row.start + begin) % 4;
@@ -175,7 +177,7 @@ MPX_HALF_CLONES float* factors(const DropoutShape& s, const DropoutRow& row, int
 MPX_HALF_CLONES double* factors(const DropoutShape& s, const DropoutRow& row, int64_t begin, int64_t n, double* out) {
   return neighbouring_factors(s, row, begin, n, out);
 }
-// Elements in any order.
+// Dropout factors of elements in any order.
 template <class W>
 W* factors(const DropoutShape& s, const DropoutRow& row, const int64_t* elements, int64_t n, W* out) {
   const DropoutFactor<W> factor(s.probability);
@@ -188,13 +190,12 @@ W* factors(const DropoutShape& s, const DropoutRow& row, const int64_t* elements
   return out;
 }
 
-// A piece of scratch memory after the other.
 class Pieces {
  public:
   explicit Pieces(char* data) : data_(data) {}
   template <class T>
   T* take(int64_t n) {
-    char* const at = data_ == nullptr ? nullptr : data_ + taken_;  // where only the size is asked
+    char* const at = data_ == nullptr ? nullptr : data_ + taken_;  // null to compute the size only
     taken_ += round_up(n * static_cast<int64_t>(sizeof(T)), 64);
     return reinterpret_cast<T*>(at);
   }
@@ -211,21 +212,21 @@ const GroupedChoice& products() {
   return choice;
 }
 
-// What a thread works in; forward and backward take of it what they need.
+// Scratch memory of a thread; forward and backward use different subsets.
 template <class T>
 struct Room {
   using W = Wide<T>;
   char* of_product;
   W* scores;
-  T* probabilities;  // the same memory where T is W
+  T* probabilities;  // same memory as `scores` if T is W
   W* factor;
-  // Forward: of the queries of a block, [queries, v_head_dim]. Backward: of those of a head, [queries, head_dim].
+  // Forward: per query of a block, [queries, v_head_dim]. Backward: per query of a head, [queries, head_dim].
   W* sums;
-  // Forward.
+  // Forward only.
   W *largest, *total;  // [kTileQueries]
-  // Backward.
+  // Backward only.
   W* gradients;  // of probabilities
-  T* dscores;    // the same memory where T is W
+  T* dscores;    // same memory as `gradients` if T is W
   W *dk, *dv;    // [keys, head_dim], [keys, v_head_dim]
 
   static Room of(const AttentionShape& s, bool backward, Pieces& pieces) {
@@ -253,7 +254,7 @@ struct Room {
   }
 };
 
-// c [m, n] = or += a b; of which c is in Wide<T>.
+// c [m, n] = or += a b; these are the operands a and b, and c is in Wide<T>.
 template <class T>
 struct Factors {
   const T* a;
@@ -287,7 +288,7 @@ TileRow<T> tile_row(const AttentionShape& s, const AttentionTile& t, const Room<
           static_cast<Wide<T>>(s.softcap)};
 }
 
-// Of row i of the tile; null without dropout.
+// Dropout factors of row i of the tile; null without dropout.
 template <class W>
 const W* dropout_factors(const AttentionShape& s, const AttentionTile& t, int64_t sample, int64_t head, int64_t i,
                          W* room) {
@@ -300,7 +301,7 @@ const W* dropout_factors(const AttentionShape& s, const AttentionTile& t, int64_
   return factors(s.dropout, row, t.key_place, t.keys, room);
 }
 
-// Runs body(scratch of a worker, task) for every task, the tasks in order from one queue.
+// Runs body(scratch of a worker, task) for every task; workers take tasks in order from one queue.
 template <class T, class Body>
 void for_tasks(int64_t tasks, const AttentionScratch& scratch, const Body& body) {
   std::atomic<int64_t> next{0};
@@ -320,7 +321,8 @@ void for_tasks(int64_t tasks, const AttentionScratch& scratch, const Body& body)
 
 int64_t blocks(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
-// How many groups, or parts of them where threads are more, a pass has; small ones are not worth a second thread.
+// Sizes the scratch memory: one worker per thread, limited by the number of tasks and by the work, because small
+// shapes do not justify a second thread.
 template <class T>
 AttentionScratch scratch_of(const AttentionShape& s, bool backward, int64_t threads) {
   Pieces pieces(nullptr);
@@ -369,7 +371,6 @@ void forward_block(const AttentionForward<T>& o, const AttentionShape& s, char* 
   }
 }
 
-// Which gradients a task makes of what it walks over.
 enum class Makes { all, of_queries, of_keys };
 
 template <class T>
@@ -407,7 +408,8 @@ struct Rows {
   int64_t begin, end;
 };
 
-// Every sum runs over the heads of a group, then over the blocks, upwards: whoever makes it.
+// Every sum runs over the heads of a group, then over the blocks in ascending order, regardless of the task that
+// computes it.
 template <class T>
 void backward_blocks(const AttentionBackward<T>& o, const AttentionShape& s, char* scratch, Makes makes,
                      int64_t sample, const Rows& heads, const Rows& queries, const Rows& keys) {
@@ -458,14 +460,14 @@ void attention_forward(const AttentionForward<T>& operands, const AttentionShape
                        const AttentionScratch& scratch) {
   const int64_t blocks_of_head = blocks(shape.queries, kTileQueries), heads = shape.samples * shape.heads;
   for_tasks<T>(heads * blocks_of_head, scratch, [&](char* room, int64_t task) {
-    // The last queries, which see most, first.
+    // Starts with the last queries, which see the most keys.
     const int64_t block = blocks_of_head - 1 - task / heads, head = task % heads;
     forward_block(operands, shape, room, head / shape.heads, head % shape.heads, block * kTileQueries);
   });
 }
 
-// With a group for every thread a task is a group; else blocks of queries and blocks of keys are tasks of their own,
-// which make the scores once more.
+// If there is a group for every thread, a task is a group. Otherwise blocks of queries and blocks of keys are
+// separate tasks, which compute the scores twice.
 template <class T>
 void attention_backward(const AttentionBackward<T>& operands, const AttentionShape& shape,
                         const AttentionScratch& scratch) {

@@ -6,12 +6,12 @@
 namespace metroplex::cuda::kernels {
 namespace {
 
-// Thread blocks on a processor at once: room for so many registers that the compiler has all four loads of an
-// unrolled loop on their way before it needs the first.
+// Thread blocks per SM: leaves enough registers for the compiler to issue all four loads of an unrolled loop before
+// it needs the first.
 constexpr unsigned kColumnBlocks = 4;
 
-// One stripe of the columns in the rows of one line, `count` neighbouring columns a lane: its warps take turns with
-// the rows.
+// Sums one stripe of columns over the rows of one line, with `count` adjacent columns per lane. The block's warps
+// take the rows in turn.
 template <int64_t count, class T>
 __global__ void __launch_bounds__(kThreads, kColumnBlocks)
     column_sums_kernel(const T* x, Wide<T>* lines, ColumnSumsShape s) {
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads, kColumnBlocks)
   }
 }
 
-constexpr unsigned kLineColumns = 8;  // of a thread block: 32 bytes of floats, what a GPU reads at least
+constexpr unsigned kLineColumns = 8;  // per thread block: 32 bytes of floats, the smallest memory access of a GPU
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) sum_lines_kernel(LineSums<T> s) {

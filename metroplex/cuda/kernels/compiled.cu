@@ -7,7 +7,7 @@ namespace metroplex::cuda::kernels {
 
 bool compiled() { return true; }
 
-// Words such as native and all name no architecture; then nvcc tells which, though not their PTX.
+// Values such as native and all name no architecture; then nvcc's list is used, which lacks PTX.
 std::string architectures() {
   const std::string named = METROPLEX_CUDA_ARCHITECTURES;
   if (!named.empty() && named.front() >= '0' && named.front() <= '9') return named;

@@ -10,7 +10,7 @@ namespace {
 __device__ float exponential(float x) { return expf(x); }
 __device__ double exponential(double x) { return exp(x); }
 
-// Calls each(x[i]) for the columns i of this thread, of all threads of the block together.
+// Calls each(x[i]) for the columns i of this thread; together the block's threads cover all columns.
 template <int64_t count, class T, class Each>
 __device__ void for_columns(const T* x, int64_t columns, const Each& each) {
   const int64_t packs = columns / count;
@@ -46,7 +46,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The numbers of a row in backward.
 template <class A>
 struct RowGradient {
   A scale, logsumexp, uniform, on_target;
@@ -59,7 +58,7 @@ struct RowGradient {
   }
 };
 
-// Neighbouring packs of a row, which a thread block takes at once.
+// Adjacent packs of a row that a thread block processes at once.
 constexpr int64_t kPiece = int64_t{4} * kThreads;
 
 template <int64_t count>
@@ -110,7 +109,6 @@ void launch_backward(T* logits, const int64_t* targets, const CrossEntropyGradie
                 gradient, s);
 }
 
-// Whether every row begins at a multiple of 16 bytes.
 template <class T>
 bool in_packs(const T* logits, const LogitsShape& s) {
   return s.stride % Pack<T>::kCount == 0 && aligned_for_packs(logits);

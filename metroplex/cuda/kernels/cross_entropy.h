@@ -1,5 +1,5 @@
-// Cross entropy over logits split by columns: per-row statistics that are combined over the group, and a backward
-// that turns the logits into their gradient in place. T is float, double, Bf16 or F16; the numbers of a row are
+// Cross entropy over logits split by columns: per-row statistics, which the caller combines over the group, and a
+// backward that overwrites the logits by their gradient. T is float, double, Bf16 or F16; per-row numbers are
 // Wide<T>.
 #pragma once
 
@@ -7,21 +7,21 @@
 
 #include "cuda/kernels/half.h"
 
-struct CUstream_st;  // what cudaStream_t points to
+struct CUstream_st;
 
 namespace metroplex::cuda::kernels {
 
-// logits [rows, stride], of which the first `columns` of a row count (the rest is padding). targets [rows] are
-// columns of this rank; values outside [0, columns) belong to another rank.
+// logits [rows, stride], of which the first `columns` of a row are valid (the rest is padding). targets [rows] are
+// local columns; values outside [0, columns) belong to another rank.
 struct LogitsShape {
   int64_t rows = 0, stride = 0, columns = 0;
 };
 
 template <class A>
 struct RowStatistics {
-  A* maximum = nullptr;  // [rows]; -infinity without columns
+  A* maximum = nullptr;  // [rows]; -infinity if there are no columns
   A* exp_sum = nullptr;  // sum of exp(x - maximum)
-  A* target = nullptr;   // logit of the target, 0 where it is not here
+  A* target = nullptr;   // logit of the target, 0 if it is on another rank
   A* sum = nullptr;      // sum of the logits, or null
 };
 template <class T>
@@ -38,8 +38,8 @@ template <class T>
 void cross_entropy_backward(T* logits, const int64_t* targets, const CrossEntropyGradient<Wide<T>>& gradient,
                             const LogitsShape& shape);
 
-// The same on a GPU, enqueued on `stream`; all pointers are of the device. base::Error("cuda", ...) when nothing was
-// launched.
+// GPU versions, enqueued on `stream`; all pointers are device pointers. Throw base::Error("cuda", ...) if the launch
+// fails.
 template <class T>
 void cross_entropy_statistics_cuda(const T* logits, const int64_t* targets, const RowStatistics<Wide<T>>& out,
                                    const LogitsShape& shape, CUstream_st* stream);

@@ -41,7 +41,7 @@ MPX_INLINE void statistics_loop(const Operands<T>& o, const LogitsShape& s, int6
     const T* __restrict x = o.logits + row * s.stride;
     const A maximum = lane_max(x, s.columns);
     o.out.maximum[row] = maximum;
-    // A NaN loses every comparison above but not here: the loss becomes NaN, as it must.
+    // NaN fails all comparisons above; 0 * x propagates it here, so that the loss becomes NaN.
     o.out.exp_sum[row] =
         lane_sum<A>(s.columns, [&](int64_t i) { return vector_exp(load(x[i]) - maximum) + A(0) * load(x[i]); });
     const int64_t target = o.targets[row];
@@ -63,7 +63,7 @@ MPX_INLINE void backward_loop(const Operands<T>& o, const LogitsShape& s, int64_
     }
     const int64_t target = o.targets[row];
     const bool here = target >= 0 && target < s.columns;
-    // Before it is rounded to a half type: the two parts of the target's gradient may nearly cancel.
+    // This precedes rounding to a half type, because the two terms of the target's gradient may nearly cancel.
     A at_target = here ? scale * (vector_exp(load(x[target]) - logsumexp) - uniform) : A(0);
     for (int64_t i = 0; i < s.columns; ++i) x[i] = store<T>(scale * (vector_exp(load(x[i]) - logsumexp) - uniform));
     for (int64_t i = s.columns; i < s.stride; ++i) x[i] = store<T>(A(0));

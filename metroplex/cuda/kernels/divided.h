@@ -1,11 +1,12 @@
-// Where an item of a flat range lies in rows of equal length.
+// Splits a flat index into row and column.
 #pragma once
 
 #include <cstdint>
 
 namespace metroplex::cuda::kernels {
 
-// a / b and its remainder, for 0 <= a and 0 < b: in 32 bits where both fit, which a GPU does several times as fast.
+// a / b and its remainder, for a >= 0 and b > 0. It uses 32 bits if both fit, which is several times as fast on a
+// GPU.
 struct Divided {
   int64_t quotient, remainder;
 };

@@ -1,5 +1,5 @@
-// The arithmetic of bias_dropout_add for the elements that share one Philox block: one thread's work on a GPU. Plain
-// constexpr code, so that the host can run it too (nvcc takes it with --expt-relaxed-constexpr).
+// bias_dropout_add for the elements that share one Philox block: the work of one GPU thread. Plain constexpr code,
+// which the host can run too (nvcc needs --expt-relaxed-constexpr).
 #pragma once
 
 #include <cstdint>
@@ -12,28 +12,27 @@ namespace metroplex::cuda::kernels {
 
 constexpr int64_t kPhiloxWords = 4;
 
-// What does not change from block to block.
 template <class T>
 struct DropoutFactor {
-  uint32_t threshold = 0;  // of the top 24 bits
+  uint32_t threshold = 0;  // compared with the top 24 bits
   T scale = 1;
 
   constexpr explicit DropoutFactor(double probability)
       : threshold(static_cast<uint32_t>(probability * 16777216.0)),
         scale(static_cast<T>(1.0 / (1.0 - probability))) {}
-  // Of element i of a block, by the words drawn for it.
+  // Factor of element i of a block, from the block's random words.
   constexpr T operator()(const base::PhiloxBlock& words, int64_t i) const {
     return (words[static_cast<size_t>(i)] >> 8) < threshold ? T(0) : scale;
   }
 };
 
-// Blocks that may touch a row: a row that starts in the middle of a block needs one more. Rows of whole blocks start
-// none in the middle.
+// Maximum number of Philox blocks that overlap a row. A row that starts inside a block needs one more. If `width` is
+// a multiple of the block size, all rows start at a block boundary.
 constexpr int64_t dropout_blocks_per_row(int64_t width) {
   return width % kPhiloxWords == 0 ? width / kPhiloxWords : (width + 2 * (kPhiloxWords - 1)) / kPhiloxWords;
 }
 
-// The elements of one Philox block, and how they are moved where all of them are there: in words of 8 or 16 bytes.
+// The elements of one Philox block. A whole block is moved in words of 8 or 16 bytes.
 template <class T>
 struct Quad {
   T values[kPhiloxWords];
@@ -46,13 +45,13 @@ struct QuadWords {
   Word words[kCount];
 };
 
-// Which elements of a block lie in the row.
+// Elements of a block that are inside the row.
 struct QuadLanes {
   int64_t begin, end;
-  bool whole;  // all, in every block, and words may be read and written
+  bool whole;  // all elements, in every block, and word access is allowed
 };
 
-// The lanes of from[at .. at + 3]; zero for others.
+// Returns the valid lanes of from[at .. at + 3], and zero in other lanes.
 template <class T>
 constexpr Quad<T> load_quad(const T* from, int64_t at, const QuadLanes& lanes) {
   Quad<T> quad{};
@@ -86,7 +85,7 @@ constexpr bool aligned_for_quads(const Pointers*... pointers) {
   return ((reinterpret_cast<uintptr_t>(pointers) % sizeof(typename QuadWords<Pointers>::Word) == 0) && ...);
 }
 
-// Work item `item` of num_rows * dropout_blocks_per_row(width).
+// Processes work item `item` of num_rows * dropout_blocks_per_row(width).
 template <class In, class Out>
 constexpr void dropout_block(const DropoutOperands<In, Out>& o, const DropoutShape& shape,
                              const DropoutFactor<Wide<In>>& factor, int64_t item) {
@@ -94,7 +93,7 @@ constexpr void dropout_block(const DropoutOperands<In, Out>& o, const DropoutSha
   const auto [row, block] = divided(item, dropout_blocks_per_row(shape.width));
   const bool draws = shape.probability > 0;
   const DropoutRow where = draws ? dropout_row(shape, row) : DropoutRow{};
-  const int64_t first = block * kPhiloxWords - where.start % kPhiloxWords;  // element of the row, may be before it
+  const int64_t first = block * kPhiloxWords - where.start % kPhiloxWords;  // may be negative
   if (first >= shape.width) return;
   base::PhiloxBlock bits{};
   if (draws) {

@@ -8,7 +8,7 @@
 namespace metroplex::cuda::kernels {
 namespace {
 
-// out[i] = value(i) [+ residual[i]] for i in [begin, end); out may be what value reads.
+// out[i] = value(i) [+ residual[i]] for i in [begin, end); value may read out.
 template <class Out, class Value>
 MPX_INLINE void add_residual(const Out* residual, Out* out, int64_t begin, int64_t end, const Value& value) {
   if (residual != nullptr) {
@@ -48,7 +48,6 @@ MPX_INLINE void drop_row(const DropoutOperands<In, Out, Wide<In>>& o, const Drop
 
 }  // namespace
 
-// Not templates: the clones are made from these.
 #define MPX_ROWS(In, Out)                                                                                           \
   MPX_HALF_CLONES void drop_rows(const DropoutOperands<In, Out, Wide<In>>& o, const DropoutShape& s, int64_t begin, \
                                  int64_t end) {                                                                     \

@@ -4,7 +4,7 @@
 namespace metroplex::cuda::kernels {
 namespace {
 
-// One row of bias_dropout_add by the whole thread block; all of it is written when this returns.
+// Processes one row of bias_dropout_add with the whole thread block; all of it is written on return.
 template <class In, class Out>
 __device__ void drop_row(const DropoutOperands<In, Out>& o, const DropoutShape& s,
                          const DropoutFactor<Wide<In>>& factor, int64_t row) {
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads, kNormBlocks<packs, In, Out>)
   unsigned turn = 0;
   norm_line<count, packs>(p.lines, s.norm, [&](int64_t row, NormColumns<Wide<In>, count, packs>& columns) {
     norm_backward_row<count, packs>(p.norm, s.norm, row, columns, turn);
-    __syncthreads();  // the threads of drop_row read what others wrote
+    __syncthreads();  // threads of drop_row read values written by other threads
     drop_row(drop, s.dropout, factor, row);
   });
 }

@@ -1,5 +1,5 @@
-// h = residual + dropout(x + bias) and its norm in one pass over memory, forward and backward: the kernels of
-// dropout.h and norm.h row by row, with their bits. Element types: In of the residual stream, Out of the parameters
+// h = residual + dropout(x + bias) and its norm in one pass over memory, forward and backward. The result has the
+// same bits as the kernels of dropout.h and norm.h. Element types: In of the residual stream, Out of the parameters
 // and of x.
 #pragma once
 
@@ -11,10 +11,10 @@ namespace metroplex::cuda::kernels {
 
 struct DropoutNormShape {
   DropoutShape dropout;
-  NormShape norm;  // of the same rows and width
+  NormShape norm;  // same rows and width
 };
 
-// sum.out is norm.x.
+// sum.out must be norm.x.
 template <class In, class Out>
 void dropout_norm_forward(const DropoutOperands<Out, In>& sum, const NormForward<In, Out>& norm,
                           const DropoutNormShape& shape);
@@ -23,7 +23,7 @@ void dropout_norm_forward(const DropoutOperands<Out, In>& sum, const NormForward
 template <class In, class Out>
 void dropout_norm_backward(const NormBackward<In, Out>& norm, Out* dx, const DropoutNormShape& shape);
 
-// The same on a GPU, see norm.h and dropout.h.
+// GPU versions, see norm.h and dropout.h.
 template <class In, class Out>
 void dropout_norm_forward_cuda(const DropoutOperands<Out, In>& sum, const NormForward<In, Out>& norm,
                                const DropoutNormShape& shape, CUstream_st* stream);

@@ -1,4 +1,4 @@
-// The rows of bias_dropout_add on the CPU, for kernels that do more with a row while it is in the cache.
+// Rows of bias_dropout_add on the CPU, for kernels that process a row further while it is in the cache.
 #pragma once
 
 #include "cuda/kernels/dropout.h"
@@ -11,18 +11,18 @@
 
 namespace metroplex::cuda::kernels {
 
-constexpr int64_t kPhiloxBlocks = 16;  // made together
+constexpr int64_t kPhiloxBlocks = 16;  // computed together
 
-// bits[4 b + lane] of blocks first .. first + kPhiloxBlocks - 1: base::philox4x32.
+// bits[4 b + lane] = base::philox4x32 of blocks first .. first + kPhiloxBlocks - 1.
 void philox_blocks(uint64_t key, uint64_t first, uint64_t high, uint32_t* bits);
 
 constexpr int64_t kDrawn = 4 * kPhiloxBlocks;
 
-// factor[i] = 0 or 1 / (1 - p) of elements first .. first + kDrawn - 1 of the row; first + row.start starts a block.
+// factor[i] = 0 or 1 / (1 - p) of row elements first .. first + kDrawn - 1; first + row.start must start a block.
 template <class T>
 MPX_INLINE void draw(const DropoutShape& s, const DropoutRow& row, int64_t first, T* __restrict factor) {
   uint32_t bits[kDrawn];
-  const auto threshold = static_cast<uint32_t>(s.probability * 16777216.0);  // of the top 24 bits
+  const auto threshold = static_cast<uint32_t>(s.probability * 16777216.0);  // compared with the top 24 bits
   const T scale = static_cast<T>(1.0 / (1.0 - s.probability));
   philox_blocks(s.key, static_cast<uint64_t>((row.start + first) / 4), row.counter, bits);
   for (int64_t i = 0; i < kDrawn; ++i) factor[i] = (bits[i] >> 8) < threshold ? T(0) : scale;
@@ -33,7 +33,7 @@ DropoutOperands<In, Out, Wide<In>> widened(const DropoutOperands<In, Out>& o, co
   return {o.x, bias.data(), o.residual, o.out};
 }
 
-// Rows [begin, end) of bias_dropout_add.
+// Processes rows [begin, end) of bias_dropout_add.
 #define MPX_ROWS(In, Out) \
   void drop_rows(const DropoutOperands<In, Out, Wide<In>>& o, const DropoutShape& s, int64_t begin, int64_t end)
 MPX_FOR_ELEMENT_CASTS(MPX_ROWS);

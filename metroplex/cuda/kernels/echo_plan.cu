@@ -5,7 +5,6 @@
 namespace metroplex::cuda::kernels {
 namespace {
 
-// Hands out a piece of scratch after the other.
 template <class T>
 struct Scratch {
   T* next;
@@ -35,7 +34,7 @@ __device__ plan::EchoLaneMemory memory_of(const int64_t* counts, const EchoPlanP
   return m;
 }
 
-// One warp.
+// Runs in one warp.
 __global__ void echo_plan_kernel(const int64_t* counts, EchoPlanPlace place, EchoPlanShape s) {
   const plan::EchoWarp lanes;
   const plan::EchoLaneShape shape{s.sizes.ranks,    s.sizes.experts,

@@ -1,26 +1,26 @@
-// Clones of hot experts, planned where the counts are (plan/echo.h): who is cloned into which slot, and to which
-// column each row of this rank goes. Nothing here is as long as what the counts say.
+// The plan of expert replicas (plan/echo.h), computed on the device of the counts: the expert of each replica slot,
+// and the destination slot of each row of this rank. Array sizes do not depend on the counts.
 #pragma once
 
 #include <cstdint>
 
 #include "plan/echo.h"
 
-struct CUstream_st;  // what cudaStream_t points to
+struct CUstream_st;
 
 namespace metroplex::cuda::kernels {
 
 struct EchoPlanShape {
   plan::EchoSizes sizes;
   plan::EchoOptions options;  // on a GPU: capfill or exact, split local_first
-  int rank = 0;               // the source rank that `ends` are of
+  int rank = 0;               // the source rank of `ends`
 };
 
-// What a plan is written to. The clones of an expert are a list: first[e], then next[clone], ..., -1.
+// Output of a plan. The replicas of an expert form a list: first[e], then next[clone], ..., -1.
 struct EchoPlanPlace {
   int32_t *owner, *first, *next;  // [clones], [experts], [clones]
-  // [clones]: of the rows of `rank` for the owner those before this one, and not before that of the clone in front of
-  // it in the list, go to the clone; those behind the last one's stay at home.
+  // [clones]: end of the range of `rank`'s rows for the owner that goes to this replica. The range starts at the end
+  // of the previous replica in the list. Rows after the last range stay with the owner.
   int64_t* ends;
   int64_t *source_rows, *final_loads;  // [ranks][clones], [ranks]: as in EchoPlan
   int64_t* scratch;                    // [echo_plan_scratch(sizes)]
@@ -37,15 +37,15 @@ constexpr int64_t echo_plan_narrow_scratch(const plan::EchoSizes& s) {
 // counts [ranks, experts]: rows of each source rank for each expert.
 void echo_plan(const int64_t* counts, const EchoPlanPlace& place, const EchoPlanShape& shape);
 
-// columns[a] (plan::EchoSizes::columns) of each assignment a to experts[a]; -1 of -1. It is row number
-// rows[a] + offsets[experts[a]] among those of its rank for the expert.
+// columns[a] is the destination slot (plan::EchoSizes::columns) of assignment a to experts[a]; -1 for expert -1. Its
+// row number among the rank's rows for the expert is rows[a] + offsets[experts[a]].
 struct EchoColumnsShape {
   plan::EchoSizes sizes;
   int64_t assignments = 0;
 };
 struct EchoColumnsPlace {
   const int64_t *experts, *rows, *offsets;  // [assignments], [assignments], [experts]
-  const int32_t *first, *next;              // of a plan, as are the ends
+  const int32_t *first, *next;              // of a plan, like `ends`
   const int64_t* ends;
   int64_t* columns;  // [assignments]
 };
@@ -59,8 +59,8 @@ constexpr int64_t echo_column(const EchoColumnsPlace& place, const plan::EchoSiz
 }
 void echo_columns(const EchoColumnsPlace& place, const EchoColumnsShape& shape);
 
-// The same on a GPU, enqueued on `stream`; all pointers are of the device. base::Error("cuda", ...) when nothing was
-// launched.
+// GPU versions, enqueued on `stream`; all pointers are device pointers. Throw base::Error("cuda", ...) if the launch
+// fails.
 void echo_plan_cuda(const int64_t* counts, const EchoPlanPlace& place, const EchoPlanShape& shape,
                     CUstream_st* stream);
 void echo_columns_cuda(const EchoColumnsPlace& place, const EchoColumnsShape& shape, CUstream_st* stream);

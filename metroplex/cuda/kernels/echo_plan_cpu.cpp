@@ -5,7 +5,7 @@
 namespace metroplex::cuda::kernels {
 namespace {
 
-// The lists of clones, and where each one's rows of shape.rank end.
+// Builds the lists of replicas and the end of each one's rows from shape.rank.
 void link_clones(const plan::EchoPlan& plan, const EchoPlanPlace& place, const EchoPlanShape& shape) {
   const int clones = shape.sizes.clones();
   std::fill_n(place.first, shape.sizes.experts, -1);

@@ -36,11 +36,11 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A block takes kLanes neighbouring positions of the sorted indices, and of their rows kColumns elements or packs:
-// the runs that begin there. Whatever a place of the table gets is added up by this one block, in an order that the
-// length of the run says.
+// A block processes kLanes adjacent positions of the sorted indices and kColumns elements or packs of their rows. It
+// sums the runs of equal indices that start there. Each table element is summed by this one block, in an order that
+// depends only on the run's length.
 constexpr int64_t kColumns = 8, kLanes = kThreads / kColumns;
-constexpr int64_t kAhead = 4;  // rows that a thread waits for at once
+constexpr int64_t kAhead = 4;  // loads in flight per thread
 
 template <class Table, class Dout>
 struct Scatter {
@@ -50,7 +50,7 @@ struct Scatter {
   TableShape shape;
 };
 
-// The first position of [begin, end) whose index is `index` or more, else end.
+// Returns the first position of [begin, end) whose index is >= `index`, else end.
 __device__ int64_t first_from(const int64_t* indices, int64_t index, int64_t begin, int64_t end) {
   while (begin < end) {
     const int64_t middle = begin + (end - begin) / 2;
@@ -63,7 +63,7 @@ __device__ int64_t first_from(const int64_t* indices, int64_t index, int64_t beg
   return begin;
 }
 
-// Runs of more than kLanes positions.
+// A run is long if it has more than kLanes positions.
 __device__ bool is_long(const SortedIndices& sorted, const TableShape& s, int64_t begin) {
   return begin + kLanes < s.count && sorted.indices[begin + kLanes] == sorted.indices[begin];
 }
@@ -71,7 +71,7 @@ __device__ bool begins(const SortedIndices& sorted, int64_t at) {
   return at == 0 || sorted.indices[at - 1] != sorted.indices[at];
 }
 
-// The short run that begins at `begin`, if one does: row by row, as the CPU adds them.
+// Adds the short run that starts at `begin`, if any, row by row, like the CPU version.
 template <int64_t count, class Table, class Dout>
 __device__ void add_short_run(const Scatter<Table, Dout>& o, int64_t begin, int64_t column) {
   const int64_t index = o.sorted.indices[begin], width = o.shape.width;
@@ -90,7 +90,8 @@ __device__ void add_short_run(const Scatter<Table, Dout>& o, int64_t begin, int6
 struct Run {
   int64_t begin = 0, end = 0;
 };
-// The long run that begins in [begin, begin + kLanes): one at most, for it goes beyond them. The same in all threads.
+// Returns the long run that starts in [begin, begin + kLanes), the same in all threads. There is at most one, because
+// it extends beyond that range.
 __device__ Run long_run(const SortedIndices& sorted, const TableShape& s, int64_t begin) {
   const int64_t next = begin + kLanes;
   if (next >= s.count || sorted.indices[next] != sorted.indices[next - 1]) return {};
@@ -99,8 +100,8 @@ __device__ Run long_run(const SortedIndices& sorted, const TableShape& s, int64_
   return {first, first_from(sorted.indices, index + 1, first + kLanes, s.count)};
 }
 
-// Lane l adds up rows l, l + kLanes, l + 2 kLanes ... of the run in the wide type, a tree the sums of the lanes; the
-// table is rounded once. All threads of the block must call it.
+// Lane l sums rows l, l + kLanes, l + 2 kLanes ... of the run in the wide type, and a tree sums the lanes. The table
+// is rounded once. All threads of the block must call it.
 template <int64_t count, class Table, class Dout>
 __device__ void add_long_run(const Scatter<Table, Dout>& o, const Run& run, int64_t column) {
   using W = Wide<Table>;
@@ -119,7 +120,7 @@ __device__ void add_long_run(const Scatter<Table, Dout>& o, const Run& run, int6
       for (int64_t i = 0; i < count; ++i) sum.values[i] += rows[a].values[i];
     }
   }
-  __syncthreads();  // the sums of the run before have been read
+  __syncthreads();  // waits until the sums of the previous run have been read
   for (int64_t i = 0; i < count; ++i) sums[i][t] = sum.values[i];
   for (unsigned half = kThreads / 2; half >= kColumns; half /= 2) {
     __syncthreads();
@@ -175,7 +176,7 @@ void gather_rows_cuda(const T* table, const int64_t* indices, T* out, bool add, 
 template <class Table, class Dout>
 void scatter_add_rows_cuda(Table* table, const SortedIndices& sorted, const Dout* dout, const TableShape& shape,
                            CUstream_st* stream) {
-  constexpr int64_t kPack = Pack<Dout>::kCount;  // Table's are as many or fewer
+  constexpr int64_t kPack = Pack<Dout>::kCount;  // a pack of Table has as many elements or fewer
   if (shape.count == 0 || shape.width == 0) return;
   const Scatter<Table, Dout> o{table, sorted, dout, shape};
   if (shape.width % kPack == 0 && aligned_for_packs(table, dout)) {

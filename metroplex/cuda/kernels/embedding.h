@@ -1,30 +1,30 @@
-// Rows of a table by index, and the gradient back into the table. Element types as in half.h.
+// Gathers rows of a table by index, and adds gradients back into the table. Element types as in half.h.
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/kernels/half.h"
 
-struct CUstream_st;  // what cudaStream_t points to
+struct CUstream_st;
 
 namespace metroplex::cuda::kernels {
 
-// Indices outside [0, rows) stand for a row of zeros that takes no gradient.
+// Indices outside [0, rows) give a row of zeros and get no gradient.
 struct TableShape {
-  int64_t rows = 0, width = 0, count = 0;  // count: how many indices
+  int64_t rows = 0, width = 0, count = 0;  // count: number of indices
 };
 
-// out[i] = table[indices[i]], or out[i] += with `add`.
+// out[i] = table[indices[i]]; with `add`, out[i] += table[indices[i]].
 template <class T>
 void gather_rows(const T* table, const int64_t* indices, T* out, bool add, const TableShape& shape);
-// table[indices[i]] += dout[i], in the order of i. Dout is as Table, or half where Table is float.
+// table[indices[i]] += dout[i], in the order of i. Dout equals Table, or is half if Table is float.
 template <class Table, class Dout>
 void scatter_add_rows(Table* table, const int64_t* indices, const Dout* dout, const TableShape& shape);
 
-// The same on a GPU, enqueued on `stream`; all pointers are of the device. base::Error("cuda", ...) when nothing was
-// launched. scatter_add_rows_cuda wants the indices sorted, and `order`, where each of them stood before: a sort that
-// keeps equal ones in their order gives the bits of the CPU twin where an index occurs 32 times at most. Of others it
-// adds the rows up in the wide type, in an order of its own that is always the same, and rounds the table once.
+// GPU versions, enqueued on `stream`; all pointers are device pointers. Throw base::Error("cuda", ...) if the launch
+// fails. scatter_add_rows_cuda requires sorted indices; `order` has their positions before the sort. With a stable
+// sort it gives the bits of the CPU version if no index occurs more than 32 times. For other indices it sums the rows
+// in the wide type, in a fixed order of its own, and rounds the table once.
 template <class T>
 void gather_rows_cuda(const T* table, const int64_t* indices, T* out, bool add, const TableShape& shape,
                       CUstream_st* stream);

@@ -28,7 +28,7 @@ void gather_rows(const T* table, const int64_t* indices, T* out, bool add, const
                    });
 }
 
-// Threads take columns, so that equal indices meet in one order.
+// Threads split the columns, so that equal indices are added in a fixed order.
 template <class Table, class Dout>
 void scatter_add_rows(Table* table, const int64_t* indices, const Dout* dout, const TableShape& shape) {
   at::parallel_for(0, shape.width, std::max<int64_t>(64, 65536 / std::max<int64_t>(1, shape.count)),

@@ -7,7 +7,6 @@
 namespace metroplex::cuda::kernels {
 namespace {
 
-// Rows of one expert.
 template <class T>
 struct Operands {
   const T *dy, *x, *bias;
@@ -19,7 +18,7 @@ struct Operands {
 template <class T>
 struct Buffers {
   alignas(64) Wide<T> x[kActivationChunk], up[kActivationChunk], y[kActivationChunk], slope[kActivationChunk];
-  alignas(64) Wide<T> gate[kActivationChunk], shifted[kActivationChunk];  // within limits
+  alignas(64) Wide<T> gate[kActivationChunk], shifted[kActivationChunk];  // after UnitLimits
 };
 
 template <class T>
@@ -44,7 +43,7 @@ MPX_INLINE void forward_row(const T* x, const T* bias, Wide<T> prob, T* __restri
   });
 }
 
-// dx; the gradient of the probability.
+// Writes dx and returns the gradient of the probability.
 template <class T>
 MPX_INLINE Wide<T> backward_row(const T* __restrict dy, const T* x, const T* bias, Wide<T> prob, T* __restrict dx,
                                 const ExpertShape& shape) {
@@ -77,7 +76,6 @@ MPX_INLINE Wide<T> backward_row(const T* __restrict dy, const T* x, const T* bia
   return sum;
 }
 
-// Not templates: the clones are made from these.
 #define MPX_ROWS(clones, T)                                                                             \
   clones void forward_rows(const Operands<T>& o, const ExpertShape& s, int64_t begin, int64_t end) {    \
     const int64_t wide = s.gated ? 2 * s.width : s.width;                                               \

@@ -1,5 +1,5 @@
-// A block of threads takes a row at a time, each thread `n` neighbouring elements at once; sums over the row are made
-// by all threads in a fixed order.
+// A thread block processes one row at a time, with `n` adjacent elements per thread and access. Sums over the row are
+// computed by all threads in a fixed order.
 #include <type_traits>
 
 #include "cuda/kernels/activation.h"
@@ -11,7 +11,7 @@
 namespace metroplex::cuda::kernels {
 namespace {
 
-// Where the rows of experts begin, walked forward: an expert's counts beyond the room are cut.
+// Iterates over the experts' row ranges; counts beyond the buffer are clamped.
 struct Walk {
   const int64_t* counts;
   int64_t experts, rows;
@@ -32,7 +32,7 @@ struct Walk {
   }
 };
 
-// body(row, expert) by whole blocks.
+// Calls body(row, expert) with whole thread blocks.
 template <class Body>
 __global__ void __launch_bounds__(kThreads) rows_kernel(const int64_t* counts, ExpertShape shape, Body body) {
   Walk walk{counts, shape.experts, shape.rows};
@@ -65,7 +65,7 @@ __device__ Elements<T, n> biased(const T* x, const T* bias, int64_t i) {
   return out;
 }
 
-// body(i) for the first of every n elements of a row that this thread takes.
+// Calls body(i) for the first of every n elements of a row that this thread processes.
 template <int64_t n, class Body>
 __device__ void over_row(int64_t width, const Body& body) {
   for (int64_t i = threadIdx.x * n; i < width; i += kThreads * n) body(i);
@@ -210,20 +210,19 @@ struct ScaleBackward {
   }
 };
 
-// Whether rows of this width move in whole packs.
 template <class T, class... Pointers>
 bool in_packs(int64_t width, const Pointers*... pointers) {
   return width % Pack<T>::kCount == 0 && aligned_for_packs(pointers...);
 }
 
-// launch(n) with as many elements for a thread at once as can be.
+// Calls launch(n) with the largest possible number of elements per thread and access.
 template <class T, class Launch>
 void by_packs(bool packs, const Launch& launch) {
   if (packs) launch(std::integral_constant<int64_t, Pack<T>::kCount>{});
   else launch(std::integral_constant<int64_t, 1>{});
 }
 
-// A thread a column of one expert.
+// Each thread sums a column of one expert.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     sums_kernel(const T* x, const Wide<T>* probs, const int64_t* counts, Wide<T>* sums, ExpertShape shape) {

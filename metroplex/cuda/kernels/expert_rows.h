@@ -1,7 +1,7 @@
-// What experts do to their rows besides products, with the number of rows of each on the device: `counts` [experts],
-// rows one expert behind the other; rows behind the last one are neither read nor written. T is float, double, Bf16
-// or F16 (half.h). Probabilities [rows] may be null, for 1, and so may their gradients, which are then not asked for.
-// Every result is a sum in a fixed order.
+// Operations of experts on their rows other than products, with the row counts on the device. `counts` [experts] are
+// the numbers of consecutive rows of each expert; rows after the last expert are neither read nor written. T is
+// float, double, Bf16 or F16 (half.h). Probabilities [rows] may be null, which means 1; their gradients may be null,
+// which skips them. Every sum has a fixed order.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@ namespace metroplex::cuda::kernels {
 
 struct ExpertShape {
   int64_t experts = 0;
-  int64_t rows = 0;   // that there is room for: counts beyond are cut
-  int64_t width = 0;  // of a row; of a gated activation, of its output
+  int64_t rows = 0;   // buffer size; counts beyond it are clamped
+  int64_t width = 0;  // row width; for a gated activation, of its output
   Activation kind = Activation::gelu;
   bool gated = false;
   UnitLimits limits = {};
 };
 
-// out [rows, width] = f(x + bias) p, or f(gate) up p of rows [gate; up]; bias [experts, width (x 2)] may be null.
+// out [rows, width] = f(x + bias) p, or f(gate) up p for rows [gate; up]; bias [experts, width (x 2)] may be null.
 template <class T>
 void expert_activation(const T* x, const T* bias, const Wide<T>* probs, const int64_t* counts, T* out,
                        const ExpertShape& shape);
@@ -34,7 +34,7 @@ template <class T>
 void expert_activation_backward(const ExpertActivationGradient<T>& g, const int64_t* counts,
                                 const ExpertShape& shape);
 
-// y += bias of the row's expert times p; bias [experts, width].
+// y += p times the bias of the row's expert; bias [experts, width].
 template <class T>
 void expert_bias(T* y, const T* bias, const Wide<T>* probs, const int64_t* counts, const ExpertShape& shape);
 // dprobs += dy . bias of the row's expert.
@@ -51,8 +51,8 @@ void expert_scale(const T* x, const Wide<T>* probs, const int64_t* counts, T* ou
 template <class T>
 void expert_scale_backward(const ExpertActivationGradient<T>& g, const int64_t* counts, const ExpertShape& shape);
 
-// The same on a GPU, enqueued on `stream`; all pointers are of the device. base::Error("cuda", ...) when nothing was
-// launched.
+// GPU versions, enqueued on `stream`; all pointers are device pointers. Throw base::Error("cuda", ...) if the launch
+// fails.
 template <class T>
 void expert_activation_cuda(const T* x, const T* bias, const Wide<T>* probs, const int64_t* counts, T* out,
                             const ExpertShape& shape, CUstream_st* stream);

@@ -28,7 +28,6 @@ MPX_INLINE void column_sums(const T* __restrict x, const Wide<T>* probs, Wide<T>
   }
 }
 
-// Not templates: the clones are made from these.
 #define MPX_ROWS(clones, T)                                                                                         \
   clones void bias_row(T* y, const T* bias, Wide<T> prob, int64_t width) {                                          \
     for (int64_t i = 0; i < width; ++i) y[i] = store<T>(load(y[i]) + load(bias[i]) * prob);                         \

@@ -1,4 +1,4 @@
-// For CPU kernels over the rows of experts: loops over rows that know whose they are.
+// For CPU kernels over the rows of experts: parallel loops over ranges of rows of one expert.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -11,7 +11,7 @@
 
 namespace metroplex::cuda::kernels {
 
-// First rows of the experts, and behind the last of them the number of all.
+// Returns the first row of each expert, then the total number of rows.
 inline std::vector<int64_t> first_rows(const int64_t* counts, const ExpertShape& shape) {
   std::vector<int64_t> first(static_cast<size_t>(shape.experts) + 1, 0);
   for (int64_t e = 0; e < shape.experts; ++e) {
@@ -21,7 +21,7 @@ inline std::vector<int64_t> first_rows(const int64_t* counts, const ExpertShape&
   return first;
 }
 
-// span(expert, begin, end) over all rows, each once, some spans at a time.
+// Calls span(expert, begin, end) for ranges that cover every row once, concurrently.
 template <class Span>
 void for_spans(const int64_t* counts, const ExpertShape& shape, const Span& span) {
   const std::vector<int64_t> first = first_rows(counts, shape);

@@ -1,6 +1,6 @@
-// Products of half types by the tile units of x86 (AMX) or, in the same order of sums, by its products of pairs of
-// bf16 (AVX512_BF16): both operands are packed into tiles of 16 rows of 64 bytes, four tiles of sums at a time. AMX
-// instructions are written out, because not every assembler and compiler that builds this knows them.
+// Products of half types by x86 tile units (AMX) or, in the same order of sums, by bf16 pair products (AVX512_BF16).
+// Both operands are packed into tiles of 16 rows of 64 bytes; four tiles of sums are computed at a time. AMX
+// instructions are encoded as bytes, because some supported assemblers and compilers do not have them.
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -9,7 +9,7 @@
 #include "cuda/kernels/grouped_pack.h"
 
 #pragma GCC optimize("O3,no-math-errno,no-trapping-math")
-#pragma GCC diagnostic ignored "-Wpsabi"  // vectors are handed over between functions that are inlined
+#pragma GCC diagnostic ignored "-Wpsabi"  // vectors are only passed between inlined functions
 
 namespace metroplex::cuda::kernels {
 
@@ -41,7 +41,7 @@ struct alignas(64) TileConfig {
 // tmm<sum> += tmm<left> tmm<right>: tdpbf16ps, tdpfp16ps.
 #define MPX_BYTES(byte2, modrm) asm volatile(".byte 0xc4, 0xe2, " #byte2 ", 0x5c, " #modrm ::)
 
-// Makes sums [32, 32] of floats = or += the products of two rows of `left` tiles and two columns of `right` ones.
+// Computes float sums [32, 32] = or += the products of two rows of `left` tiles and two columns of `right` tiles.
 using FourTiles = void (*)(const uint16_t* left, const uint16_t* right, int64_t tiles, float* sums, int64_t ld,
                            bool adds, Ahead& ahead);
 
@@ -88,7 +88,7 @@ MPX_INLINE void four_amx_tiles(const uint16_t* left, const uint16_t* right, int6
 
 #define MPX_DOTS __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma")))
 
-// kRows rows of sums [kRows, 32].
+// Computes kRows rows of sums [kRows, 32].
 template <int kRows>
 MPX_DOTS MPX_INLINE void rows_by_dots(const uint16_t* left, const uint16_t* right, int64_t tiles, float* sums,
                                       int64_t ld, bool adds, Ahead& ahead) {
@@ -131,20 +131,20 @@ MPX_DOTS void four_tiles_by_dots(const uint16_t* left, const uint16_t* right, in
 using Pairs = VectorOf<uint32_t, 16>::Type;
 using Halves = VectorOf<uint16_t, 16>::Type;
 
-// 16 columns of two rows side by side.
+// Interleaves 16 columns of two rows.
 MPX_INLINE Pairs two_rows(const uint16_t* source, int64_t ld) {
   const Halves low = *reinterpret_cast<const Halves*>(source), high = *reinterpret_cast<const Halves*>(source + ld);
   return __builtin_convertvector(low, Pairs) | __builtin_convertvector(high, Pairs) << 16;
 }
 
-// out [32][32] = source [rows][columns], and 0 around it.
+// out [32][32] = source [rows][columns], padded with zeros.
 __attribute__((noinline)) void pad(const uint16_t* source, int64_t ld, int64_t rows, int64_t columns, uint16_t* out) {
   std::fill_n(out, 32 * 32, uint16_t{0});
   for (int64_t i = 0; i < rows; ++i) std::copy_n(source + i * ld, columns, out + i * 32);
 }
 
-// One tile from [rows, columns] at `source`, a tile's worth or less: what is outside is 0. Tiles of left operands
-// have a row of m and 32 of k in a line; those of right ones 16 columns of n, two of k beside each other.
+// Packs one tile from [rows, columns] at `source`; missing elements are 0. A line of a left tile has one row of m and
+// 32 values of k. A line of a right tile has 16 columns of n, with two adjacent values of k each.
 enum class Reads { rows_of_32, rows_of_32_transposed, pairs_of_rows, pairs_of_rows_transposed };
 
 template <Reads reads>
@@ -168,13 +168,13 @@ MPX_INLINE void pack_tile(const uint16_t* source, int64_t ld, int64_t rows, int6
   for (int i = 0; i < 16; ++i) reinterpret_cast<Pairs*>(tile)[i] = lines[i];
 }
 
-// The tiles of an operand, for each 16 of its own dim those along k; `own` x `depth` elements at source, which is
-// [k, own] where it is `by_k` and [own, k] where not.
+// Packs all tiles of an operand: for each 16 rows of its own dimension, the tiles along k. The source has `own` x
+// `depth` elements and is [k, own] if `by_k`, else [own, k].
 template <Reads along, Reads across>
 MPX_TILES __attribute__((noinline)) void pack_tiles(const uint16_t* source, int64_t ld, bool by_k, int64_t own,
                                                     int64_t depth, uint16_t* out) {
   const int64_t tiles = (depth + 31) / 32, all = round_up(own, 32);
-  if (by_k) {  // in the order of memory
+  if (by_k) {  // in memory order
     for (int64_t k = 0; k < depth; k += 32) {
       for (int64_t i = 0; i < all; i += 16) {
         pack_tile<across>(source + k * ld + i, ld, depth - k, own - i, out + (i / 16 * tiles + k / 32) * kTile);
@@ -217,7 +217,7 @@ MPX_INLINE void tiled_block(const GroupedWork& work, const GroupedWork* after, c
   auto* left = reinterpret_cast<uint16_t*>(scratch);
   uint16_t* const right = left + kBlockM * kDepth;
   auto* const sums = reinterpret_cast<float*>(right + 32 * kDepth);
-  const auto at = [&](int64_t k, int64_t column) {  // fetching beyond the operand's end is not reading
+  const auto at = [&](int64_t k, int64_t column) {  // prefetching past the operand's end is safe
     return p.b_by_n ? b + (block.n_begin + column) * p.ldb + k : b + k * p.ldb + block.n_begin + column;
   };
   const int64_t width = round_up(block.n(), 32);

@@ -1,4 +1,4 @@
-// Which of the ways to multiply each device takes for which elements: one table, the first row that fits.
+// Selects the implementation of grouped products by device and element type: the first matching row of one table.
 #pragma once
 
 #include <cstdint>
@@ -23,21 +23,20 @@ struct GroupedChoice {
   Number number;
   CpuNeeds needs;
   const char* name;
-  // Of a CPU.
+  // CPU only.
   GroupedBlockProduct product = nullptr;
   GroupedCut (*cut)() = nullptr;
-  GroupedHook begin = nullptr, end = nullptr;  // around the blocks of a thread; may be null
-  // Of a GPU: libtorch's product instead of a kernel of ours (moe/grouped_library.h), which has code without a wait
-  // of the host for compute capabilities in [from, below) only.
+  GroupedHook begin = nullptr, end = nullptr;  // called before and after a thread's blocks; may be null
+  // GPU only: libtorch's product instead of our kernel (moe/grouped_library.h). It runs without host synchronization
+  // only for compute capabilities in [from, below).
   bool library = false;
   int from = 0, below = 1000;
 };
 
 // `capability`: of the GPU, 90 for sm_90; 0: unknown.
 const GroupedChoice& grouped_choice(bool gpu, Number number, int capability = 0);
-// All that this machine can take for it, the best first.
+// Returns all implementations that this machine supports, best first.
 std::vector<const GroupedChoice*> grouped_choices(bool gpu, Number number, int capability = 0);
-// By one of a CPU.
 void grouped_product_by(const GroupedChoice& choice, const int64_t* arguments, const GroupedShape& shape);
 
 GroupedCut wide_cut();

@@ -1,5 +1,5 @@
-// Brings the right operand of a product into panels, [k][width] each, as the inner loops of grouped_vector.cpp and
-// grouped_amx.cpp read it. Always inlined: into functions compiled for the instruction set that `kLanes` is made for.
+// Packs the right operand of a product into panels [k][width], the layout of the inner loops in grouped_vector.cpp
+// and grouped_amx.cpp. Always inlined into functions that are compiled for the instruction set of `kLanes`.
 #pragma once
 
 #include <cstdint>
@@ -36,13 +36,13 @@ MPX_INLINE void transpose_from(V (&rows)[kLanes]) {
   }
 }
 
-// kLanes vectors of kLanes elements.
+// Transposes kLanes vectors of kLanes elements.
 template <class V, int kLanes>
 MPX_INLINE void transpose(V (&rows)[kLanes]) {
   transpose_from<V, kLanes, 1>(rows);
 }
 
-// out [k][width] = source [n][k] transposed, columns from n on 0; width is a multiple of kLanes.
+// out [k][width] = source [n][k] transposed; columns >= n are 0. width is a multiple of kLanes.
 template <class A, int kLanes>
 MPX_INLINE void pack_transposed(const A* source, int64_t ld, int64_t n, int64_t k, A* out, int64_t width) {
   using V = typename VectorOf<A, kLanes>::Type;
@@ -64,8 +64,8 @@ MPX_INLINE void pack_transposed(const A* source, int64_t ld, int64_t n, int64_t 
   }
 }
 
-// All panels of source [k][n], one of kWidth columns behind the other, [k][kWidth] each; the last one has as many
-// multiples of kLanes as it needs, and columns from n on are 0.
+// Packs source [k][n] into consecutive panels of kWidth columns, [k][kWidth] each. The last panel is as wide as
+// needed, rounded up to a multiple of kLanes; columns >= n are 0.
 template <class A, int64_t kWidth, int64_t kLanes>
 MPX_INLINE void pack_rows(const A* source, int64_t ld, int64_t n, int64_t k, A* out) {
   const int64_t whole = n / kWidth * kWidth, width = round_up(n - whole, kLanes);

@@ -1,6 +1,6 @@
-// One launch for all groups. A block of threads makes one tile of one group's result: 128 x 128 of halves by the
-// tensor cores, 64 x 64 of others by plain multiply-adds. The grid has room for whatever the counts will be; blocks
-// beyond the last tile end at once.
+// One launch for all groups. A thread block computes one tile of one group's result: 128 x 128 for half types by
+// tensor cores, 64 x 64 for other types by plain multiply-adds. The grid covers all possible counts; blocks after the
+// last tile return at once.
 #include <algorithm>
 
 #include "cuda/kernels/grouped_product.h"
@@ -45,13 +45,12 @@ struct Problem {
   int64_t lda, ldb, ldc, m, n, k;
   bool adds, wide_c;
 };
-// How operands lie: a [k, m] or [m, k], b [n, k] or [k, n].
+// Storage order of operands: a [k, m] or [m, k], b [n, k] or [k, n].
 template <GroupedOp op>
 constexpr bool kAByM = op != GroupedOp::weight_gradient;
 template <GroupedOp op>
 constexpr bool kBByN = op == GroupedOp::forward;
 
-// Rows of a group's result.
 template <GroupedOp op>
 __device__ int64_t result_rows(const int64_t* arguments, const GroupedShape& s, int64_t e) {
   const int64_t rows = arguments[kGroupRows * s.groups + e];
@@ -83,11 +82,11 @@ __device__ Problem<T> problem_of(const int64_t* arguments, const GroupedShape& s
 }
 
 struct Place {
-  int group, m, n;  // m and n: tiles; group < 0: none
+  int group, m, n;  // m and n: tile indices; group < 0: none
 };
 
-// The grid is all tiles of one group, then those of the next. In a group, bands of kBand tiles of rows go from left
-// to right, column by column: blocks that run together read few rows and few weights, and the L2 cache holds both.
+// The grid lists all tiles of a group, then those of the next. Within a group, bands of kBand rows of tiles are
+// processed column by column. Concurrent blocks then read few rows and few weights, which fit into the L2 cache.
 __device__ Place place_in(int64_t group, int64_t tile, int64_t high, int64_t wide) {
   constexpr int64_t kBand = 16;
   const Divided band = divided(tile, kBand * wide);
@@ -96,7 +95,7 @@ __device__ Place place_in(int64_t group, int64_t tile, int64_t high, int64_t wid
   return {static_cast<int>(group), static_cast<int>(first + column.remainder), static_cast<int>(column.quotient)};
 }
 
-// Of this block. A warp counts the tiles of 32 groups at once.
+// Finds the tile of this block. A warp counts the tiles of 32 groups at once.
 template <GroupedOp op>
 __device__ Place find_place(const int64_t* arguments, const GroupedShape& s, int64_t side) {
   const int64_t wide = tiles(result_columns(op, s), side);
@@ -105,7 +104,7 @@ __device__ Place find_place(const int64_t* arguments, const GroupedShape& s, int
   for (int64_t first = 0; first < s.groups; first += kWarp) {
     const int64_t e = first + lane;
     const int64_t high = e < s.groups ? tiles(result_rows<op>(arguments, s, e), side) : 0;
-    int64_t until = high * wide;  // of this lane's group and those before it
+    int64_t until = high * wide;  // tiles of this lane's group and all previous ones
     for (int apart = 1; apart < static_cast<int>(kWarp); apart *= 2) {
       const int64_t before = __shfl_sync(kAll, until, lane >= apart ? lane - apart : lane);
       if (lane >= apart) until += before;
@@ -122,7 +121,7 @@ __device__ Place find_place(const int64_t* arguments, const GroupedShape& s, int
 
 constexpr int kDepth = 16, kPadded = kTile<float> + 16;
 
-// A tile [kDepth][kTile] of an operand that lies [k][own], or [own][k] where `by_own`; outside it is 0.
+// Loads a tile [kDepth][kTile] of an operand stored as [k][own], or [own][k] if `by_own`; elements outside are 0.
 template <class T>
 __device__ void fetch(const T* source, int64_t ld, bool by_own, int64_t own, int64_t own_end, int64_t k,
                       int64_t k_end, T (*tile)[kPadded]) {
@@ -143,7 +142,7 @@ __device__ void store_sum(const Problem<T>& p, int64_t row, int64_t column, T su
   *to = p.adds ? *to + sum : sum;
 }
 
-// Each thread 4 x 4 sums, 16 apart.
+// Each thread computes 4 x 4 sums, 16 apart.
 template <class T, GroupedOp op>
 __device__ void plain_tile(const Problem<T>& p, int64_t m, int64_t n) {
   __shared__ T a[kDepth][kPadded], b[kDepth][kPadded];
@@ -165,24 +164,24 @@ __device__ void plain_tile(const Problem<T>& p, int64_t m, int64_t n) {
   }
 }
 
-// Halves. A step multiplies kStep of k from one of two stages in shared memory, while what the next one needs is on
-// its way from global memory to registers. A warp makes 64 x 32 of the tile, in fragments of kSide x kSide.
+// Half types. A step multiplies kStep values of k from one of two stages in shared memory, while the next step's data
+// is loaded from global memory into registers. A warp computes 64 x 32 of the tile, in fragments of kSide x kSide.
 constexpr int kHalfTile = kTile<Bf16>, kStep = 32, kSide = 16, kPack = 8;
 constexpr int kHigh = 4, kAcross = 2, kWarpsAcross = kHalfTile / (kAcross * kSide);
 static_assert(kWarps * kHigh * kAcross * kSide * kSide == kHalfTile * kHalfTile);
 
-// An operand's part of a step, in lines as they lie in global memory: [own][k] where `by_own`, or [k][own]. The pitch
-// keeps fragments at multiples of 32 bytes, and eight lines of one in different banks.
+// An operand's data for one step, in the line order of global memory: [own][k] if `by_own`, else [k][own]. The pitch
+// aligns fragments to 32 bytes and places eight lines of a fragment in different banks.
 template <bool by_own>
 struct Slab {
   static constexpr int kLines = by_own ? kHalfTile : kStep, kWidth = by_own ? kStep : kHalfTile;
   static constexpr int kPitch = kWidth + kPack, kHalves = kLines * kPitch;
   static constexpr int kOfLine = kWidth / kPack, kApart = static_cast<int>(kThreads) / kOfLine;
-  static constexpr int kOfThread = kLines / kApart;  // packs, kApart lines from each other
+  static constexpr int kOfThread = kLines / kApart;  // packs, in lines kApart apart
   static __device__ constexpr int at(int own, int k) { return by_own ? own * kPitch + k : k * kPitch + own; }
 };
 
-// The packs of one thread of an operand, step by step.
+// Loads the packs of an operand that belong to one thread, step by step.
 template <class T, bool by_own>
 class Reader {
   using Of = Slab<by_own>;
@@ -191,7 +190,7 @@ class Reader {
   __device__ Reader(const T* source, int64_t ld, int64_t own, int64_t own_end) {
     wide_ = reinterpret_cast<uintptr_t>(source) % kWideBytes == 0 && ld % kPack == 0;
     if constexpr (by_own) {
-      // Lines behind the last are read as the last: their products are not stored.
+      // Lines past the end are replaced by the last line: their products are not stored.
       for (int i = 0; i < Of::kOfThread; ++i) {
         const int64_t own_line = own + line() + i * Of::kApart;
         next_[i] = source + (own_line < own_end ? own_line : own_end - 1) * ld + column();
@@ -205,8 +204,9 @@ class Reader {
     }
   }
 
-  // `left`: what there is of k from this step on. Packs that lie whole in memory are on their way behind it, the
-  // others are read by put: few, and registers for their elements would be missed elsewhere.
+  // `left`: remaining values of k, including this step. Whole packs are loaded into registers, overlapping with the
+  // products of the current step. put() reads the few others, because registers for their elements would be needed
+  // elsewhere.
   __device__ void fetch(int64_t left) {
 #pragma unroll
     for (int i = 0; i < Of::kOfThread; ++i) {
@@ -231,7 +231,7 @@ class Reader {
  private:
   static __device__ int line() { return static_cast<int>(threadIdx.x) / Of::kOfLine; }
   static __device__ int column() { return static_cast<int>(threadIdx.x) % Of::kOfLine * kPack; }
-  // Elements of pack i that there are; behind them are zeros.
+  // Number of valid elements of pack i; the others are zeros.
   __device__ int count_of(int i, int64_t left) const {
     const int most = left < kStep ? static_cast<int>(left) : kStep;
     if (by_own) return most - column();
@@ -246,7 +246,7 @@ class Reader {
   bool wide_;
 };
 
-// Of a warp: one row of its fragments, before it goes to memory.
+// One row of a warp's fragments, before it is stored to memory.
 constexpr int kPatchPitch = kAcross * kSide + 4;
 
 template <class C, int count>
@@ -306,7 +306,7 @@ __device__ void half_tile(const int64_t* arguments, const GroupedShape& shape, c
   T* stage = room;
   for (int64_t left = p.k; left > 0; left -= kStep) {
     a.put(stage, left), b.put(stage + A::kHalves, left);
-    __syncthreads();  // the stage is full, and nobody reads the other one any more
+    __syncthreads();  // the stage is full, and the other stage is no longer read
     if (left > kStep) a.fetch(left - kStep), b.fetch(left - kStep);
     const auto* const slab_a = reinterpret_cast<const Native*>(stage);
     const Native* const slab_b = slab_a + A::kHalves;
@@ -326,9 +326,9 @@ __device__ void half_tile(const int64_t* arguments, const GroupedShape& shape, c
     }
     stage = stage == room ? room + kStage : room;
   }
-  __syncthreads();  // before patches lie where the stages were
+  __syncthreads();  // before patches overwrite the stages
   if (outside) return;
-  // Read again: during the steps registers are scarce.
+  // Reads the arguments again, because registers are scarce during the steps.
   const Problem<T> to = problem_of<T, op>(arguments, shape, place.group);
   float* const patch = reinterpret_cast<float*>(room) + warp * kPatch;
 #pragma unroll
@@ -342,11 +342,11 @@ __device__ void half_tile(const int64_t* arguments, const GroupedShape& shape, c
     } else {
       store_patch<T>(to, m + row + i * kSide, n + column, patch);
     }
-    __syncwarp();  // before the next row takes its place
+    __syncwarp();  // before the next row overwrites the patch
   }
 }
 
-// At most 128 registers a thread: two blocks a processor.
+// At most 128 registers per thread, so that an SM can run two blocks.
 template <class T, GroupedOp op>
 __global__ void __launch_bounds__(kThreads, 2) product_kernel(const int64_t* arguments, GroupedShape shape) {
   const Place place = find_place<op>(arguments, shape, kTile<T>);
@@ -360,7 +360,7 @@ __global__ void __launch_bounds__(kThreads, 2) product_kernel(const int64_t* arg
 
 template <class T, GroupedOp op>
 void launch_product(const int64_t* arguments, const GroupedShape& s, CUstream_st* stream) {
-  constexpr int64_t kBeside = kTile<T> - 1;  // rows that a group's last tile may lack
+  constexpr int64_t kBeside = kTile<T> - 1;  // maximum number of missing rows in a group's last tile
   const int64_t high = op == GroupedOp::weight_gradient ? s.groups * tiles(s.out, kTile<T>)
                                                         : (s.rows + kBeside * std::min(s.groups, s.rows)) / kTile<T>;
   const int64_t blocks = high * tiles(result_columns(op, s), kTile<T>);

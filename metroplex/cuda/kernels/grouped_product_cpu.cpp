@@ -1,4 +1,4 @@
-// Threads take the blocks of all groups from one queue, so that they end together however skewed the rows are.
+// Threads take the blocks of all groups from one queue, which balances the load even if row counts are skewed.
 #include "cuda/kernels/grouped_product.h"
 
 #include <ATen/Parallel.h>
@@ -53,7 +53,7 @@ constexpr GroupedChoice kChoices[] = {
     {true, Number::f16, CpuNeeds::nothing, "own tiles, tensor cores"}};
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
-// Whether ONEDNN_MAX_CPU_ISA, where somebody set it, names a set that has one of these.
+// Returns whether ONEDNN_MAX_CPU_ISA, if set, names an instruction set that contains one of these.
 bool onednn_may(std::initializer_list<const char*> parts) {
   const char* const set = std::getenv("ONEDNN_MAX_CPU_ISA");
   const std::string name = set == nullptr ? "" : set;
@@ -64,7 +64,7 @@ bool onednn_may(std::initializer_list<const char*> parts) {
 struct CpuSets {
   bool avx2 = false, avx512 = false, avx512_bf16 = false, amx_bf16 = false, amx_fp16 = false;
   CpuSets() {
-    // What libtorch and oneDNN are held to holds here too.
+    // The limits that libtorch and oneDNN obey apply here too.
     const std::string torch = at::get_cpu_capability();
     avx512 = torch != "DEFAULT" && torch != "AVX2" && __builtin_cpu_supports("avx512f") &&
              __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
@@ -85,7 +85,7 @@ struct CpuSets {
 };
 #endif
 
-// The blocks of the groups, in order; those of a group are of equal size but for the last.
+// The blocks of the groups, in order; all blocks of a group have the same size, except the last.
 struct GroupBlocks {
   GroupedProblem problem;
   int64_t first = 0, m_blocks = 0, m_size = 0;
@@ -122,7 +122,7 @@ std::unique_ptr<char, Free> scratch_of(int64_t bytes) {
       static_cast<char*>(::operator new (static_cast<size_t>(bytes), std::align_val_t{64})));
 }
 
-// What is written for a group of a weight gradient that has no rows, and so no blocks.
+// Writes zeros for a group of a weight gradient that has no rows, and thus no blocks.
 void write_zeros(const GroupedProblem& p, const GroupedShape& s, Number number) {
   const bool half = number == Number::bf16 || number == Number::f16;
   const int64_t bytes = number == Number::f64 ? 8 : half && !s.wide_sum ? 2 : 4;
@@ -134,7 +134,7 @@ void write_zeros(const GroupedProblem& p, const GroupedShape& s, Number number) 
                    });
 }
 
-// How many there are.
+// Returns the number of blocks.
 int64_t set_blocks(std::vector<GroupBlocks>& groups, const GroupedCut& cut) {
   int64_t blocks = 0;
   for (GroupBlocks& of : groups) {
@@ -148,7 +148,7 @@ int64_t set_blocks(std::vector<GroupBlocks>& groups, const GroupedCut& cut) {
   return blocks;
 }
 
-// The queue of all blocks; a thread takes some in a row, so that it knows what comes next.
+// The queue of all blocks. A thread takes several consecutive blocks, so that it can prefetch the next one.
 struct Queue {
   const GroupedCut& cut;
   const std::vector<GroupBlocks>& groups;
@@ -156,7 +156,7 @@ struct Queue {
   std::atomic<int64_t> next{0};
 };
 
-// `group`: of the block before.
+// `group`: group of the previous block.
 GroupedWork work_of(const Queue& queue, int64_t i, size_t& group) {
   while (group + 1 < queue.groups.size() && queue.groups[group + 1].first <= i) ++group;
   const GroupBlocks& of = queue.groups[group];
@@ -246,7 +246,7 @@ void grouped_product_by(const GroupedChoice& choice, const int64_t* arguments, c
   }
   const bool alone = work < 2e6 || at::in_parallel_region();
   const int64_t most = alone ? 1 : at::get_num_threads();
-  // Wide blocks pack their rows less often; narrow ones are enough for all threads. A sum is the same in either.
+  // Wide blocks pack their rows less often; narrow blocks occupy all threads. Both give the same sums.
   GroupedCut cut = choice.cut();
   int64_t blocks = set_blocks(groups, cut);
   for (; blocks < 4 * most && most > 1 && cut.n > 64; blocks = set_blocks(groups, cut)) cut.n /= 2;

@@ -1,5 +1,5 @@
-// One block of one group's product on a CPU, by one thread: what the ways to multiply (grouped_choice.h) have in
-// common. A block's result does not depend on who computes it or on what is computed beside it.
+// One block of one group's product on a CPU, computed by one thread: shared by the implementations in
+// grouped_choice.h. A block's result does not depend on the thread or on other blocks.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,7 @@
 
 namespace metroplex::cuda::kernels {
 
-// c [m, n] = a b or c += a b, with the sum over k. a is [m, k], or [k, m] when `a_by_k`; b is [k, n], or [n, k] when
-// `b_by_n`.
+// c [m, n] = a b or c += a b, summed over k. a is [m, k], or [k, m] if `a_by_k`; b is [k, n], or [n, k] if `b_by_n`.
 struct GroupedProblem {
   const void *a = nullptr, *b = nullptr;
   void* c = nullptr;
@@ -30,7 +29,7 @@ struct GroupedWork {
   GroupedBlock block;
 };
 
-// The element of the right operand that a block begins with; null without a block.
+// First element of the block's right operand; null without a block.
 template <class T>
 const T* first_of_right(const GroupedWork* work) {
   if (work == nullptr) return nullptr;
@@ -38,22 +37,22 @@ const T* first_of_right(const GroupedWork* work) {
   return static_cast<const T*>(p.b) + work->block.n_begin * (p.b_by_n ? p.ldb : 1);
 }
 
-// How a product is cut into blocks; the scratch memory is the caller's, 64-byte aligned.
+// Block size of a product, and the scratch memory per thread, which the caller provides 64-byte aligned.
 struct GroupedCut {
   int64_t m = 0, n = 0;
   int64_t scratch_bytes = 0;
 };
 
-// One block. `next`: what the same thread will do then, of the same operation; may be null.
+// Computes one block. `next`: the next block of the same thread and operation; may be null.
 using GroupedBlockProduct = void (*)(const GroupedWork& work, const GroupedWork* next, char* scratch);
 using GroupedHook = void (*)();
 
-// Memory that comes next, fetched into the second-level cache a few lines at a time beside the work: while one panel
-// is multiplied nothing else asks for memory.
+// Prefetches memory into the L2 cache a few lines at a time during a computation. The product of one panel leaves the
+// memory bandwidth unused.
 class Ahead {
  public:
   Ahead() = default;
-  // rows of `bytes` each, to be fetched in `steps` steps.
+  // Prefetches rows of `bytes` bytes in `steps` steps.
   Ahead(const void* from, int64_t rows, int64_t bytes, int64_t stride, int64_t steps)
       : at_(static_cast<const char*>(from)), bytes_(bytes), stride_(stride), left_(rows * ((bytes + 63) / 64)) {
     a_step_ = left_ / std::max<int64_t>(1, steps) + 1;

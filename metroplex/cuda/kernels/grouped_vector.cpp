@@ -1,5 +1,5 @@
-// Products by the vector units, for AVX-512, AVX2 and what every x86-64 has: panels of the right operand stay in the
-// first-level cache, a copied block of the left one in the second. Half types are widened on the way there.
+// Products by vector units, for AVX-512, AVX2 and the x86-64 baseline. Panels of the right operand stay in the L1
+// cache, a copied block of the left operand in the L2 cache. Half types are widened when they are copied.
 #include "cuda/kernels/grouped_choice.h"
 #include "cuda/kernels/grouped_pack.h"
 
@@ -8,12 +8,12 @@
 namespace metroplex::cuda::kernels {
 namespace {
 
-constexpr int64_t kDepth = 192;  // of k at a time
+constexpr int64_t kDepth = 192;  // values of k per block
 constexpr int64_t kBlockM = 266, kBlockN = 256;
-constexpr int64_t kStep = 32;              // of k between two looks ahead
-constexpr int64_t kLeftRow = kDepth + 16;  // rows a power of two apart would share few lines of the cache
+constexpr int64_t kStep = 32;              // values of k between two prefetch steps
+constexpr int64_t kLeftRow = kDepth + 16;  // rows a power of two apart would map to few cache lines
 
-// How many rows and vectors of columns of the result are in registers at a time, of how many bytes.
+// Number of result rows and column vectors in registers, and bytes per vector.
 struct Avx512 {
   static constexpr int kRows = 14, kVectors = 2, kBytes = 64;
 };
@@ -24,8 +24,8 @@ struct Plain {
   static constexpr int kRows = 6, kVectors = 2, kBytes = 16;
 };
 
-// result [m, n] = or += left times right, with the sum over `depth` of k. left: [m][kLeftRow], or [depth][kBlockM]
-// where it is by_k. right: [depth][ld], or [n][ld] where it is by_n.
+// result [m, n] = or += left times right, summed over `depth` values of k. left: [m][kLeftRow], or [depth][kBlockM]
+// if left_by_k. right: [depth][ld], or [n][ld] if right_by_n.
 template <class A>
 struct Panels {
   const A* left;
@@ -38,10 +38,10 @@ struct Panels {
   bool adds;
   int64_t m, n, depth;
   A* panel;       // scratch: kDepth * kBlockN
-  const A* next;  // the right operand of the call after this one; null when there is none, or it is near already
+  const A* next;  // right operand of the next call; null if there is none or it is already in cache
 };
 
-// to [rows, n] = or += edge [rows][width]. Not inlined: once for all sizes of the inner loop.
+// to [rows, n] = or += edge [rows][width]. Not inlined, so that all sizes of the inner loop share one copy.
 template <class A>
 __attribute__((noinline)) void store_edge(const A* edge, int64_t width, A* to, int64_t ld, int rows, int64_t n,
                                           bool adds) {
@@ -118,7 +118,7 @@ MPX_INLINE void panel_rows(const Panels<A>& p, int64_t column, int64_t columns, 
     inner_columns<A, Set, n, kByK>(p, p.left + row * kRow, p.result + row * p.ld_result + column, columns, ahead); \
   }
   MPX_ROWS(Set::kRows)
-  // The last rows in fewer pieces only where speed is asked for: each size is another loop to compile.
+  // Remaining rows use few sizes except where speed matters, because each size compiles another loop.
   if constexpr (sizeof(A) == sizeof(float) && Set::kBytes > 16) {
     if constexpr (Set::kRows > 8) MPX_ROWS(8)
     MPX_ROWS(4)
@@ -128,7 +128,7 @@ MPX_INLINE void panel_rows(const Panels<A>& p, int64_t column, int64_t columns, 
 #undef MPX_ROWS
 }
 
-// How often a look ahead is taken while `columns` are multiplied.
+// Number of prefetch steps while `columns` are multiplied.
 template <class A, class Set>
 MPX_INLINE int64_t steps_of(const Panels<A>& p, int64_t columns) {
   constexpr int64_t kWidth = Set::kBytes / sizeof(A) * Set::kVectors;
@@ -142,8 +142,9 @@ MPX_INLINE void multiply(Panels<A> p, A* panel, int64_t column, int64_t columns,
   else panel_rows<A, Set, false>(p, column, columns, ahead);
 }
 
-// From an operand that is read across its lines each panel is made when it is wanted, else all of them at once. Ahead
-// lies the next one, or the next all; what lies beyond the operand is fetched at times, but not read.
+// If the right operand is stored by columns, each panel is packed just before its use; otherwise all panels are
+// packed at once. The next panel, or the next set, is prefetched. Prefetches may pass the operand's end, but no
+// element there is read.
 template <class A, class Set>
 MPX_INLINE void panels(const Panels<A>& p) {
   constexpr int64_t kLanes = Set::kBytes / sizeof(A), kWidth = kLanes * Set::kVectors, kSize = sizeof(A);
@@ -171,7 +172,7 @@ MPX_INLINE void panels(const Panels<A>& p) {
 #define MPX_AVX512
 #define MPX_AVX2
 #endif
-// Not templates: the attribute is each one's own.
+// Not templates, because each function has its own target attribute.
 MPX_AVX512 void panels_avx512(const Panels<float>& p) { panels<float, Avx512>(p); }
 MPX_AVX512 void panels_avx512(const Panels<double>& p) { panels<double, Avx512>(p); }
 MPX_AVX2 void panels_avx2(const Panels<float>& p) { panels<float, Avx2>(p); }
@@ -179,7 +180,7 @@ MPX_AVX2 void panels_avx2(const Panels<double>& p) { panels<double, Avx2>(p); }
 void panels_plain(const Panels<float>& p) { panels<float, Plain>(p); }
 void panels_plain(const Panels<double>& p) { panels<double, Plain>(p); }
 
-// out [rows][ld_out] = source [rows][ld], `columns` of each row.
+// Widens `columns` elements of each row: out [rows][ld_out] = source [rows][ld].
 template <class T>
 MPX_INLINE void widen(const T* source, int64_t ld, int64_t rows, int64_t columns, Wide<T>* out, int64_t ld_out) {
   for (int64_t i = 0; i < rows; ++i) {

@@ -1,6 +1,5 @@
-// The elements that kernels read and write. Half types are bits in memory and float in arithmetic: load() and store()
-// are the only places where the two meet, so a kernel is one template for all four types. float and double pass
-// through unchanged.
+// Element types of kernels. Half types are bits in memory and float in arithmetic. load() and store() are the only
+// conversions, so a kernel is one template for all four types. float and double are unchanged.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +19,7 @@ struct F16 {
 template <class T>
 constexpr bool kIsHalf = std::is_same_v<T, Bf16> || std::is_same_v<T, F16>;
 
-// What a kernel over T computes in.
+// Arithmetic type of kernels over T.
 template <class T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
@@ -29,7 +28,7 @@ constexpr MPX_INLINE double load(double x) { return x; }
 constexpr MPX_INLINE float load(Bf16 x) { return bf16_to_float(x.bits); }
 constexpr MPX_INLINE float load(F16 x) { return f16_to_float(x.bits); }
 
-// To the nearest, ties to even.
+// Rounds to nearest, ties to even.
 template <class T>
 constexpr MPX_INLINE T store(Wide<T> x) {
   if constexpr (std::is_same_v<T, Bf16>) {
@@ -47,7 +46,7 @@ constexpr MPX_INLINE T store(Wide<T> x) {
   MACRO(double);                \
   MACRO(Bf16);                  \
   MACRO(F16)
-// Calls MACRO(narrow, wide) for every pair of a tensor in the type of the parameters and one of the residual stream.
+// Calls MACRO(narrow, wide) for each pair of a parameter type and a residual stream type.
 #define MPX_FOR_ELEMENT_PAIRS(MACRO) \
   MACRO(float, float);               \
   MACRO(double, double);             \
@@ -55,7 +54,7 @@ constexpr MPX_INLINE T store(Wide<T> x) {
   MACRO(F16, F16);                   \
   MACRO(Bf16, float);                \
   MACRO(F16, float)
-// Both ways round.
+// The same pairs and their reverse.
 #define MPX_FOR_ELEMENT_CASTS(MACRO) \
   MPX_FOR_ELEMENT_PAIRS(MACRO);      \
   MACRO(float, Bf16);                \

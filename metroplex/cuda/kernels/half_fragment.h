@@ -1,4 +1,4 @@
-// For .cu files: fragments of halves for the tensor cores.
+// For .cu files: fragments of half types for tensor cores.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -9,8 +9,8 @@
 
 namespace metroplex::cuda::kernels {
 
-// wmma::load_matrix_sync from shared memory. Of a bf16 tile nvcc 13 does not see that it lies there, and would read
-// it word by word.
+// wmma::load_matrix_sync from shared memory. nvcc 13 does not detect that a bf16 tile is in shared memory, and would
+// read it word by word.
 template <class Use, int m, int n, int k, class T, class Layout>
 __device__ void load_fragment(nvcuda::wmma::fragment<Use, m, n, k, T, Layout>& to, const T* from, unsigned pitch) {
 #ifndef METROPLEX_KERNELS_ON_HOST

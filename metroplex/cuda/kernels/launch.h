@@ -1,5 +1,5 @@
-// For .cu files: the size of a grid over many elements, the one function by which a kernel is launched, and sums
-// and maxima over the threads of a block of kThreads, the same on every run.
+// For .cu files: grid sizes, the only function that launches kernels, and deterministic sums and maxima over the
+// threads of a block of kThreads.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,17 +11,17 @@
 namespace metroplex::cuda::kernels {
 
 constexpr unsigned kThreads = 256, kWarp = 32, kWarps = kThreads / kWarp;
-constexpr unsigned kAll = 0xFFFFFFFFU;  // lanes of a warp
+constexpr unsigned kAll = 0xFFFFFFFFU;  // mask of all lanes of a warp
 
-// Blocks of kThreads for `n` work items. Kernels stride over what is left: the grid ends at what keeps a large GPU
-// full (132 or 148 processors of 8 blocks), several times over.
+// Returns the number of blocks of kThreads for `n` work items. Kernels use a grid-stride loop: the grid is limited to
+// several times the size that fills a large GPU (132 or 148 SMs with 8 blocks).
 inline unsigned blocks_for(int64_t n) {
   constexpr int64_t kMost = 8192;
   const int64_t blocks = (n + kThreads - 1) / kThreads;
   return static_cast<unsigned>(blocks < kMost ? blocks : kMost);
 }
 
-// What Grid::dynamic_bytes made room for; multiples of 32 bytes begin there.
+// Returns the memory of Grid::dynamic_bytes, aligned to 32 bytes.
 __device__ inline unsigned char* dynamic_shared() {
 #ifdef METROPLEX_KERNELS_ON_HOST
   return kernels_on_host::dynamic_shared();
@@ -33,13 +33,13 @@ __device__ inline unsigned char* dynamic_shared() {
 
 struct Grid {
   dim3 blocks;
-  unsigned threads = kThreads;    // of a block
-  unsigned dynamic_bytes = 0;     // of shared memory, behind what the kernel declares
-  CUstream_st* stream = nullptr;  // its launches run in their order
+  unsigned threads = kThreads;    // per block
+  unsigned dynamic_bytes = 0;     // of shared memory, in addition to the kernel's static one
+  CUstream_st* stream = nullptr;  // launches of a stream run in order
 };
 
-// base::Error("cuda", ...) with the kernel's name when nothing was launched. Errors inside the kernel appear at the
-// next wait.
+// Throws base::Error("cuda", ...) with the kernel's name if the launch fails. Errors inside the kernel appear at the
+// next synchronization.
 template <class... Parameters, class... Arguments>
 void launch_kernel(const char* name, void (*kernel)(Parameters...), const Grid& grid, const Arguments&... arguments) {
   cudaLaunchConfig_t how{};
@@ -60,7 +60,7 @@ struct Add {
     return a + b;
   }
 };
-// A NaN loses, as on the CPU.
+// Ignores NaN, like the CPU version.
 struct Max {
   template <class T>
   __device__ T operator()(T a, T b) const {
@@ -68,19 +68,19 @@ struct Max {
   }
 };
 
-// Every lane of the warp must call it and gets the result, of `lanes` neighbouring ones: a power of two.
+// Reduces over `lanes` adjacent lanes, a power of two. Every lane of the warp must call it and gets the result.
 template <class T, class Op>
 __device__ T warp_reduce(T value, const Op& op, unsigned lanes = kWarp) {
   for (unsigned offset = lanes / 2; offset > 0; offset /= 2) value = op(value, __shfl_xor_sync(kAll, value, offset));
   return value;
 }
 
-// Every thread of the block must call it and gets the result.
+// Reduces over the block. Every thread of the block must call it and gets the result.
 template <class T, class Op>
 __device__ T block_reduce(T value, const Op& op) {
   __shared__ T parts[kWarps];
   value = warp_reduce(value, op);
-  __syncthreads();  // the parts of the call before have been read
+  __syncthreads();  // waits until `parts` of the previous call have been read
   if (threadIdx.x % kWarp == 0) parts[threadIdx.x / kWarp] = value;
   __syncthreads();
   T total = parts[0];
@@ -88,7 +88,6 @@ __device__ T block_reduce(T value, const Op& op) {
   return total;
 }
 
-// Blocks for `rows` rows of one block each; kernels stride over what is left.
 inline unsigned blocks_for_rows(int64_t rows) { return blocks_for(rows * kThreads); }
 
 }  // namespace metroplex::cuda::kernels

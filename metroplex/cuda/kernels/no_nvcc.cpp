@@ -1,5 +1,5 @@
-// Stands in for all .cu files where there is no nvcc: a kernel here is its line of arguments, and those with
-// templates are listed once more below, by the types that they exist for.
+// Replaces all .cu files in builds without nvcc. A kernel here is one line with its arguments; templates are listed
+// again below with their types.
 #include "base/error.h"
 #include "cuda/kernels/accumulate.h"
 #include "cuda/kernels/activation.h"
@@ -131,7 +131,7 @@ MPX_NO_KERNEL(dropout_norm_backward, const NormBackward<In, Out>&, Out*, Wide<In
 
 #undef MPX_NO_KERNEL
 
-// What has the address of a function instantiates it.
+// Taking the address of a function instantiates it.
 using Function = void (*)();
 
 template <class T>

@@ -60,7 +60,6 @@ MPX_INLINE void norm_backward_row(const NormBackward<In, Out, Wide<In>>& p, cons
 
 }  // namespace
 
-// Not templates: the clones are made from these.
 #define MPX_ROWS(Out, In)                                                                                            \
   MPX_HALF_CLONES void norm_forward_rows(const NormForward<In, Out, Wide<In>>& p, const NormShape& s, int64_t begin, \
                                          int64_t end) {                                                              \

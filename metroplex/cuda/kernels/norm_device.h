@@ -1,5 +1,5 @@
-// For .cu files: the rows of a norm, each by a whole thread block of kThreads, for kernels that do more with a row
-// while it is in the cache.
+// For .cu files: the rows of a norm, each processed by a thread block of kThreads, for kernels that process a row
+// further while it is in the cache.
 #pragma once
 
 #include "cuda/kernels/column_sums.h"
@@ -9,12 +9,12 @@
 
 namespace metroplex::cuda::kernels {
 
-// Elements that a thread takes at once where rows and arrays allow it: whole packs of both types.
+// Elements per thread and access if rows and arrays permit it: whole packs of both types.
 template <class In, class Out>
 constexpr int64_t kNormPack = Pack<In>::kCount < Pack<Out>::kCount ? Pack<Out>::kCount : Pack<In>::kCount;
 
-// Thread blocks on a processor at once for which backward's registers leave room: enough loads on their way to keep
-// memory busy, with few sums of columns beyond the registers.
+// Thread blocks per SM that backward's registers allow: enough loads in flight to saturate memory, with few column
+// sums spilled from registers.
 template <int packs, class In, class Out>
 constexpr unsigned kNormBlocks = packs == 4                               ? 2
                                  : packs == 2 && sizeof(In) > sizeof(Out) ? 3
@@ -29,7 +29,7 @@ bool in_packs(const NormBackward<In, Out>& p, const Wide<In>* lines, const NormS
   return s.width % kNormPack<In, Out> == 0 && aligned_for_packs(p.dy, p.x, p.weight, p.add, p.dx, lines);
 }
 
-// The factors of neighbouring columns.
+// Reads the weights of `count` adjacent columns, plus 1 with one_plus.
 template <int64_t count, class T>
 __device__ Elements<T, count> norm_weight(const T* from, const NormShape& s) {
   Elements<T, count> weight;
@@ -40,8 +40,8 @@ __device__ Elements<T, count> norm_weight(const T* from, const NormShape& s) {
   return weight;
 }
 
-// Calls each(i, column) for the columns at which this thread's elements begin, of all threads of the block together:
-// all of a row where `packs` of them are enough for it, and then i tells them apart; else `packs` is 0.
+// Calls each(i, column) for the columns of this thread; together the block's threads cover the row. If `packs` > 0,
+// at most `packs` calls suffice, and i is the index of the call. If `packs` is 0, the loop is unbounded and i is 0.
 template <int64_t count, int packs, class Each>
 __device__ void for_columns(const NormShape& s, const Each& each) {
   if constexpr (packs > 0) {
@@ -55,7 +55,7 @@ __device__ void for_columns(const NormShape& s, const Each& each) {
   }
 }
 
-// This thread's elements of a row: read once, as they are stored, or at each use where packs is 0.
+// This thread's elements of a row: loaded once in their stored type, or at each use if packs is 0.
 template <class T, int64_t count, int packs>
 class RowElements {
  public:
@@ -83,8 +83,8 @@ class RowElements {
   Pack<T> held_[packs > 0 ? packs : 1][kParts];
 };
 
-// Sums over the threads of the block, which all must call it. `turn` changes with each call: values of one lie where
-// nobody reads those of the call before, so one barrier is enough.
+// Sums over the threads of the block, which all must call it. `turn` alternates between two buffers: the values of a
+// call do not overwrite those of the previous call, so one barrier suffices.
 template <class T, int n>
 __device__ void block_sums(T (&sums)[n], unsigned& turn) {
   __shared__ T parts[2][n][kWarps];
@@ -130,9 +130,8 @@ __device__ void norm_forward_row(const NormForward<In, Out>& p, const NormShape&
   }
 }
 
-// Weight gradients of the rows of one thread block, where a column belongs to one thread throughout: its own numbers,
-// or, where packs is 0, in shared memory where they fit and else in the block's line, with dbias null where nobody
-// wants it.
+// Weight gradients of the rows of one thread block. Each column belongs to one thread. Its sums are in registers; if
+// packs is 0, they are in shared memory if they fit, otherwise in the block's line. dbias is null if not required.
 template <class T, int64_t count, int packs>
 struct NormColumns {
   Elements<T, count> dweight[packs], dbias[packs];
@@ -175,7 +174,7 @@ __device__ void norm_backward_row(const NormBackward<In, Out>& p, const NormShap
       each(i, column, gradients.at(i, column).values, centred.values, weight.values);
     });
   };
-  T sums[2] = {0, 0};  // of dy * weight, and of that times (x - mean) * rstd
+  T sums[2] = {0, 0};  // of dy * weight, and of dy * weight * (x - mean) * rstd
   for_elements([&](int i, int64_t column, const T(&dy)[count], const T(&centred)[count], const T(&weight)[count]) {
     T to_dweight[count];
     for (int64_t l = 0; l < count; ++l) {
@@ -201,16 +200,15 @@ __device__ void norm_backward_row(const NormBackward<In, Out>& p, const NormShap
       });
 }
 
-// Where a thread block leaves its weight gradients.
 template <class T>
 struct NormLines {
   T* lines;
-  bool shared;     // sums are made in dynamic shared memory, norm_room_bytes of it
-  bool with_bias;  // dbias is wanted
+  bool shared;     // sums are in dynamic shared memory of norm_room_bytes
+  bool with_bias;  // dbias is required
 };
 
-// Calls each_row(row, columns) for the rows of this thread block, one block a line, and leaves their weight gradients
-// in the line.
+// Calls each_row(row, columns) for the rows of this thread block (one block per line), and writes their weight
+// gradients to the line.
 template <int64_t count, int packs, class T, class Row>
 __device__ void norm_line(const NormLines<T>& to, const NormShape& s, const Row& each_row) {
   T *line = to.lines + int64_t{blockIdx.x} * 2 * s.width, *sums = line;
@@ -241,7 +239,7 @@ __device__ void norm_line(const NormLines<T>& to, const NormShape& s, const Row&
   });
 }
 
-// Calls call.template operator()<count, packs>() for a row of whole packs or one of single elements.
+// Calls call.template operator()<count, packs>() for rows of whole packs or of single elements.
 template <class In, class Out, class Call>
 void with_norm_packs(bool in_packs, const NormShape& s, const Call& call) {
   constexpr int64_t kPack = kNormPack<In, Out>, kOfBlock = kPack * kThreads;
@@ -252,16 +250,15 @@ void with_norm_packs(bool in_packs, const NormShape& s, const Call& call) {
   call.template operator()<kPack, 0>();
 }
 
-// Bytes of shared memory for the sums: none where they do not fit into what every GPU gives without being asked, and
-// where the threads hold them.
+// Bytes of shared memory for the sums: 0 if they exceed the default limit of every GPU, or if registers hold them.
 template <class T>
 unsigned norm_room_bytes(const NormShape& s, bool with_bias, int packs) {
-  constexpr int64_t kMost = 40 * 1024;  // leaves some for block_reduce
+  constexpr int64_t kMost = 40 * 1024;  // leaves space for block_reduce
   const int64_t bytes = (with_bias ? 2 : 1) * s.width * static_cast<int64_t>(sizeof(T));
   return packs == 0 && bytes <= kMost ? static_cast<unsigned>(bytes) : 0;
 }
 
-// dweight and dbias, which may be null, out of the lines.
+// Sums the lines into dweight and dbias; dbias may be null.
 template <class T>
 void sum_norm_lines(const T* lines, T* dweight, T* dbias, const NormShape& s, CUstream_st* stream) {
   sum_lines_cuda<T>({lines, norm_lines(s), 2 * s.width, s.width, {dweight, dbias}}, stream);

@@ -1,4 +1,4 @@
-// The rows of a norm on the CPU, for kernels that do more with a row while it is in the cache.
+// The rows of a norm on the CPU, for kernels that process a row further while it is in the cache.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,8 @@ NormBackward<In, Out, Wide<In>> widened(const NormBackward<In, Out>& p, const Wi
   return {p.dy, p.x, weight.data(), p.mean, p.rstd, p.add, p.dx, p.dweight, p.dbias};
 }
 
-// Rows [begin, end) of norm_forward, and of norm_backward: adds their weight gradients to dweight and dbias [width].
+// Process rows [begin, end) of norm_forward and norm_backward. The latter adds weight gradients to dweight and dbias
+// [width].
 #define MPX_ROWS(Out, In)                                                                                           \
   void norm_forward_rows(const NormForward<In, Out, Wide<In>>& p, const NormShape& s, int64_t begin, int64_t end);  \
   void norm_backward_rows(const NormBackward<In, Out, Wide<In>>& p, const NormShape& s, int64_t begin, int64_t end, \
@@ -27,7 +28,7 @@ NormBackward<In, Out, Wide<In>> widened(const NormBackward<In, Out>& p, const Wi
 MPX_FOR_ELEMENT_PAIRS(MPX_ROWS);
 #undef MPX_ROWS
 
-// Weight gradients of each block of rows, and their sum in the order of the blocks.
+// Weight gradients of each block of rows, and their sum in block order.
 template <class T>
 class NormBlocks {
  public:

@@ -1,14 +1,15 @@
-// How an array of numbers is stored, and the conversion of single ones: bf16 and fp16 are kept as their bits. Without
-// branches, so that loops over them become vector code; constexpr, so that the device has the same. The builtin and
-// not std::bit_cast, which is not inlined into code under another #pragma GCC optimize. A GPU has instructions for
-// them, with the same bits but for the payload of a NaN: as integers they cost more than what memory leaves time for.
+// Storage types of arrays of numbers, and conversions of single numbers; bf16 and fp16 are stored as bits. The
+// conversions have no branches, so that loops vectorize, and are constexpr, so that device code can use them. They
+// use the builtin instead of std::bit_cast, which is not inlined into code under another #pragma GCC optimize.
+// A GPU uses conversion instructions, with the same bits except the payload of a NaN. The integer versions would make
+// kernels slower than the memory bandwidth permits.
 #pragma once
 
 #include <cstdint>
 #include <type_traits>
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-// Inside a constexpr function: what the instruction makes of `from`.
+// Inside a constexpr function: returns the instruction's result for `from`.
 #define MPX_CONVERTED(instruction, To, to, from, x)         \
   if (!std::is_constant_evaluated()) {                      \
     To result;                                              \
@@ -30,7 +31,8 @@ constexpr Number kNumberOf = sizeof(T) == 8 ? Number::f64 : Number::f32;
 
 constexpr uint32_t kFloatInfinity = 0x7F800000, kFloatSign = 0x80000000;  // bits
 
-// yes where a < b, for a and b from 0 on. Compilers make branches of ?: and of comparisons, and then no vectors.
+// Returns `yes` if a < b, else `no`, for a and b below 2^31. Compilers turn ?: and comparisons into branches, which
+// prevents vectorization.
 constexpr MPX_INLINE uint32_t if_less(uint32_t a, uint32_t b, uint32_t yes, uint32_t no) {
   const auto mask = static_cast<uint32_t>(static_cast<int32_t>(a - b) >> 31);
   return (yes & mask) | (no & ~mask);
@@ -43,13 +45,14 @@ constexpr MPX_INLINE float bf16_to_float(uint16_t bits) {
   return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16);
 }
 
-// To the nearest, ties to even.
+// Rounds to nearest, ties to even.
 constexpr MPX_INLINE uint16_t float_to_bf16(float x) {
   MPX_CONVERTED("cvt.rn.bf16.f32", uint16_t, "h", "f", x)
   const uint32_t bits = __builtin_bit_cast(uint32_t, x), rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
   return static_cast<uint16_t>(if_nan(bits, 0x7FC0, rounded));
 }
-// Up in magnitude with the probability of what would be cut off. `noise`: 16 random bits. A bf16 value stays itself.
+// Rounds stochastically: up in magnitude with the probability of the truncated fraction. `noise`: 16 random bits. A
+// bf16 value is unchanged.
 constexpr MPX_INLINE uint16_t float_to_bf16(float x, uint32_t noise) {
   const uint32_t bits = __builtin_bit_cast(uint32_t, x);
   return static_cast<uint16_t>(if_nan(bits, 0x7FC0, (bits + noise) >> 16));
@@ -66,11 +69,11 @@ constexpr MPX_INLINE float f16_to_float(uint16_t half) {
   return __builtin_bit_cast(float, bits | (half & 0x8000U) << 16);
 }
 
-// To the nearest, ties to even; from 65520 on infinity.
+// Rounds to nearest, ties to even; infinity from 65520 on.
 constexpr MPX_INLINE uint16_t float_to_f16(float x) {
   MPX_CONVERTED("cvt.rn.f16.f32", uint16_t, "h", "f", x)
   const uint32_t bits = __builtin_bit_cast(uint32_t, x), magnitude = bits & ~kFloatSign;
-  // Below 2^-14 the addition of 0.5 leaves the rounded multiple of 2^-24 in the low bits.
+  // Below 2^-14, adding 0.5 leaves the rounded multiple of 2^-24 in the low bits.
   const uint32_t tiny = __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, magnitude) + 0.5F) - 0x3F000000U;
   const uint32_t normal = (magnitude - ((127U - 15U) << 23) + 0xFFF + ((magnitude >> 13) & 1)) >> 13;
   const uint32_t finite = if_less(magnitude, 113U << 23, tiny, normal);
@@ -78,9 +81,9 @@ constexpr MPX_INLINE uint16_t float_to_f16(float x) {
   return static_cast<uint16_t>(if_nan(bits, 0x7E00, result) | (bits & kFloatSign) >> 16);
 }
 
-// An fp32 value in two halves: a bf16 parameter, which is the value rounded to nearest with ties away from zero (ties
-// to even have no exact way back: an even bf16 would stand for 65537 values), and its low 16 bits. Exact both ways;
-// only NaNs lose their payload.
+// An fp32 value as two 16-bit halves: a bf16 parameter and the low 16 bits. The parameter is rounded to nearest, ties
+// away from zero. Ties to even would not be invertible: an even bf16 would represent 65537 values. The conversion is
+// exact both ways; only NaNs lose their payload.
 struct SplitFloat {
   uint16_t param, remainder;
 };
@@ -93,8 +96,8 @@ constexpr MPX_INLINE float join_float(uint16_t param, uint16_t remainder) {
   return __builtin_bit_cast(float, (static_cast<uint32_t>(param) << 16) + low);
 }
 
-// 32 random bits for an element: a function of where it is, not of a stream. `key` is mixed_key of what names the
-// parameter and the step. (The finaliser of C. Wellons' hash prospector, "lowbias32".)
+// 32 random bits of an element as a function of its position, without a random stream. `key` is mixed_key() of the
+// parameter's and the step's key. (The finalizer of C. Wellons' hash prospector, "lowbias32".)
 constexpr uint32_t mixed_key(uint64_t key) {
   key += 0x9E3779B97F4A7C15;  // splitmix64
   key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9;

@@ -1,5 +1,5 @@
-// What an optimizer does to one element, for the loops of the CPU and the threads of a GPU; and which ways of storing
-// things go together.
+// The optimizer update of one element, shared by CPU loops and GPU threads, and the valid combinations of storage
+// types.
 #pragma once
 
 #include <cmath>
@@ -9,14 +9,14 @@
 
 namespace metroplex::cuda::kernels {
 
-// Not std::sqrt: its wrapper hides the instruction from the vectoriser.
+// Not std::sqrt, whose wrapper prevents vectorization.
 template <class T>
 constexpr MPX_INLINE T square_root(T x) {
   if constexpr (sizeof(T) == sizeof(float)) return ::sqrtf(x);
   return ::sqrt(x);
 }
 
-// Each update is called as update(g, p, m, v); kMoments says how many of m and v it reads and writes.
+// An update is called as update(g, p, m, v); kMoments is the number of moments (m, v) that it reads and writes.
 template <class T>
 struct AdamUpdate {
   using Scalar = T;
@@ -87,7 +87,7 @@ struct LionUpdate {
   }
 };
 
-// Our own mistakes: storage that does not go together.
+// Asserts valid combinations of storage types; a violation is an internal bug.
 inline void check_range(const OptimizerRange& r, int num_moments) {
   const bool wide = r.remainder == nullptr && r.main_number == Number::f64;
   MPX_ASSERT(r.n >= 0, "a range of ", r.n, " elements");
@@ -110,7 +110,7 @@ inline void check_range(const OptimizerRange& r, int num_moments) {
   }
 }
 
-// Calls run.template operator()<Update>() with the update in the type that the range computes in.
+// Calls run.template operator()<Update>() with the update in the arithmetic type of the range.
 template <class Run>
 void with_update(const OptimizerRange& range, const AdamHyper&, const Run& run) {
   check_range(range, 2);

@@ -32,7 +32,7 @@ __device__ void load_main(const OptimizerRange& r, int64_t i, T* to) {
   load_stored<count>(r.main, r.main_number, i, to);
 }
 
-// 16 random bits for each element; not `stochastic`: to the nearest.
+// 16 random bits per element; if not `stochastic`, rounds to nearest.
 template <int64_t count>
 struct Noise {
   bool stochastic;
@@ -68,7 +68,7 @@ __device__ void store_param(const OptimizerRange& r, int64_t i, const float* x) 
   write_stored<count>(static_cast<uint16_t*>(r.param) + i, halves);
 }
 
-// Rounds x where the main parameter is rounded.
+// Stores the main parameter, and rounds x to the stored value.
 template <int64_t count, class T>
 __device__ void store_main(const OptimizerRange& r, int64_t i, T* x, uint32_t key) {
   if constexpr (sizeof(T) == sizeof(double)) {
@@ -100,7 +100,7 @@ struct NoiseKeys {
   uint32_t moments, main;
 };
 
-// Elements i to i + count, which are `inside` or not. With count 1 and block8 all threads of a block take part.
+// Updates elements [i, i + count), if `inside`. With count 1 and block8, all threads of a block must call it.
 template <int64_t count, class Update>
 __device__ void step_elements(const OptimizerRange& r, const Update& update, const NoiseKeys& keys, int64_t i,
                               bool inside) {
@@ -119,17 +119,17 @@ __device__ void step_elements(const OptimizerRange& r, const Update& update, con
     const uint32_t word = r.stochastic ? position_noise(keys.moments, r.noise_start + i + l) : 0;
     low.bits[l] = word & 0xFFFF, high.bits[l] = word >> 16;
   }
-  // A scale is stored when all threads have read it: block_max lies between.
+  // A scale is stored after all threads have read it, because block_max synchronizes.
   if constexpr (Update::kMoments > 0) store_moment<count, true>(r.first, i, inside, m, low);
   if constexpr (Update::kMoments > 1) store_moment<count, false>(r.second, i, inside, v, high);
 }
 
-// Blocks of kThreads threads, those of a range behind those of the range before.
+// Thread blocks of all ranges in one launch, in range order.
 struct RangeTable {
   OptimizerRange ranges[kRangesOfLaunch];
   const GroupRates* rates[kRangesOfLaunch];
-  int64_t first[kRangesOfLaunch + 1];  // block of each; behind the last one, their number
-  bool packs[kRangesOfLaunch];         // a thread takes kAtOnce elements, else one
+  int64_t first[kRangesOfLaunch + 1];  // first block of each range, then the number of blocks
+  bool packs[kRangesOfLaunch];         // kAtOnce elements per thread, else one
   int count;
 };
 static_assert(sizeof(RangeTable) <= 4000, "the arguments of a launch take 4096 bytes at most");
@@ -165,7 +165,7 @@ bool takes_packs(const OptimizerRange& r) {
 
 bool is_wide(const OptimizerRange& r) { return r.remainder == nullptr && r.main_number == Number::f64; }
 
-// The table of the ranges from `begin` on that go into one launch; `begin` becomes the first behind them.
+// Returns the table of one launch for the ranges from `begin` on; advances `begin` past them.
 RangeTable next_table(const std::vector<RatedRange>& ranges, size_t& begin) {
   RangeTable table{};
   const bool wide = is_wide(ranges[begin].range);
@@ -186,7 +186,7 @@ RangeTable next_table(const std::vector<RatedRange>& ranges, size_t& begin) {
 template <class Hyper>
 void launch(const std::vector<RatedRange>& ranges, const Hyper& hyper, const StepValues* values, CUstream_st* stream,
             const char* name) {
-  for (const RatedRange& of : ranges) with_update(of.range, hyper, [&]<class Update>() {});  // checks it
+  for (const RatedRange& of : ranges) with_update(of.range, hyper, [&]<class Update>() {});  // checks storage types
   for (size_t i = 0; i < ranges.size();) {
     const RangeTable table = next_table(ranges, i);
     if (table.count == 0) continue;

@@ -5,10 +5,10 @@
 #include "cuda/kernels/optimizer_math.h"
 #include "cuda/kernels/optimizer_tile.h"
 
-// Without contraction an element's result is the same in a vector and in the rest of a loop, and on every CPU.
+// Without contraction, an element's result is the same in the vectorized loop, in its remainder, and on every CPU.
 #pragma GCC optimize("O3,no-math-errno,no-trapping-math,fp-contract=off")
 
-// Without errno, which the pragma does not take from templates, they are vector instructions.
+// The const attribute removes errno, which the pragma does not do in templates, so that the calls vectorize.
 extern "C" float sqrtf(float) noexcept __attribute__((const));
 extern "C" double sqrt(double) noexcept __attribute__((const));
 
@@ -23,7 +23,7 @@ struct Buffers {
   alignas(64) uint32_t noise[kTile];
 };
 
-// Elements [at, at + n) as T: in place, or decoded into `buffer`.
+// Returns elements [at, at + n) as T: in place, or decoded into `buffer`.
 template <class T>
 MPX_INLINE T* opened(const void* data, Number number, int64_t at, int64_t n, T* buffer) {
   if (number == kNumberOf<T>) return static_cast<T*>(const_cast<void*>(data)) + at;
@@ -120,7 +120,6 @@ MPX_INLINE void update_tiles(const OptimizerRange& r, const Update& update, int6
   }
 }
 
-// Not templates: the clones are made from these.
 #define MPX_STEP(...)                                                                                  \
   MPX_HALF_CLONES void run(const OptimizerRange& r, const __VA_ARGS__& update, int64_t b, int64_t e) { \
     update_tiles<__VA_ARGS__::Scalar>(r, update, b, e);                                                \

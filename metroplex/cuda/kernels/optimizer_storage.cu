@@ -12,7 +12,6 @@ __global__ void __launch_bounds__(kThreads) encode_kernel(const float* values, i
   }
 }
 
-// Calls body(i) for every i below n.
 template <class Body>
 __global__ void __launch_bounds__(kThreads) for_each_kernel(int64_t n, Body body) {
   const int64_t stride = int64_t{gridDim.x} * blockDim.x;

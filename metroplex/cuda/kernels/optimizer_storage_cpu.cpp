@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kGrain = 64;  // tiles
 
-// work(tile, first element, elements)
+// Calls work(tile, first element, elements).
 template <class Work>
 void for_tiles(int64_t n, const Work& work) {
   at::parallel_for(0, block8_scales(n), kGrain, [&](int64_t begin, int64_t end) {

@@ -11,18 +11,18 @@ __device__ void add(GradientSums& to, const GradientSums& from) {
   to.num_zeros += from.num_zeros;
 }
 
-// Over the thread block, for every thread.
+// Sums over the thread block; every thread gets the result.
 __device__ GradientSums block_sum(const GradientSums& mine) {
   return {block_reduce(mine.sum_of_squares, Add()), block_reduce(mine.num_nonfinite, Add()),
           block_reduce(mine.num_zeros, Add())};
 }
 
-// Blocks of kSumsBlock elements, those of a range behind those of the range before.
+// Blocks of kSumsBlock elements of all ranges, in range order.
 constexpr int kSumsOfLaunch = 96;
 struct SumsTable {
   GradientRange ranges[kSumsOfLaunch];
-  int64_t first[kSumsOfLaunch + 1];  // block of each; behind the last one, their number
-  bool packs[kSumsOfLaunch];         // a thread takes kAtOnce elements, else one
+  int64_t first[kSumsOfLaunch + 1];  // first block of each range, then the number of blocks
+  bool packs[kSumsOfLaunch];         // kAtOnce elements per thread, else one
   int count;
 };
 static_assert(sizeof(SumsTable) <= 4000, "the arguments of a launch take 4096 bytes at most");

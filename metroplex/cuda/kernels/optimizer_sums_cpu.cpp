@@ -20,9 +20,9 @@ MPX_INLINE double square(T x) {
   return static_cast<double>(x) * static_cast<double>(x);
 }
 
-// Element i goes to lane i % kLanes; in the last tile of a block, what does not fill all lanes goes to lane 0. A full
-// tile is written out in vectors: whether the compiler keeps the lanes in registers changes with what stands around
-// it.
+// Element i is added to lane i % kLanes. In the last tile of a block, elements that do not fill all lanes are added
+// to lane 0. A full tile uses explicit vectors, because the compiler keeps the lanes in registers only in some
+// contexts.
 template <class T>
 MPX_INLINE void add_tile(const T* __restrict x, int64_t n, double* __restrict lanes) {
   typedef double Lanes __attribute__((vector_size(kLanes * sizeof(double))));
@@ -62,8 +62,8 @@ MPX_INLINE void each_tile(int64_t begin, int64_t end, const Work& work) {
   for (int64_t at = begin; at < end; at += kTile) work(at, std::min(kTile, end - at));
 }
 
-// Calls work(elements, count) tile by tile, in a loop for each type: one loop for all keeps the sums out of
-// registers.
+// Calls work(elements, count) tile by tile, with a separate loop for each type. A common loop would keep the sums out
+// of registers.
 template <class Work>
 MPX_INLINE void for_tiles(const void* grad, Number number, int64_t begin, int64_t end, const Work& work) {
   if (number == Number::f64) {
@@ -95,7 +95,7 @@ MPX_HALF_CLONES void sum_block(const void* grad, Number number, int64_t begin, i
   for (const double lane : lanes) out.sum_of_squares += lane;
 }
 
-// Only where the sum is not finite.
+// Runs only if the sum is not finite.
 int64_t count_nonfinite(const void* grad, Number number, int64_t begin, int64_t end) {
   int64_t count = 0;
   for_tiles(grad, number, begin, end, [&](const auto* x, int64_t n) {

@@ -1,5 +1,5 @@
-// For CPU kernels: a tile is the 256 elements of one block of block8. Arrays stored in the type of the arithmetic are
-// worked on where they lie, others through a buffer that stays in the first cache.
+// For CPU kernels: a tile is the 256 elements of one block of block8. Arrays in the arithmetic type are updated in
+// place; other types are converted through a buffer in the L1 cache.
 #pragma once
 
 #include "cuda/kernels/block8.h"
@@ -8,8 +8,7 @@ namespace metroplex::cuda::kernels {
 
 constexpr int64_t kTile = kBlock8;
 
-// 16 random bits for each of n elements lie in the low (first moments) or high half of words[i]; null: to the
-// nearest.
+// The low half (first moments) or high half of words[i] has 16 random bits for element i; null: rounds to nearest.
 using NoiseWords = const uint32_t*;
 
 void bf16_to_floats(const uint16_t* from, int64_t n, float* to);
@@ -21,7 +20,7 @@ void floats_to_f16(const float* from, int64_t n, uint16_t* to);
 void split_tile(const float* from, int64_t n, uint16_t* param, uint16_t* remainder);
 void join_tile(const uint16_t* param, const uint16_t* remainder, int64_t n, float* to);
 
-// n <= kTile. What encode returns is the scale.
+// Require n <= kTile. encode_block8() returns the scale.
 void decode_block8(const uint8_t* codes, float scale, int64_t n, bool is_signed, float* to);
 float encode_block8(const float* from, int64_t n, bool is_signed, NoiseWords noise, uint8_t* codes);
 

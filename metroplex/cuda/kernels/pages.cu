@@ -1,4 +1,5 @@
-// One block takes and gives; rows are copied by a block each, in the widest pieces that all addresses allow.
+// One thread block allocates and frees pages. Each block copies a row, in 16-byte accesses if all addresses permit
+// it, else in 2-byte accesses.
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/pages.h"
 #include "cuda/kernels/wide_access.h"

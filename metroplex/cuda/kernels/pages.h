@@ -1,17 +1,18 @@
-// Pages of a pool for rows whose number only the device knows: taken where the counts are, given back, taken again.
-// The numbers of free pages are two stacks on the device, of pages in its own memory and of those in the host's,
-// which are taken when the others are gone. No size reaches the host, and a replay takes pages as the first run did.
+// Pages of a pool for rows whose number is only on the device. Pages are allocated, freed and reused on the device.
+// The numbers of free pages are in two stacks on the device: one for pages in device memory, one for pages in host
+// memory, which are used when the device's are exhausted. No size is copied to the host, and a replay allocates pages
+// as the first run did.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
-struct CUstream_st;  // what cudaStream_t points to
+struct CUstream_st;
 
 namespace metroplex::cuda::kernels {
 
 struct PageShape {
-  int64_t device_pages = 0, host_pages = 0;  // of the pool; numbers [0, device_pages), then those of the host
+  int64_t device_pages = 0, host_pages = 0;  // pages are numbered [0, device_pages), then host pages
   int64_t page_rows = 1;
   constexpr int64_t pages() const { return device_pages + host_pages; }
   constexpr int64_t pages_of(int64_t rows) const { return (rows + page_rows - 1) / page_rows; }
@@ -19,25 +20,24 @@ struct PageShape {
 
 // The state of a pool: [kPageWords + pages] int32. All zeros: every page is free.
 enum PageWord {
-  kTakenPages,      // of the device's
-  kTakenHostPages,  // of the host's
-  kWantedPages,     // by all leases that have not been given back, with pages or without
-  kMostWanted,      // of that, since all was 0
-  kShortLayer,      // who found too few first: PageTake::layer, from 1. 0: nobody
-  kPageWords  // then the stacks. What lies at place i of a stack, plus i, is a number: zeros are ascending numbers
+  kTakenPages,      // device pages in use
+  kTakenHostPages,  // host pages in use
+  kWantedPages,     // pages requested by all active leases, including failed ones
+  kMostWanted,      // maximum of kWantedPages since all words were 0
+  kShortLayer,      // first layer with too few pages: PageTake::layer, from 1; 0: none
+  kPageWords        // the stacks follow. Entry i of a stack plus i is a page number, so zeros are ascending numbers
 };
 
-// What a take got: [lease_words] int32, then the numbers of its pages, those of the host last.
+// A lease: [lease_words] int32, then its page numbers, those of host pages last.
 enum LeaseWord {
-  kLeaseRows,    // that have pages: all that came, or none
-  kLeaseWanted,  // pages
-  kLeaseOnHost,  // of its pages
+  kLeaseRows,    // rows with pages: all requested rows, or 0
+  kLeaseWanted,  // requested pages
+  kLeaseOnHost,  // pages in host memory
   kLeaseWords
 };
 constexpr int64_t lease_words(int64_t rows, const PageShape& shape) { return kLeaseWords + shape.pages_of(rows); }
 
-// Takes pages for the sum of `counts`, at most for `rows`. Where too few are free none is taken, and `flag` is
-// raised.
+// Allocates pages for the sum of `counts`, at most `rows`. If too few are free, it allocates none and sets `flag`.
 struct PageTake {
   const int64_t* counts = nullptr;  // [groups]
   int64_t groups = 0, rows = 0;
@@ -45,14 +45,14 @@ struct PageTake {
   int32_t *state = nullptr, *lease = nullptr, *flag = nullptr;
 };
 void take_pages(const PageTake& take, const PageShape& shape);
-// Gives them back. What the lease says stays, so that a replay may give it back again.
+// Frees the pages. The lease is unchanged, so that a replay can free it again.
 void give_pages(const int32_t* lease, int32_t* state, const PageShape& shape);
 
-// Rows of `width` bytes, the leased ones of [rows, width]. A page has `page_bytes`, and in it page_rows of these rows
-// from `offset` on. All are multiples of 2, and every pointer is.
+// The leased rows of a buffer [rows, width], `width` in bytes. A page has `page_bytes` bytes and contains page_rows
+// of these rows from `offset` on. All numbers and pointers are multiples of 2.
 struct PagedRows {
   const int32_t* lease = nullptr;
-  unsigned char *device = nullptr, *host = nullptr;  // pages; of the host: from number device_pages on
+  unsigned char *device = nullptr, *host = nullptr;  // pages; host pages start at number device_pages
   int64_t rows = 0, width = 0, offset = 0, page_bytes = 0;
   constexpr int64_t leased() const { return lease[kLeaseRows]; }
   constexpr unsigned char* at(int64_t row, const PageShape& shape) const {
@@ -63,19 +63,19 @@ struct PagedRows {
   }
 };
 void rows_to_pages(const void* from, const PagedRows& pages, const PageShape& shape);
-// Rows behind the leased ones are not written.
+// Rows after the leased ones are not written.
 void rows_from_pages(const PagedRows& pages, void* to, const PageShape& shape);
 
-// The same on a GPU, enqueued on `stream`; all pointers are of the device, or of pinned memory. base::Error("cuda",
-// ...) when nothing was launched.
+// GPU versions, enqueued on `stream`; all pointers are device pointers or pinned memory. Throw base::Error("cuda",
+// ...) if the launch fails.
 void take_pages_cuda(const PageTake& take, const PageShape& shape, CUstream_st* stream);
 void give_pages_cuda(const int32_t* lease, int32_t* state, const PageShape& shape, CUstream_st* stream);
 void rows_to_pages_cuda(const void* from, const PagedRows& pages, const PageShape& shape, CUstream_st* stream);
 void rows_from_pages_cuda(const PagedRows& pages, void* to, const PageShape& shape, CUstream_st* stream);
 
-// The parts of both: what one thread does for itself.
+// The work of one thread, for both versions.
 
-// Rows to take pages for, and how many pages of which memory there are for them.
+// Rows to allocate pages for, and the available pages of each memory.
 struct PagesTaken {
   int32_t rows = 0, wanted = 0, on_device = 0, on_host = 0;
 };
@@ -92,7 +92,7 @@ constexpr PagesTaken pages_to_take(const PageTake& take, const PageShape& shape)
   taken.on_device = static_cast<int32_t>(on_device), taken.on_host = static_cast<int32_t>(on_host);
   return taken;
 }
-// Where the stacks keep page `i` of a lease, with `taken` pages of the device and `on_host` of the host in front.
+// Stack entry of page `i` of a lease, if `taken` device pages and `taken_on_host` host pages were in use before.
 constexpr int64_t place_of_page(int64_t i, int64_t on_device, int64_t taken, int64_t taken_on_host,
                                 const PageShape& shape) {
   return i < on_device ? taken + i : shape.device_pages + taken_on_host + i - on_device;

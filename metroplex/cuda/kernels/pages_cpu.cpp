@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kTaskBytes = 1 << 18;
 
-// body(first row, rows) of the leased rows that share a page.
+// Calls body(first row, rows) for the leased rows of each page.
 template <class Body>
 void each_page(const PagedRows& pages, const PageShape& shape, const Body& body) {
   const int64_t rows = pages.leased(), page_bytes = shape.page_rows * pages.width;

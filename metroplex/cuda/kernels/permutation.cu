@@ -7,9 +7,10 @@ namespace {
 
 constexpr int64_t kTile = 1024, kMostExperts = 1024;
 
-// Assignments in tiles, one a block of threads; a warp takes a stretch of its tile. Three passes: what each tile has
-// of each expert, the rows before it (a sum over tiles), and the places. Between them the counts of a tile lie in its
-// part of plan.rows, which the last pass overwrites; the last tile, up to twice as long, has room for them too.
+// Assignments are split into tiles, one per thread block, and tiles into one stretch per warp. There are three
+// passes: count each tile's assignments per expert, sum the counts of previous tiles, and compute the rows. Between
+// the passes, a tile's counts are stored in its range of plan.rows, which the last pass overwrites. The last tile has
+// up to twice the size, so its counts fit too.
 struct Tiles {
   int64_t size, count;
 };
@@ -28,7 +29,7 @@ __device__ Stretch stretch_of(const PermutationShape& s, const Tiles& tiles, uns
   return {begin < last ? begin : last, begin + length < last ? begin + length : last};
 }
 
-// The expert of an assignment among those that get rows here, or -1.
+// Returns the local index of an assignment's expert, or -1 if it gets no row.
 __device__ int expert_of(const int64_t* experts, int64_t a, const Stretch& stretch, const PermutationShape& s) {
   if (a >= stretch.end) return -1;
   const int64_t e = experts[a] - s.first;
@@ -40,7 +41,7 @@ __global__ void __launch_bounds__(kThreads) fill_kernel(int64_t* x, int64_t valu
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) x[i] = value;
 }
 
-// counts [warps, experts] in shared memory: what each warp's stretch has. All threads see them afterwards.
+// Computes counts [warps, experts] of each warp's stretch in shared memory. All threads can read them on return.
 __device__ void count_stretches(const int64_t* experts, const PermutationShape& s, const Tiles& tiles, int* counts) {
   const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   for (int64_t i = threadIdx.x; i < kWarps * s.num_experts; i += kThreads) counts[i] = 0;
@@ -68,7 +69,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A warp an expert: the counts of tiles become what the tiles before have.
+// One warp per expert: replaces the counts of tiles by the sums over previous tiles.
 __global__ void __launch_bounds__(kThreads) sum_tiles_kernel(PermutationPlan plan, PermutationShape s, Tiles tiles) {
   const unsigned lane = threadIdx.x % kWarp;
   const int64_t e = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp, apart = tiles.size * s.copies;
@@ -93,7 +94,7 @@ __device__ int64_t room_of(const int64_t* counts, int64_t e, int64_t capacity) {
 }
 
 struct Rows {
-  int64_t first, apart;  // of an expert's first copy; from a copy to the next
+  int64_t first, apart;  // first row of an expert's first copy; distance between its copies
 };
 __device__ Rows rows_of(const int64_t* counts, const PermutationShape& s, int64_t e) {
   const int64_t chunk = e / s.chunk * s.chunk;
@@ -107,7 +108,8 @@ __device__ Rows rows_of(const int64_t* counts, const PermutationShape& s, int64_
   return {before * s.copies + inside, step};
 }
 
-// Shared memory: rows [experts], then counts as above, which become the rows before a warp's stretch within its tile.
+// Shared memory: rows [experts], then the counts, which become the number of rows before a warp's stretch in its
+// tile.
 __global__ void __launch_bounds__(kThreads)
     place_kernel(const int64_t* experts, PermutationPlan plan, PermutationShape s, Tiles tiles) {
   Rows* const rows = reinterpret_cast<Rows*>(dynamic_shared());
@@ -125,7 +127,7 @@ __global__ void __launch_bounds__(kThreads)
       sum += count;
     }
   }
-  __syncthreads();  // `before` has been read
+  __syncthreads();  // waits until `before` has been read
   const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const Stretch stretch = stretch_of(s, tiles, warp);
   int* const mine = next + warp * s.num_experts;
@@ -145,7 +147,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A block for each rank and expert.
+// One thread block per rank and expert.
 __global__ void __launch_bounds__(kThreads)
     regroup_kernel(const int64_t* table, PermutationPlan plan, RegroupShape s) {
   const int64_t rank = blockIdx.x / s.num_experts, e = blockIdx.x % s.num_experts, count = table[blockIdx.x];
@@ -163,7 +165,7 @@ __global__ void __launch_bounds__(kThreads)
   if (rank == 0 && threadIdx.x == 0) plan.counts[e] = total;
 }
 
-// A warp a row, `count` elements a lane at once.
+// One warp per row, `count` elements per lane and access.
 template <class T, int64_t count>
 __global__ void __launch_bounds__(kThreads) permute_kernel(const T* x, const int64_t* source, T* out, RowsShape s) {
   const int64_t stride = int64_t{gridDim.x} * kWarps;
@@ -197,7 +199,6 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const T* x, const int64_t
   }
 }
 
-// Whether rows of this width move in whole packs.
 template <class T>
 bool in_packs(int64_t width, const T* x, const T* out) {
   return width % Pack<T>::kCount == 0 && aligned_for_packs(x, out);

@@ -4,8 +4,8 @@
 
 namespace metroplex::cuda::kernels {
 
-// A block a lane of 64 bits, whose product holds both halves; x86-64-v4 multiplies such lanes in one instruction. The
-// rounds are inside and unrolled: only so does the loop over blocks become vector code.
+// One block per 64-bit lane, whose product contains both halves; x86-64-v4 multiplies such lanes in one instruction.
+// The rounds are an unrolled inner loop, because otherwise the loop over blocks does not vectorize.
 MPX_HALF_CLONES void philox_blocks(uint64_t key, uint64_t first, uint64_t high, uint32_t* bits) {
   uint32_t words[4][kPhiloxBlocks];
   for (int64_t b = 0; b < kPhiloxBlocks; ++b) {

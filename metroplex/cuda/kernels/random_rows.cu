@@ -9,17 +9,17 @@ namespace {
 
 constexpr int64_t kWords = 4;  // of a Philox block
 
-// Blocks that may touch a row: a row that starts in the middle of a block needs one more.
+// Maximum number of Philox blocks that overlap a row. A row that starts inside a block needs one more.
 constexpr int64_t blocks_per_row(int64_t width) { return (width + 2 * (kWords - 1)) / kWords; }
 
-// `whole`: a row starts with a block and ends with one, and takes them in packs.
+// `whole`: rows start and end at block boundaries and are stored in packs.
 template <bool whole, class T>
 __global__ void __launch_bounds__(kThreads) random_rows_kernel(T* out, Noise noise, DropoutShape s, int64_t items) {
   const int64_t stride = int64_t{gridDim.x} * blockDim.x, blocks = blocks_per_row(s.width);
   for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < items; item += stride) {
     const auto [row, block] = divided(item, blocks);
     const DropoutRow where = dropout_row(s, row);
-    const int64_t first = block * kWords - where.start % kWords;  // element of the row, may be before it
+    const int64_t first = block * kWords - where.start % kWords;  // may be negative
     if (first >= s.width) continue;
     const base::PhiloxBlock bits =
         base::philox4x32(s.key, static_cast<uint64_t>((where.start + first) / kWords), where.counter);

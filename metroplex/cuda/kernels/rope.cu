@@ -5,7 +5,7 @@
 namespace metroplex::cuda::kernels {
 namespace {
 
-// Items are `count` neighbouring dimensions of a head, 1 where they are interleaved, and those that turn with them.
+// An item is `count` adjacent dimensions of a head (1 if interleaved) and their pair partners.
 template <int64_t count, class T>
 __global__ void __launch_bounds__(kThreads)
     rope_kernel(T* x, const Wide<T>* cos, const Wide<T>* sin, Wide<T> sign, RopeShape s) {

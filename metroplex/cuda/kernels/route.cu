@@ -14,7 +14,7 @@ __device__ Place<T> first_of_warp(Place<T> mine) {
   return mine;
 }
 
-// The first of values(0..n-1) behind `last`, of those that are taken.
+// Returns the next place after `last` among the values(0..n-1) for which taken(i) is true.
 template <class T, class Values, class Taken>
 __device__ Place<T> next_of_warp(const Place<T>& last, int64_t n, unsigned lane, const Values& values,
                                  const Taken& taken) {
@@ -26,7 +26,7 @@ __device__ Place<T> next_of_warp(const Place<T>& last, int64_t n, unsigned lane,
   return first_of_warp(mine);
 }
 
-// The last one of the groups that are chosen: others are not before it.
+// Returns the last chosen group; groups after it in descending order are not chosen.
 template <class T>
 __device__ Place<T> last_group(const RouteForward<T>& o, const RouteShape& s, const RowSoftmax<T>& whole,
                                unsigned lane) {
@@ -56,7 +56,7 @@ __device__ void choose_row(const RouteForward<T>& o, const RouteShape& s, const 
   __syncwarp();
 }
 
-// A warp takes a row.
+// One warp per row.
 template <class T>
 __global__ void __launch_bounds__(kThreads) route_forward_kernel(RouteForward<T> all, RouteShape s) {
   const unsigned lane = threadIdx.x % kWarp;

@@ -20,7 +20,8 @@ RowSoftmax<T> row_softmax(const T* x, int64_t n) {
   return all;
 }
 
-// The best of what add() is given in ascending order of places, in descending order: grows by insertion.
+// Keeps the best values passed to add() in descending order, by insertion. Values must be added in ascending order of
+// places.
 template <class T>
 struct Best {
   int64_t most;
@@ -41,7 +42,6 @@ struct Best {
   }
 };
 
-// Room for what is best so far of one row.
 template <class T>
 struct Room {
   std::vector<T> values, group_values;

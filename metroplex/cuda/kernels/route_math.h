@@ -1,5 +1,5 @@
-// The formulas of route.h for the k chosen experts of one row, for one thread of the CPU or of a GPU. The whole row
-// is the caller's.
+// The formulas of route.h for the k chosen experts of one row, for one thread of CPU or GPU. The caller handles the
+// whole row.
 #pragma once
 
 #include <cmath>
@@ -14,49 +14,49 @@
 
 namespace metroplex::cuda::kernels {
 
-constexpr double kLeastSum = 1e-20;  // is added to sums of scores, which may be 0
+constexpr double kLeastSum = 1e-20;  // added to sums of scores, which may be 0
 
 template <class T>
 MPX_BOTH T sigmoid_of(T x) {
   return T(1) / (T(1) + std::exp(-x));
 }
-// As libtorch: beyond 20 softplus(x) is x.
+// Same as libtorch: softplus(x) is x beyond 20.
 template <class T>
 MPX_BOTH T sqrtsoftplus_of(T x) {
   return std::sqrt(x > T(20) ? x : std::log1p(std::exp(x)));
 }
 
-// Scores that are made of one logit alone.
+// Scores that depend on a single logit.
 template <class T>
 MPX_BOTH T own_score(RouteScore score, T x) {
   return score == RouteScore::sigmoid ? sigmoid_of(x) : sqrtsoftplus_of(x);
 }
-// Its derivative, at the logit x with the score s.
+// Derivative at logit x with score s.
 template <class T>
 MPX_BOTH T own_slope(RouteScore score, T x, T s) {
   if (score == RouteScore::sigmoid) return s * (T(1) - s);
   return s > T(0) ? sigmoid_of(x) / (T(2) * s) : T(0);
 }
 
-// What the choice compares: of what is no number, the least.
+// The value compared by the choice: NaN becomes -infinity.
 template <class T>
 MPX_BOTH T comparable(T x) {
   return x == x ? x : -static_cast<T>(INFINITY);
 }
 
-// What experts are ordered by.
+// The value that orders experts.
 template <class T>
 MPX_BOTH T compared(const RouteForward<T>& row, const RouteShape& s, int64_t e) {
   return comparable(row.bias != nullptr ? own_score(s.score, row.logits[e]) + row.bias[e] : row.logits[e]);
 }
 
-// Of a row's exponentials, taken after its largest logit is subtracted.
+// Softmax statistics of a row: largest logit, and sum of exp(logit - largest).
 template <class T>
 struct RowSoftmax {
   T largest = 0, sum = 1;
 };
 
-// What a group adds up of an expert: its score, not whatever orders it.
+// An expert's contribution to its group: its score, which may differ from the value that orders experts.
 template <class T>
 MPX_BOTH T group_term(const RouteForward<T>& row, const RouteShape& s, const RowSoftmax<T>& all, int64_t e) {
   const T x = row.logits[e];
@@ -65,20 +65,20 @@ MPX_BOTH T group_term(const RouteForward<T>& row, const RouteShape& s, const Row
   return comparable(own_score(s.score, x) + (row.bias != nullptr ? row.bias[e] : T(0)));
 }
 
-// A value and where it is; -1: nowhere.
+// A value and its index; -1: none.
 template <class T>
 struct Place {
   T value = 0;
   int64_t index = -1;
 
-  // Comes before `other` in descending order, of equal values the lower index.
+  // Returns whether it precedes `other` in descending order; ties: lower index first.
   MPX_BOTH bool before(const Place& other) const {
     if (index < 0 || other.index < 0) return index >= 0;
     return value > other.value || (value == other.value && index < other.index);
   }
 };
 
-// Of group g, in descending order of its terms: each time the first one behind the last.
+// Sums the best terms of group g in descending order: each iteration finds the next term after the last one.
 template <class T>
 MPX_BOTH T group_score(const RouteForward<T>& row, const RouteShape& s, const RowSoftmax<T>& all, int64_t g) {
   const int64_t of_group = s.experts / s.groups;
@@ -96,7 +96,7 @@ MPX_BOTH T group_score(const RouteForward<T>& row, const RouteShape& s, const Ro
   return sum;
 }
 
-// probs[j] of logits[experts[j]]. `all`: of the whole row, for softmax_of_all.
+// Computes probs[j] of logits[experts[j]]. `all`: statistics of the whole row, for softmax_of_all.
 template <class T>
 MPX_BOTH void chosen_probs(const T* logits, const int64_t* experts, T* probs, const RowSoftmax<T>& all,
                            const RouteShape& s) {
@@ -116,7 +116,8 @@ MPX_BOTH void chosen_probs(const T* logits, const int64_t* experts, T* probs, co
   for (int64_t j = 0; j < s.k; ++j) probs[j] = probs[j] / sum * static_cast<T>(s.scale);
 }
 
-// Writes dlogits at the chosen experts, and returns what softmax_of_all subtracts, times its probability, everywhere.
+// Writes dlogits of the chosen experts. Returns the mean that softmax_of_all subtracts from every expert, times its
+// probability.
 template <class T>
 MPX_BOTH T chosen_gradients(const RouteBackward<T>& row, const RowSoftmax<T>& all, const RouteShape& s) {
   const bool own = s.score == RouteScore::sigmoid || s.score == RouteScore::sqrtsoftplus;

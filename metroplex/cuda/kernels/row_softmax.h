@@ -1,4 +1,4 @@
-// For .cu files: the softmax of a row of logits, by a warp.
+// For .cu files: softmax statistics of a row of logits, by a warp.
 #pragma once
 
 #include "cuda/kernels/launch.h"

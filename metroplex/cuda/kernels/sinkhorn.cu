@@ -16,7 +16,7 @@ __device__ void scale_columns(const T* cost, const T* row, T* column, const Sink
     const int64_t groups = kThreads / width, group = threadIdx.x / width, c = first + threadIdx.x % width;
     T sum = 0;
     for (int64_t r = group; group < groups && r < s.rows; r += groups) sum += row[r] * cost[r * s.columns + c];
-    __syncthreads();  // the parts of the columns before have been read
+    __syncthreads();  // waits until `parts` of the previous columns have been read
     parts[threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.x >= width) continue;

@@ -27,7 +27,7 @@ void scale_rows(const T* cost, const T* column, T* row, const SinkhornShape& s) 
   });
 }
 
-// Threads take columns, so that each sum has one order.
+// Threads split the columns, so that each sum has a fixed order.
 template <class T>
 void scale_columns(const T* cost, const T* row, T* column, const SinkhornShape& s) {
   const T share = T(1) / static_cast<T>(s.columns);

@@ -1,4 +1,4 @@
-// The three kernels of step_state.h for one thread, of the CPU or of a GPU.
+// The kernels of step_state.h for one thread of CPU or GPU.
 #pragma once
 
 #include "cuda/kernels/step_state.h"
@@ -18,7 +18,7 @@ constexpr MPX_INLINE double loss_factor(double loss_scale, double tokens, const 
   return loss_scale * (s.per_token ? 1.0 : mean);
 }
 
-// Indices that are read from the device are held to what there is.
+// Indices read from the device are checked against the number of terms.
 constexpr MPX_INLINE void add_terms(const OwnLosses& own, const SumsPlace& place) {
   for (int64_t i = 0; i < own.reported; ++i) {
     if (own.terms[i] >= 0 && own.terms[i] < place.num_terms) continue;
@@ -31,7 +31,7 @@ constexpr MPX_INLINE void add_terms(const OwnLosses& own, const SumsPlace& place
   }
 }
 
-// In order of microbatches.
+// Sums in order of microbatches.
 constexpr MPX_INLINE void add_own(const OwnLosses& own, const SumsPlace& place) {
   StepSums sums;
   sums.stop = *own.stop;
@@ -50,7 +50,7 @@ constexpr MPX_INLINE void add_own(const OwnLosses& own, const SumsPlace& place) 
   if (own.counts_terms) add_terms(own, place);
 }
 
-// In float32, so that histories repeat bit for bit (Megatron-LM, core/optimizer/grad_scaler.py).
+// In float32, so that histories are bitwise reproducible (Megatron-LM, core/optimizer/grad_scaler.py).
 constexpr MPX_INLINE void move_scale(const ScaleRule& rule, bool found_inf, StepValues& v) {
   if (!rule.dynamic) return;
   const auto scale = static_cast<float>(v.loss_scale);
@@ -70,13 +70,14 @@ constexpr MPX_INLINE void move_scale(const ScaleRule& rule, bool found_inf, Step
   if (is_finite(grown)) v.loss_scale = grown;
 }
 
-// max_norm / (norm + 1e-6) when that is below 1, else 1 (Megatron's clip_grad_by_total_norm).
+// max_norm / (norm + 1e-6) if that is below 1, else 1 (Megatron's clip_grad_by_total_norm).
 constexpr MPX_INLINE double clip_factor(double norm, double max_norm) {
   const double coefficient = max_norm / (norm + 1e-6);
   return coefficient < 1.0 ? coefficient : 1.0;
 }
 
-// The row of the step at hand; outside the table, which the host reads in the verdict, its border.
+// Uses the table row of the current step, clamped to the table. The host detects rows outside it from
+// StepVerdict::row.
 constexpr MPX_INLINE void take_rates(const StepRules& rules, const JudgePlace& place, double steps,
                                      StepVerdict& out) {
   out.row = steps - place.table[0];

@@ -1,4 +1,4 @@
-// For .cu files: neighbouring elements of an array whose type is a Number, one or those of whole Packs.
+// For .cu files: access to adjacent elements of an array whose type is a Number, either one or whole Packs.
 #pragma once
 
 #include "cuda/kernels/number.h"
@@ -6,7 +6,7 @@
 
 namespace metroplex::cuda::kernels {
 
-// Elements a thread takes where arrays lie at multiples of 16 bytes: 16 bytes of 16-bit numbers.
+// Elements per thread if arrays are aligned to 16 bytes: 16 bytes of 16-bit numbers.
 constexpr int64_t kAtOnce = kWideBytes / 2;
 
 template <int64_t count, class S>
@@ -33,7 +33,7 @@ __device__ void write_stored(S* to, const S* from) {
   }
 }
 
-// Elements i to i + count of f64, f32, bf16 or f16.
+// Loads elements [i, i + count) of type f64, f32, bf16 or f16.
 template <int64_t count, class S, class T>
 __device__ void load_stored_as(const S* from, T* to) {
   S stored[count];

@@ -1,12 +1,12 @@
-// For CPU kernels: elementary functions that compilers turn into vector code. Float versions are good to 2 ulp or so;
-// other types use the standard library.
+// For CPU kernels: elementary functions that compilers vectorize. Float versions are accurate to about 2 ulp; other
+// types use the standard library.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
-// Attributes that compile a function for several instruction sets and pick one when the program starts. Not on
-// templates: the compiler makes the clones from plain functions.
+// Attributes that compile a function for several instruction sets and select one at program start. They do not work
+// on templates: the compiler clones plain functions only.
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && !defined(__CUDACC__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && !defined(METROPLEX_KERNELS_ON_HOST)
 #define MPX_CLONES(...) __attribute__((target_clones(__VA_ARGS__)))
@@ -15,14 +15,14 @@
 #endif
 
 #define MPX_VECTOR_CLONES MPX_CLONES("default", "avx2", "avx512f")
-// For numbers of 8 and 16 bits, which want operations that avx512f alone lacks.
+// For 8-bit and 16-bit numbers, which need operations that avx512f alone lacks.
 #define MPX_HALF_CLONES MPX_CLONES("default", "avx2", "arch=x86-64-v4")
 
 #define MPX_INLINE inline __attribute__((always_inline))
 
 namespace metroplex::cuda::kernels {
 
-// exp by 2^n e^r with |r| <= ln(2)/2 and a polynomial of degree 6; arguments are clamped to the range of floats.
+// exp as 2^n e^r with |r| <= ln(2)/2 and a polynomial of degree 6; arguments are clamped to the range of floats.
 MPX_INLINE float vector_exp(float x) {
   constexpr float kMagic = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
   x = x < -87.0F ? -87.0F : x;
@@ -57,7 +57,7 @@ MPX_INLINE float vector_erf(float x) {
 }
 MPX_INLINE double vector_erf(double x) { return std::erf(x); }
 
-// Sums in 16 lanes, so that the loop vectorises and the order of addition is fixed.
+// Sums in 16 lanes, so that the loop vectorizes and the order of addition is fixed.
 template <class T, class Term>
 MPX_INLINE T lane_sum(int64_t n, const Term& term) {
   constexpr int64_t kLanes = 16;

@@ -1,4 +1,4 @@
-// For .cu files: 16 bytes of an array in one access.
+// For .cu files: 16-byte array accesses.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -18,7 +18,7 @@ struct alignas(kWideBytes) Pack {
   T values[kCount];
 };
 
-// Whether arrays begin at multiples of 16 bytes; null does.
+// Returns whether arrays are aligned to 16 bytes; null pointers are.
 template <class... Pointers>
 bool aligned_for_packs(const Pointers*... pointers) {
   return ((reinterpret_cast<uintptr_t>(pointers) % kWideBytes == 0) && ...);
@@ -28,7 +28,8 @@ template <class T>
 __device__ Pack<T> load_pack(const T* from) {
   return __builtin_bit_cast(Pack<T>, *reinterpret_cast<const uint4*>(from));
 }
-// The numbers of a pack. A bf16 is one half of a word, which takes one operation in words and two in halves.
+// Converts the elements of a pack. bf16 pairs are converted by 32-bit words, with one operation per element instead
+// of two.
 template <class T>
 __device__ void unpack(const Pack<T>& pack, Wide<T>* values) {
   if constexpr (std::is_same_v<T, Bf16>) {
@@ -46,13 +47,13 @@ __device__ void store_pack(T* to, const Pack<T>& pack) {
   const auto bits = __builtin_bit_cast(uint4, pack);
 #ifdef METROPLEX_KERNELS_ON_HOST
   *reinterpret_cast<uint4*>(to) = bits;
-#else  // an assignment nvcc takes apart into stores of elements, and does not always join them again
+#else  // nvcc splits an assignment into element stores and does not always merge them
   asm volatile("st.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(bits.x), "r"(bits.y), "r"(bits.z), "r"(bits.w)
                : "memory");
 #endif
 }
 
-// `count` neighbouring elements at once: one, or those of whole Packs.
+// `count` adjacent elements in one access: a single one, or whole Packs.
 template <class T, int64_t count>
 struct Elements {
   Wide<T> values[count];
@@ -75,7 +76,7 @@ struct Elements {
       }
     }
   }
-  // Adds what lies there; nothing for null.
+  // Adds the elements at `from`; no-op if null.
   __device__ void add(const T* from) {
     if (from == nullptr) return;
     Elements more;

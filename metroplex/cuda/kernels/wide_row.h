@@ -1,5 +1,5 @@
-// For CPU kernels: a row of parameters in the type of arithmetic, made once a call and not at every row that it
-// meets.
+// For CPU kernels: a row of parameters in the arithmetic type, converted once per call instead of once per row of
+// data.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace metroplex::cuda::kernels {
 template <class T>
 class WideRow {
  public:
-  // Of row [width], or of null: null. `one_plus`: of its numbers plus 1. What is wide already is not copied.
+  // Converts row [width], plus 1 with `one_plus`; null stays null. A row that is already wide is not copied.
   WideRow(const T* row, int64_t width, bool one_plus = false) {
     if (row == nullptr) return;
     if constexpr (!kIsHalf<T>) data_ = row;

@@ -1,5 +1,5 @@
-// Every rank gets the tokens of all ranks and keeps what its experts want: no numbers are read, at the price of room
-// for all that could come. Results are summed over the ranks on their way back.
+// Every rank gathers the tokens of all ranks and selects the rows of its experts. The host reads no counts, but
+// buffers have space for the maximum number of rows. Results are summed over the ranks by a reduce-scatter.
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace metroplex::moe {
 namespace {
 
-// Gathers along the first dim; backward adds up what all ranks have to say of the own rows.
+// Gathers along the first dimension; backward sums the gradients of all ranks for the local rows.
 at::Tensor gathered(const at::Tensor& x, const comm::Group& group) {
   const at::Tensor out = comm::all_gather(x.detach(), 0, group);
   if (group.size() == 1) return x;
@@ -57,7 +57,7 @@ class AllGatherDispatcher final : public Dispatcher {
   }
 
  private:
-  // That can come of `tokens` tokens a rank.
+  // Maximum rows that can arrive with `tokens` tokens per rank.
   int64_t most_rows(int64_t tokens) const {
     const int64_t local = spec_.local_groups(), capacity = spec_.capacity(tokens);
     const int64_t of_a_rank = tokens * std::min(spec_.topk(), local);

@@ -1,4 +1,4 @@
-// Each row goes straight to the ranks of its expert.
+// Sends each row directly to the ranks of its expert.
 #include "moe/dispatcher.h"
 
 namespace metroplex::moe {

@@ -1,6 +1,6 @@
-// ECHO: hot experts are cloned into free slots of ranks with few rows. All ranks make the same plan out of the counts
-// of all (plan/echo.h), on the device; another dispatcher moves the rows, by columns in place of experts. p ranks of
-// ep, E experts, C = p slots clones.
+// ECHO: hot experts get replicas in free slots of ranks with few rows. All ranks compute the same plan on the device,
+// from the counts of all ranks (plan/echo.h). Another dispatcher moves the rows, by destination slots instead of
+// experts. p: ep ranks, E: experts, C = p slots: replica slots.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/empty.h>
@@ -24,7 +24,7 @@ T* data_of(const at::Tensor& x) {
 }
 
 struct DevicePlan {
-  at::Tensor owner, first, next, ends, source_rows, final_loads;  // EchoPlanPlace
+  at::Tensor owner, first, next, ends, source_rows, final_loads;  // see EchoPlanPlace
 };
 
 class EchoDispatcher final : public Dispatcher {
@@ -39,7 +39,7 @@ class EchoDispatcher final : public Dispatcher {
     shape_.options.reclaim = m.moe_echo_reclaim;
     shape_.options.random = m.moe_echo_enable_random_offloading;
     shape_.options.seed = static_cast<uint64_t>(spec_.layer);
-    // A node that ends inside the parts of an expert is none that a clone could stay on.
+    // If a node boundary splits the etp shards of an expert, the planner gets no node preference.
     const int of_node = spec_.experts.node.size();
     shape_.options.ranks_per_node = of_node % spec_.experts.etp == 0 ? of_node / spec_.experts.etp : 0;
     shape_.rank = spec_.experts.ep_rank();
@@ -59,7 +59,7 @@ class EchoDispatcher final : public Dispatcher {
                                .view({spec_.experts.ep, spec_.experts.etp, -1});
     const at::Tensor counts = all.sum(1);
     const DevicePlan clones = plan_clones(counts);
-    // Parts of an expert share a source rank: a row's number counts those of the parts before this one too.
+    // etp ranks of one ep rank form one source rank, so a row's index includes the rows of lower etp ranks.
     const at::Tensor before = all.select(0, spec_.experts.ep_rank()).narrow(0, 0, spec_.experts.etp_rank()).sum(0);
     const at::Tensor begins = sorted.counts.cumsum(0).sub_(sorted.counts);
     DispatchPlan plan = rows_->plan(columns(experts, sorted.rows, before.sub(begins), clones));
@@ -68,7 +68,7 @@ class EchoDispatcher final : public Dispatcher {
     return plan;
   }
 
-  // Weights first: they are longest on their way.
+  // Starts the weights first, because their transfer takes longest.
   DispatchUnderWay start_dispatch(const at::Tensor& x, const at::Tensor& probs, DispatchPlan plan) const override {
     ClonesUnderWay clones(spec_.home->home(), plan.clones.owners, spec_.experts.slots, spec_.experts.clones);
     DispatchUnderWay way = rows_->start_dispatch(x, probs, std::move(plan));
@@ -110,7 +110,7 @@ class EchoDispatcher final : public Dispatcher {
     return p;
   }
 
-  // experts [T, k], rows [T, k] in the order of experts -> [T, k].
+  // Maps experts [T, k] to destination slots [T, k]; rows [T, k] are positions in expert order.
   at::Tensor columns(const at::Tensor& experts, const at::Tensor& rows, const at::Tensor& offsets,
                      const DevicePlan& clones) const {
     const at::Tensor chosen = experts.contiguous(), out = at::empty_like(chosen);

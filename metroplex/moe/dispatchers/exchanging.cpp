@@ -26,8 +26,8 @@ class ExchangingDispatcher final : public Dispatcher {
   DispatchUnderWay start_dispatch(const at::Tensor& x, const at::Tensor& probs, DispatchPlan plan) const override {
     DispatchUnderWay way;
     Permutation& p = plan.permutation;
-    // What is dropped makes the rows to be sent fewer than there is room for: their number is asked for at once, and
-    // otherwise only when they are sent. Alone, nothing is sent.
+    // If tokens are dropped, fewer rows are sent than the buffer holds. Their number is then read at once; otherwise
+    // only when rows are sent. A single rank sends nothing.
     const bool sends = ranks() > 1, early = sends && spec_.model.has_capacity() && !spec_.pads_to_capacity();
     if (early) {
       way.table = row_table(plan.rank_counts, x.size(0));
@@ -69,10 +69,10 @@ class ExchangingDispatcher final : public Dispatcher {
   int rank() const { return spec_.experts.experts.index(); }
 
   static int64_t tokens_of(const DispatchPlan& plan) { return plan.permutation.rows.size(0); }
-  // Rows of every expert from every rank, where they are padded to it; 0: as many as it has.
+  // Rows of every expert from every rank if rows are padded; 0: unpadded.
   int64_t padded_capacity(int64_t tokens) const { return spec_.pads_to_capacity() ? spec_.capacity(tokens) : 0; }
 
-  // Every part of an expert gets its rows: a copy for each rank of etp.
+  // Each etp shard of an expert gets a copy of its rows.
   PermuteHow permute_how(const at::Tensor& experts) const {
     PermuteHow how;
     how.num_experts = spec_.columns();
@@ -83,10 +83,10 @@ class ExchangingDispatcher final : public Dispatcher {
     return how;
   }
 
-  // The one point where the host waits.
+  // The only host synchronization.
   RowTable row_table(const at::Tensor& counts, int64_t tokens) const {
     if (const auto table = table_without_counts(tokens)) {
-      // What reading would make is made on the meta device too, whose bytes are counted.
+      // Makes the allocation of the read on the meta device too, for the memory prediction.
       if (!spec_.pads_to_capacity()) const at::Tensor as_read = at::empty_like(counts);
       return *table;
     }
@@ -103,7 +103,7 @@ class ExchangingDispatcher final : public Dispatcher {
     return table;
   }
 
-  // Where it follows from the number of tokens: with padding; and on the meta device, which has no values, where all
+  // Returns the table if it follows from the number of tokens: with padding, and on the meta device, where all
   // experts get the same share.
   std::optional<RowTable> table_without_counts(int64_t tokens) const {
     if (spec_.pads_to_capacity()) return even_table(spec_.local_groups() * spec_.capacity(tokens), 0);
@@ -112,7 +112,7 @@ class ExchangingDispatcher final : public Dispatcher {
     return even_table(assignments / spec_.experts.ep, assignments % spec_.experts.ep);
   }
 
-  // The same number of rows to each, one more to the first `rest` ranks of ep.
+  // Sends `rows` rows to each rank, and one more to the first `rest` ep ranks.
   RowTable even_table(int64_t rows, int64_t rest) const {
     RowTable table(ranks());
     for (int from = 0; from < ranks(); ++from) {

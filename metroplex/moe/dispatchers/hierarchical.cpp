@@ -1,4 +1,4 @@
-// Rows for another node first meet, inside their own, at the rank in the place of the one they go to.
+// Rows for another node are first collected, within the own node, on the rank with the destination's index.
 #include "moe/dispatcher.h"
 
 namespace metroplex::moe {

@@ -1,4 +1,4 @@
-// All experts are here: tokens are sorted by expert, and nothing travels. As many rows as there are assignments.
+// All experts are local: tokens are sorted by expert and not sent. There is one row per assignment.
 #include "moe/dispatcher.h"
 
 namespace metroplex::moe {

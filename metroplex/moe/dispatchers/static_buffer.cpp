@@ -1,6 +1,6 @@
-// Rows travel by counts that stay on the device, into buffers whose size follows from the number of tokens alone. All
-// ranks know what every rank sends, so all of them leave out the same rows where a buffer is too small, and see that
-// they did. r ranks of a layer's experts, p of ep, c columns a rank.
+// Rows are sent by counts that stay on the device, into buffers whose size depends only on the number of tokens. All
+// ranks have the counts of every rank. If a buffer is too small, they all drop the same rows and detect it. r: ranks
+// of a layer's experts, p: ep ranks, c: destination slots per rank.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/any.h>
 #include <ATen/ops/bitwise_and.h>
@@ -112,13 +112,13 @@ class StaticBufferDispatcher final : public Dispatcher {
     PermuteHow how;
     how.num_experts = spec_.columns();
     how.chunk = spec_.local_groups();
-    how.copies = spec_.experts.etp;  // every part of an expert gets its rows
+    how.copies = spec_.experts.etp;  // each etp shard of an expert gets its rows
     how.num_rows = how.copies * experts.numel();
     return how;
   }
 
-  // counts [r, p c]: rows that each rank wants to send -> those that find room: of each pair the first ones up to its
-  // capacity, and of what comes to a rank, in the order of the group, what its buffer holds.
+  // Maps counts [r, p c] of rows that each rank has to send to counts of rows that fit. A pair sends at most its
+  // capacity, first rows first. A destination accepts rows in group order until its buffer is full.
   at::Tensor fitting(const at::Tensor& counts, int64_t tokens) const {
     const at::Tensor columns = counts.view({ranks(), spec_.experts.ep, spec_.local_groups()});
     const at::Tensor wanted = columns.sum(2), sent = wanted.clamp_max(pair_capacity(tokens));  // [r, p]
@@ -130,11 +130,11 @@ class StaticBufferDispatcher final : public Dispatcher {
     return (at::minimum(ends, limit) - at::minimum(ends - columns, limit)).view(counts.sizes());
   }
 
-  // experts [T, k] without the assignments behind the first kept[c] of each column, in the order of tokens. `all` is
-  // their permutation into one copy.
+  // Returns experts [T, k] with -1 for assignments after the first kept[c] of each destination slot, in token order.
+  // `all` is their permutation without copies.
   static at::Tensor first_of_each(const at::Tensor& experts, const Permutation& all, const at::Tensor& kept) {
     const at::Tensor flat = experts.clamp_min(0).view(-1);
-    const at::Tensor end = all.counts.cumsum(0) - all.counts + kept;  // of each column, the row behind the last kept
+    const at::Tensor end = all.counts.cumsum(0) - all.counts + kept;  // row after the last kept one, per slot
     const at::Tensor ends = end.gather(0, flat).view(experts.sizes());
     return experts.masked_fill(all.rows.ge(ends), -1);
   }
@@ -149,10 +149,10 @@ class StaticBufferDispatcher final : public Dispatcher {
             pair_capacity(tokens)};
   }
 
-  size_t entry_ = 0;                   // of StaticBuffers::layers
-  std::unique_ptr<Dispatcher> exact_;  // while a step runs again
+  size_t entry_ = 0;                   // index in StaticBuffers::layers
+  std::unique_ptr<Dispatcher> exact_;  // used while a step is repeated
   at::Tensor flag_;                    // [1] int32
-  at::Tensor wanted_;                  // [p] int64: the most rows that came or would have come to a rank in this step
+  at::Tensor wanted_;                  // [p] int64: maximum rows per ep rank in this step, uncapped
 };
 
 }  // namespace

@@ -8,9 +8,10 @@
 namespace metroplex::plan {
 namespace {
 
-// One rank's list. All ranks walk the same table of slots; rank r is r steps behind rank 0, so what the neighbour
-// before sends after its k-th forward is received after this rank's (k-1)-th. What the last rank sends after its
-// k-th forward reaches rank 0 when that has done num_stages - 1 more, whether it is needed next or later.
+// Writes one rank's actions. All ranks use the same slot table, and rank r is r steps after rank 0. The tensor that
+// the previous rank sends after its k-th forward is received after this rank's (k-1)-th. The tensor that the last
+// rank sends after its k-th forward is received on rank 0 after num_stages - 1 further forwards. Rank 0 may need it
+// only later.
 class RankBuilder {
  public:
   RankBuilder(PipelineTable& table, int rank, const std::vector<Slot>& slots, const WarmupCounts& counts)
@@ -83,16 +84,16 @@ class RankBuilder {
   WarmupCounts counts_;
 };
 
-// The rank order needs groups of at least num_stages microbatches. A smaller last group is completed with
-// microbatches that do not exist, which leave gaps in the schedule.
+// The rank order needs groups of at least num_stages microbatches. A smaller last group is padded with nonexistent
+// microbatches, which leave gaps in the schedule.
 void complete_groups(MicrobatchShape& shape) {
   shape.group_size = std::min(shape.group(), std::max(shape.num_stages, shape.num_microbatches));
   const int last = shape.num_microbatches % shape.group_size;
   if (last > 0 && last < shape.num_stages) shape.num_microbatches += shape.num_stages - last;
 }
 
-// The most forwards whose backward has not run, over microbatches below `num_microbatches`. With complete groups it
-// is warm-up + 1.
+// Returns the maximum number of live forwards over microbatches below `num_microbatches`. With complete groups it is
+// warm-up + 1.
 int most_live(const std::vector<Slot>& slots, const WarmupCounts& counts, int num_microbatches) {
   int live = 0, most = 0;
   for (int k = 0; k < counts.total; ++k) {
