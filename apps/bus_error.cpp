@@ -12,12 +12,12 @@
 namespace metroplex::apps {
 namespace {
 
-// In a signal handler: no memory from the heap, nothing of the standard library that locks.
+// Async-signal-safe: no heap allocation and no locks of the standard library.
 class Maps {
  public:
   Maps() : fd_(::open("/proc/self/maps", O_RDONLY | O_CLOEXEC)) {}
 
-  // The next line without its end, cut to what fits; false at the end of the file.
+  // Reads the next line without its end, truncated to `size`; returns false at the end of the file.
   bool next(char* line, size_t size) {
     size_t length = 0;
     for (char c = 0; take(c);) {
@@ -47,7 +47,6 @@ class Maps {
   size_t at_ = 0, end_ = 0;
 };
 
-// Reads a hexadecimal number and moves behind it.
 uintptr_t hexadecimal(const char*& text) {
   uintptr_t value = 0;
   for (;; ++text) {
@@ -58,7 +57,7 @@ uintptr_t hexadecimal(const char*& text) {
   }
 }
 
-// "begin-end perms offset dev inode   /path": the path if `address` lies in a mapped file, else null.
+// Parses "begin-end perms offset dev inode   /path". Returns the path if the mapping contains `address`, else null.
 const char* path_at(uintptr_t address, const char* line) {
   const uintptr_t begin = hexadecimal(line);
   ++line;
@@ -83,7 +82,7 @@ void on_bus_error(int signal, siginfo_t* info, void*) {
         "it and rename that, instead of changing it in place\n");
     ::_exit(kExitData);
   }
-  ::signal(signal, SIG_DFL);  // no file: back to where it happened, to die of it
+  ::signal(signal, SIG_DFL);  // no mapped file: the default action for the repeated fault ends the process
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Reading a mapped file that somebody else has truncated is a signal, not an error code. The handler says which file
-// it was, as every other error does, and ends the process with the code of a damaged file.
+// Reading a memory-mapped file that another process has truncated raises SIGBUS. The handler prints the name of the
+// file and exits with the code for a damaged file.
 #pragma once
 
 namespace metroplex::apps {

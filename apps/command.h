@@ -1,4 +1,4 @@
-// One file a command: apps/<name>.cpp, or apps/upper/<name>.cpp where it needs tensors, defines run_<name>.
+// Each command has one file, apps/<name>.cpp or, with tensors, apps/upper/<name>.cpp. It defines run_<name>.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -13,7 +13,7 @@
 
 namespace metroplex::apps {
 
-// Arguments without the program and command names. Returns the process's exit code; throws base::Error.
+// Takes the arguments after the program and command names. Returns the process's exit code; throws base::Error.
 using RunCommand = int (*)(const std::vector<std::string>& arguments);
 inline constexpr RunCommand kNeedsTorch = nullptr;
 
@@ -23,7 +23,7 @@ struct Command {
   RunCommand run;
 };
 
-// Checks of numbers for CLI11, whose own name the largest double.
+// CLI11 checks for numbers. CLI11's own checks print the largest double in their messages.
 
 inline std::string no_number(const std::string& text) {
   return std::isnan(std::atof(text.c_str())) ? "'" + text + "' is not a number" : "";
@@ -40,9 +40,9 @@ inline std::string below_0(const std::string& text) {
   return std::atof(text.c_str()) >= 0 ? "" : "'" + text + "' is below 0";
 }
 
-// What every command does with CLI11: parse, print --help, turn a wrong option into exit code 2.
+// Command line parsing with CLI11: --help, and exit code 2 for an invalid option.
 
-// Replaces --world_size by --world-size, for an option that `app` has in this form only.
+// Replaces --world_size by --world-size if `app` has only the dashed option.
 inline std::string with_dashes(CLI::App& app, const std::string& argument) {
   const std::string name = argument.substr(0, argument.find('='));
   std::string dashed = name;
@@ -52,8 +52,8 @@ inline std::string with_dashes(CLI::App& app, const std::string& argument) {
   return other ? dashed + argument.substr(name.size()) : argument;
 }
 
-// Parses `arguments` into `app`. Returns false when the command should end at once with `exit_code` (help was
-// printed, or an error named on stderr).
+// Parses `arguments` into `app`. Returns false if the command must end with `exit_code`, after printing help or an
+// error.
 inline bool parse(CLI::App& app, std::vector<std::string> arguments, int& exit_code) {
   for (std::string& argument : arguments) argument = with_dashes(app, argument);
   std::reverse(arguments.begin(), arguments.end());  // CLI11 consumes a vector from its end
@@ -71,12 +71,10 @@ inline bool parse(CLI::App& app, std::vector<std::string> arguments, int& exit_c
   return true;
 }
 
-// The terminal that a command draws on, if there is one, and what its user's environment says of it.
-
 struct Terminal {
-  bool there = false;   // stdout is one
-  bool colour = false;  // it is, and NO_COLOR is not set
-  int columns = 0;      // COLUMNS, or what the terminal says of itself; 0: nobody says
+  bool there = false;   // stdout is a terminal
+  bool colour = false;  // stdout is a terminal, and NO_COLOR is not set
+  int columns = 0;      // COLUMNS, or the terminal's width; 0: unknown
 };
 
 inline Terminal terminal_of_stdout() {

@@ -1,5 +1,5 @@
-// Output to the console: text from files, models and the network reaches it with escaped control characters. Commands
-// write to std::cout and std::cerr as usual; main() puts an EscapingBuffer on both.
+// Console output that escapes control characters in text from files, models and the network. Commands write to
+// std::cout and std::cerr as usual; main() installs an EscapingBuffer on both.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -12,13 +12,13 @@
 
 namespace metroplex::apps {
 
-// Passes text on to `target` as base::escape_controls returns it.
+// Forwards text to `target` after base::escape_controls.
 class EscapingBuffer final : public std::streambuf {
  public:
   explicit EscapingBuffer(std::streambuf* target) : target_(target) {}
-  // Unchanged, after what was written before.
+  // Writes `text` unescaped, after all previous output.
   bool write_raw(std::string_view text);
-  // Writes the bytes of a code point that was not completed.
+  // Writes the pending bytes of an incomplete code point.
   bool finish();
 
  protected:
@@ -34,7 +34,6 @@ class EscapingBuffer final : public std::streambuf {
   std::string incomplete_;  // the first bytes of a code point
 };
 
-// While it lives, both streams escape.
 class EscapedStreams {
  public:
   EscapedStreams();
@@ -47,12 +46,12 @@ class EscapedStreams {
   EscapingBuffer escaped_out_, escaped_err_;
 };
 
-// Text with this program's own colors and cursor movements, in which foreign text is escaped already.
+// Writes text with this program's colors and cursor movements. The caller must have escaped foreign text.
 void write_styled(std::ostream& stream, std::string_view text);
-// A model's or tokenizer's text to stdout: unchanged, unless stdout is a terminal.
+// Writes text of a model or tokenizer to stdout: unchanged, unless stdout is a terminal.
 void write_text(std::string_view text);
 
-// With bytes that are not UTF-8 replaced by U+FFFD.
+// Replaces bytes that are not UTF-8 by U+FFFD.
 std::string json_text(const nlohmann::ordered_json& json, int indent = 2);
 std::string json_text(const nlohmann::json& json, int indent = 2);
 

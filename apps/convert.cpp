@@ -1,5 +1,5 @@
-// metroplex convert: weights from one format into another, or a checkpoint into other files. It needs no tensors:
-// bytes are put in another order.
+// metroplex convert: converts weights between formats, or rewrites a checkpoint's files. Works on bytes, without
+// tensors.
 #include <iostream>
 #include <map>
 
@@ -31,7 +31,7 @@ struct ConvertOptions {
   bool weights_only = false;
 };
 
-// Before anything is read. Beside checkpoints, or in one, a run would take the target for its own.
+// Checks the target before any input is read. A run would treat a target in or next to its checkpoints as its own.
 void check_target(files::FileSystem& disk, const ConvertOptions& options) {
   disk.check_new_directory(options.directory);
   const std::string target = disk.canonical(options.directory), from = disk.canonical(options.from);
@@ -76,7 +76,7 @@ std::string to_checkpoint(files::FileSystem& disk, const ConvertOptions& options
       return std::make_unique<hf::Source>(disk, from, model);
     };
   } else {
-    const auto reader = open_checkpoint(disk, options);  // which verifies it
+    const auto reader = open_checkpoint(disk, options);  // also verifies it
     from = reader->directory();
     state = saved_run_state(disk, *reader);
     open = [&disk, from] { return std::make_unique<checkpoint::Reader>(disk, from); };

@@ -1,4 +1,4 @@
-// --lengths and --lengths-file of the commands that draw plans for packed documents.
+// --lengths and --lengths-file of commands that draw plans for packed documents.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,10 @@ struct DocumentLengths {
   std::string file;
 };
 
-// `of_what` ends "tokens of each document".
+// `of_what` is the end of the help text after "tokens of each document".
 void declare_lengths(CLI::App& app, const std::string& of_what, DocumentLengths& options);
-// Those given, from 1 to 2^31 - 1 tokens each. Throws base::Error for none, and for a file that has anything else.
+// Returns the lengths, each from 1 to 2^31 - 1 tokens. Throws base::Error for no lengths, and for a file with other
+// content.
 std::vector<int64_t> lengths_of(const DocumentLengths& options);
 
 }  // namespace metroplex::apps

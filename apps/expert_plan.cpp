@@ -55,7 +55,6 @@ std::string replica_lines(const ExpertPlanReport& report) {
   return text;
 }
 
-// Only experts with replicas; all other rows go to the owner.
 std::string reroute_lines(const ExpertPlanReport& report) {
   const plan::EchoPlan& plan = report.plan;
   std::string text = "\nrouting of experts with replicas: rows of each source rank\n";

@@ -1,4 +1,4 @@
-// metroplex experts: what a run's expert trace shows.
+// metroplex experts: displays a run's expert trace.
 #include <algorithm>
 #include <cstdio>
 #include <iostream>
@@ -25,14 +25,14 @@ struct ExpertsOptions {
   files::ExpertPictureOptions picture;
   int columns = 0;
   bool json = false, no_color = false;
-  int slots = 0, ep = 0;  // of --echo-slots; 0: no plans, and the ep of the trace
+  int slots = 0, ep = 0;  // of --echo-slots; 0: no plans, and the trace's ep
   std::string planner = config::text_of(config::EchoPlanner::capfill);
 };
 
-// What clones in so many slots a rank would have made of the loads of a layer.
+// The effect that expert replicas in `slots` replica slots per rank would have had on the loads of a layer.
 struct CloneSummary {
-  files::Imbalance without, with;  // of the ranks
-  double clones = 0;               // of a step
+  files::Imbalance without, with;  // over ranks
+  double clones = 0;               // replicas per step
 };
 
 CloneSummary with_clones(const files::ExpertTrace& trace, const std::vector<const files::ExpertTraceStep*>& steps,
@@ -42,7 +42,7 @@ CloneSummary with_clones(const files::ExpertTrace& trace, const std::vector<cons
   plan::EchoWorkspace workspace;
   plan::EchoPlan plan;
   for (const files::ExpertTraceStep* step : steps) {
-    // Where rows come from does not matter to the loads.
+    // The loads are independent of the rows' source ranks.
     std::vector<int64_t> counts = files::tokens_of_layer(trace, {step}, layer);
     before.push_back(files::tokens_of_ranks(counts, sizes.ranks));
     counts.resize(static_cast<size_t>(sizes.ranks) * static_cast<size_t>(sizes.experts), 0);
@@ -83,7 +83,6 @@ plan::EchoOptions planner_options(const ExpertsOptions& options) {
   return out;
 }
 
-// Nothing without --echo-slots.
 std::optional<ClonePlans> clone_plans(const ExpertsOptions& options, const files::ExpertTraceHead& head) {
   if (options.slots == 0) {
     MPX_CHECK(options.ep == 0, "config", "--ep is for --echo-slots; give both");
@@ -99,7 +98,6 @@ std::optional<ClonePlans> clone_plans(const ExpertsOptions& options, const files
   return ClonePlans{{ep, experts, options.slots}, planner_options(options)};
 }
 
-// Answers --plan: the plan for given counts, without a run.
 void print_plan(const ExpertsOptions& options) {
   MPX_CHECK(options.slots > 0, "config", "--plan needs --echo-slots, the replica slots of a rank; give 1 or more");
   const auto counts = read_expert_counts(options.counts, options.line);
@@ -149,10 +147,10 @@ Json layer_json(const files::ExpertTrace& trace, const std::vector<const files::
           {"ranks_max_over_mean_of_the_worst_step", of_ranks.worst}};
 }
 
-// By layer, and of one layer by iteration too.
+// Per layer; for a single layer also per iteration.
 Json to_json(const files::ExpertTrace& trace, const files::ExpertPictureOptions& options,
              const std::optional<ClonePlans>& plans) {
-  files::expert_heats(trace, options);  // refuses what the trace has not
+  files::expert_heats(trace, options);  // throws for layers or steps that the trace lacks
   const auto steps = files::chosen_steps(trace, options);
   const files::ExpertTraceHead& head = trace.head;
   Json out{{"num_experts", head.num_experts}, {"topk", head.topk},      {"ep", head.ep}, {"etp", head.etp},

@@ -1,4 +1,4 @@
-// metroplex: what integers and files can answer.
+// metroplex: commands on integers and files.
 #include "commands.h"
 #include "program.h"
 

@@ -1,4 +1,4 @@
-// metroplex schedule --hybrid: draws which ranks compute which documents of a global batch with hybrid context
+// metroplex schedule --hybrid: draws the assignment of a global batch's documents to ranks with hybrid context
 // parallelism.
 #include <iostream>
 
@@ -57,7 +57,7 @@ void declare(CLI::App& app, HybridOptions& options) {
       "137,2041,89,1829");
 }
 
-// Documents that a sample's end cuts go on in the next one.
+// Documents that cross the end of a sample continue in the next one.
 plan::DocumentLengths samples_of(const std::vector<int64_t>& lengths, int64_t seq_length) {
   plan::DocumentLengths samples;
   int64_t room = 0;
@@ -115,7 +115,7 @@ int run_hybrid(const std::vector<std::string>& arguments) {
     std::cout << json_text(plan_json(plan)) << "\n";
     return 0;
   }
-  // Beside the bar stand the rank and its numbers, some 80 columns.
+  // The bar shares its line with the rank and its numbers, about 80 columns.
   const int terminal = terminal_of_stdout().columns;
   const int columns = options.columns > 0 ? options.columns : terminal > 0 ? std::max(20, terminal - 80) : 60;
   std::cout << plan::draw_text(plan, columns);

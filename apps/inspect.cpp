@@ -1,4 +1,5 @@
-// metroplex inspect: what is in a checkpoint, a folder of them, a safetensors file or a token dataset.
+// metroplex inspect: shows the contents of a checkpoint, a folder of checkpoints, a safetensors file or a token
+// dataset.
 #include <algorithm>
 #include <cstdio>
 #include <iostream>
@@ -21,7 +22,7 @@
 
 namespace metroplex::apps {
 
-// As a file may hold anything: without what a terminal would obey.
+// Removes control characters, because the file may be untrusted.
 static std::string shown(const OrderedJson& entry, const char* key) {
   return files::printable(entry.at(key).get_ref<const std::string&>());
 }
@@ -63,10 +64,11 @@ namespace {
 using base::bytes_text;
 using files::join_path;
 
-// Of a format that is checked where it is opened.
+// For formats that are validated when opened.
 constexpr const char* kWhole = "the file is whole; its format has no checksums to compare\n";
 
-// Which tensors of a file whose checksum is wrong are: one element of a piece is read after its whole was checked.
+// Lists the damaged tensors of a file with a wrong checksum. Reading one element of a region verifies the whole
+// region.
 std::string damaged_part(files::FileSystem& disk, const std::string& directory, size_t file) {
   checkpoint::Reader reader(disk, directory);
   std::string names;
@@ -90,7 +92,6 @@ std::string damaged_part(files::FileSystem& disk, const std::string& directory, 
   return base::concat("; damaged in it: ", names, damaged > 4 ? base::concat(" and ", damaged - 4, " more") : "");
 }
 
-// Everything that is wrong with a checkpoint, not the first thing only.
 std::vector<std::string> damages(files::FileSystem& disk, const std::string& directory) {
   std::vector<std::string> problems;
   const auto attempt = [&](const auto& work) {
@@ -111,7 +112,7 @@ std::vector<std::string> damages(files::FileSystem& disk, const std::string& dir
   return problems;
 }
 
-// run.yaml of a run's folder, where there is one: the configuration that another run can begin with.
+// Checks run.yaml of a run's folder, if it exists. Another run can start from this configuration.
 std::string config_damage(files::FileSystem& disk, const std::string& folder) {
   const std::string path = join_path(folder, "run.yaml");
   try {
@@ -172,7 +173,7 @@ int inspect_checkpoint(files::FileSystem& disk, const InspectOptions& options, c
   return report_damage(options, std::move(json), problems);
 }
 
-// The configuration of the checkpoint that `latest` names, or of the last one.
+// Adds the configuration of the checkpoint in `latest`, or of the last one.
 void add_config(const InspectOptions& options, const OrderedJson& described, OrderedJson& folder) {
   if (!options.config) return;
   for (const char* key : {"config", "extra"}) folder[key] = described.at(key);
@@ -192,7 +193,7 @@ int inspect_folder(files::FileSystem& disk, const InspectOptions& options) {
                    {"path", options.path},
                    {"latest", latest.name ? OrderedJson(to_string(*latest.name)) : OrderedJson()}};
   OrderedJson list = OrderedJson::array();
-  bool past_latest = false;  // of a branch that was left
+  bool past_latest = false;  // belongs to an abandoned branch
   for (const auto& name : names) {
     const std::string directory = join_path(options.path, to_string(name));
     OrderedJson entry{{"name", to_string(name)}, {"iteration", name.iteration}};

@@ -1,4 +1,4 @@
-// What the parts of metroplex inspect share.
+// Shared code of the files of metroplex inspect.
 #pragma once
 
 #include <string>
@@ -20,9 +20,9 @@ struct InspectOptions {
   int64_t iteration = 0;
 };
 
-// Of each: name, kind, dtype, shape and, where it is said, the number of pieces.
+// Prints per tensor its name, kind, dtype, shape and, if present, the number of regions.
 void print_tensors(const OrderedJson& tensors);
-// With --json the object itself, with --verify the problems or `sound`. Returns the exit code.
+// Prints the object with --json, else the problems or `sound` with --verify. Returns the exit code.
 int report_damage(const InspectOptions& options, OrderedJson json, const std::vector<std::string>& problems,
                   const char* sound = "all checksums agree");
 

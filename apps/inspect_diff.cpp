@@ -1,4 +1,4 @@
-// metroplex inspect --diff: two checkpoints, or Hugging Face directories, tensor by tensor.
+// metroplex inspect --diff: compares two checkpoints or Hugging Face directories tensor by tensor.
 #include <cmath>
 #include <iostream>
 
@@ -64,7 +64,7 @@ int inspect_diff(files::FileSystem& disk, const InspectOptions& options) {
   for (const OpenedSource* opened : {&first, &second}) {
     for (const std::string& problem : opened->problems) std::cerr << "passed over: " << problem << '\n';
   }
-  // A directory holds weights; what else a run saves is no difference to it.
+  // A Hugging Face directory contains only weights, so other saved state is not compared.
   const bool weights_only = is_hf_directory(disk, options.path) || is_hf_directory(disk, options.other);
   OrderedJson rows = OrderedJson::array();
   int64_t different = 0, other_dtype = 0, left_out = 0;

@@ -1,5 +1,5 @@
-// metroplex inspect of a Hugging Face directory. It has no checksums: --verify holds its files against each other and
-// against the model that config.json means.
+// metroplex inspect for a Hugging Face directory. It has no checksums: --verify checks its files for consistency with
+// each other and with config.json.
 #include <iostream>
 #include <map>
 #include <set>
@@ -29,7 +29,7 @@ void attempt(std::vector<std::string>& problems, const Work& work) {
 
 struct Listed {
   OrderedJson files = OrderedJson::array(), tensors = OrderedJson::array();
-  std::map<std::string, std::string> file_of;  // tensor
+  std::map<std::string, std::string> file_of;  // tensor -> file
   uint64_t bytes = 0, tensor_bytes = 0, parameters = 0;
 };
 

@@ -1,4 +1,4 @@
-// The main() of both executables: runs the command argv[1], and turns what it throws into a message on stderr and an
+// The main() of both executables: runs the command argv[1], and converts exceptions to a message on stderr and an
 // exit code.
 #include "program.h"
 
@@ -37,15 +37,15 @@ void print_usage(const Program& program, std::ostream& out) {
   }
 }
 
-// Activations come and go every step: giving their pages back to the system and faulting them in again costs more
-// than the arithmetic on them.
+// Keeps freed memory in the process. Activations are freed and allocated every step, and page faults would cost more
+// than the arithmetic.
 void keep_freed_memory() {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, -1);
 }
 
-// An exception that cannot be caught: in a destructor of a library that takes memory, or in a library's own thread
-// (gloo's, which finds no free descriptor for a connection). Takes no memory.
+// Handles exceptions that cannot be caught: in a destructor of a library that allocates memory, or in a library's
+// thread (gloo's, if no descriptor is free for a connection). Allocates no memory.
 std::terminate_handler usual_terminate = nullptr;
 [[noreturn]] void on_terminate() {
   const std::type_info* const type = abi::__cxa_current_exception_type();
@@ -68,17 +68,17 @@ std::terminate_handler usual_terminate = nullptr;
   std::abort();
 }
 
-// A file takes the lowest free number: where a standard stream is closed, the first file opened would be written to
-// by all that prints. The executables and ranks started from here inherit these.
+// Opens /dev/null for closed standard streams. Otherwise the first opened file would get such a descriptor and
+// receive printed output. Child processes inherit the streams.
 void fill_closed_streams() {
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(stream, F_GETFD) == -1 && errno == EBADF && open("/dev/null", O_RDWR) != stream) std::_Exit(kExitData);
   }
 }
 
-// Same process, same arguments, another executable.
+// Executes the other program in this process with the same arguments.
 [[noreturn]] void become_torch_program(std::vector<char*> words) {
-  // The loader of libtorch's libraries dies of it.
+  // The loader of libtorch's libraries crashes without a current directory.
   std::error_code code;
   const bool there = !std::filesystem::current_path(code).empty();
   MPX_CHECK(there, "files", "the current directory is not there any more (", code.message(),
@@ -91,7 +91,7 @@ void fill_closed_streams() {
                                  "); it belongs beside metroplex: copy both, or build again");
 }
 
-// "help train" is "train --help", and "help optim.lr", where no command is called so, "train --help optim.lr".
+// Rewrites "help train" to "train --help", and "help optim.lr", which is no command, to "train --help optim.lr".
 void take_help_topic(const Program& program, std::vector<char*>& words) {
   static char help[] = "--help", train[] = "train";
   if (words.size() != 3 || std::strcmp(words[1], "help") != 0) return;
@@ -101,8 +101,8 @@ void take_help_topic(const Program& program, std::vector<char*>& words) {
       command ? std::vector<char*>{words[0], words[2], help} : std::vector<char*>{words[0], train, help, words[2]};
 }
 
-// The command words[1]; null after an answer to --help and --version, which leaves `code` at kExitOk, and to what is
-// no command.
+// Returns the command words[1]. Returns null after --help and --version, with `code` kExitOk, and for an unknown
+// command.
 const Command* command_of(const Program& program, const std::vector<char*>& words, int& code) {
   const std::string name = words.size() > 1 ? words[1] : "--help";
   if (name == "--help" || name == "-h" || name == "help") {
@@ -133,7 +133,7 @@ int main(int argc, char** argv) {
   keep_freed_memory();
   explain_bus_errors();
   usual_terminate = std::set_terminate(on_terminate);
-  // Here and in what is started from here a write over the limit of file sizes fails as on a full disk.
+  // In this process and its children a write beyond RLIMIT_FSIZE fails like a write to a full disk.
   std::signal(SIGXFSZ, SIG_IGN);
   const EscapedStreams escaped;
   try {
@@ -143,7 +143,7 @@ int main(int argc, char** argv) {
     const Command* const command = command_of(program, words, code);
     if (command != nullptr && command->run == kNeedsTorch) become_torch_program(words);
     if (command != nullptr) code = command->run({words.begin() + 2, words.end()});
-    // What went wrong earlier has left no errno.
+    // errno is stale here, so the message has no reason.
     const bool written = std::cout.flush() && std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
     MPX_CHECK(written || code != kExitOk, "files",
               "the output could not be written; is the disk full, or its reader gone?");
@@ -151,13 +151,13 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     std::cout.flush();
     const bool trace = std::find(argv, argv + argc, std::string("--trace")) != argv + argc;
-    // One write: ranks that are processes share the stream, and theirs would come between the parts of a line.
+    // A single write, because rank processes share the stream and could interleave parts of lines.
     const bool memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
     const std::string message =
         memory ? std::string("[memory] ") + base::kOutOfMemory : program.message_of(error, trace);
     std::fputs(("metroplex: " + base::escape_controls(message) + "\n").c_str(), stderr);
     if (program.tell_others) program.tell_others(error);
-    // Peers wait to hear of a failure: libtorch's own teardown would keep them a second or more.
+    // Skips libtorch's teardown, which would delay the failure report to peers by a second or more.
     std::_Exit(exit_code_of(error));
   }
 }

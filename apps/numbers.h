@@ -1,4 +1,4 @@
-// Values of a command's own options: checked, and named when they are wrong.
+// Checks values of a command's options; errors name the option.
 #pragma once
 
 #include <cmath>
@@ -21,7 +21,6 @@ inline double real_number(const char* option, const std::string& text) {
   return value;
 }
 
-// An integer of at least `least`.
 inline int64_t whole_number(const char* option, const std::string& text, int64_t least = 0) {
   size_t used = 0;
   long long value = 0;

@@ -1,4 +1,4 @@
-// metroplex preprocess: text and JSON lines into an indexed dataset.
+// metroplex preprocess: converts text and JSON lines to an indexed dataset.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -112,7 +112,7 @@ void read_partition(const std::string& text, data::PreprocessOptions& options) {
   options.num_partitions = count;
 }
 
-// One line on a terminal, rewritten; a line every ten seconds in a log.
+// Rewrites one line on a terminal; prints a line every ten seconds in a log.
 class ProgressLine {
  public:
   void show(const data::PreprocessProgress& now) {
@@ -143,8 +143,8 @@ class ProgressLine {
   Clock::time_point start_ = Clock::now(), last_ = start_;
 };
 
-// A checksum of what is in a file, or in the files of a folder: a tokenizer trained anew in the same place is another
-// job. Of folders in it nothing is read (text/tokenizer.h).
+// Returns a checksum of a file, or of the files of a folder without its subfolders (text/tokenizer.h). A retrained
+// tokenizer at the same path is a different job.
 std::string content_of(files::FileSystem& disk, const std::string& path) {
   if (path.empty() || !disk.exists(path)) return "";
   if (!disk.is_directory(path)) {
@@ -183,7 +183,7 @@ std::string tokenizer_folder(files::FileSystem& disk, const Arguments& a) {
   return model.empty() || disk.is_directory(model) ? model : files::parent_directory(model);
 }
 
-// The template of --chat. It must outlive the encoder.
+// Returns the template of --chat, which must outlive the encoder.
 text::ChatTemplate chat_template_of(const std::string& folder, const Arguments& a) {
   std::optional<text::ChatTemplate> found;
   if (!a.chat_template.empty()) found.emplace(text::read_chat_template(a.chat_template, folder));
@@ -196,7 +196,6 @@ text::ChatTemplate chat_template_of(const std::string& folder, const Arguments& 
   return std::move(*found);
 }
 
-// The tokens that end an answer when the model generates.
 std::vector<int32_t> end_tokens(const text::Tokenizer& tokenizer, const text::ChatTemplate& chat_template,
                                 const std::string& folder) {
   std::vector<int32_t> ids;

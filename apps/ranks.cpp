@@ -1,4 +1,4 @@
-// metroplex ranks: the rank map of a layout, drawn or as JSON, and questions about it.
+// metroplex ranks: the rank map of a layout as a drawing or JSON, and queries on it.
 #include <algorithm>
 #include <iostream>
 #include <optional>
@@ -63,7 +63,7 @@ void check_context_levels(const RanksOptions& o) {
   int64_t product = 1;
   std::string text;
   for (const int size : sizes) {
-    product = std::min(product * size, int64_t{1} << 31);  // no overflow
+    product = std::min(product * size, int64_t{1} << 31);  // avoids overflow
     text += (text.empty() ? "" : " ") + std::to_string(size);
   }
   MPX_CHECK(sizes.empty() || product == cp, "config", "--hierarchical-context-parallel-sizes ", text,
@@ -85,7 +85,7 @@ void add_questions(CLI::App& app, RanksOptions& o) {
   app.add_option("--max-columns", o.max_columns, "ranks drawn in a line at most")->capture_default_str();
 }
 
-// Megatron's groups called `name` ("EMBEDDING_GROUP", "embedding"); nothing when it has none of that name.
+// Returns Megatron's groups called `name` ("EMBEDDING_GROUP", "embedding"); nullopt if there are none.
 std::optional<topology::NamedGroups> find_named(const topology::RankGrid& grid, const RanksOptions& o) {
   std::string name = o.group;
   for (char& letter : name) letter = letter == '-' ? '_' : static_cast<char>(std::toupper(letter));
@@ -95,7 +95,6 @@ std::optional<topology::NamedGroups> find_named(const topology::RankGrid& grid, 
   return std::nullopt;
 }
 
-// The groups of --group, by one of Megatron's names or by axes. Throws base::Error for an unknown axis.
 topology::NamedGroups find_group(const topology::RankGrid& grid, const RanksOptions& o) {
   if (const auto named = find_named(grid, o)) return *named;
   return {o.group, grid.groups(topology::parse_axes(o.group))};
@@ -161,7 +160,7 @@ int run_ranks(const std::vector<std::string>& arguments) {
   draw.colour = !o.no_color && terminal.colour;
   draw.line_columns = terminal.columns;
   if (o.rank) {
-    (void)grid.coordinates(*o.rank);  // refuses a rank that does not exist
+    (void)grid.coordinates(*o.rank);  // throws for a rank that does not exist
     draw.marked_rank = *o.rank;
   }
   if (!o.group.empty() && !find_named(grid, o)) draw.colour_by = topology::parse_axes(o.group);

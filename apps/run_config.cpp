@@ -19,7 +19,7 @@ namespace {
 
 bool is_option(const std::string& word) { return word.size() > 2 && word.compare(0, 2, "--") == 0; }
 
-// Walks the words of a command line; "--name=value" and "--name value" are the same.
+// Reads the words of a command line; "--name=value" and "--name value" are equivalent.
 class Words {
  public:
   explicit Words(const std::vector<std::string>& words) : words_(words) {}
@@ -28,7 +28,7 @@ class Words {
   std::string next() { return words_[at_++]; }
   size_t& at() { return at_; }
   const std::vector<std::string>& all() const { return words_; }
-  // Value of the option just read: after its '=', or the next word.
+  // Returns the value of the option just read: after its '=', or the next word.
   std::string value(const std::string& option) {
     const size_t equals = option.find('=');
     if (equals != std::string::npos) return option.substr(equals + 1);
@@ -41,7 +41,6 @@ class Words {
   size_t at_ = 0;
 };
 
-// Drops top-level sections from the YAML that config::dump writes.
 std::string without_sections(const std::string& yaml, const std::vector<std::string>& sections) {
   std::istringstream in(yaml);
   std::string out, line;
@@ -55,7 +54,7 @@ std::string without_sections(const std::string& yaml, const std::vector<std::str
   return out;
 }
 
-// "section.key", and neither an option nor a file.
+// Whether the word is "section.key", and neither an option nor a file.
 bool is_key(const std::string& word) {
   const bool file = word.ends_with(".yaml") || word.ends_with(".yml") || word.find('/') != std::string::npos;
   return !is_option(word) && !file && word.find('.') != std::string::npos;
@@ -69,7 +68,7 @@ std::string joined(const std::vector<std::string>& words) {
 
 std::string name_of(const std::string& option) { return option.substr(0, option.find('=')); }
 
-// What every command with ranks calls so.
+// Short forms shared by all commands with ranks.
 constexpr struct {
   const char* name;
   const char* key;
@@ -91,12 +90,12 @@ const char* key_of_short_form(const std::string& name) {
 }
 
 constexpr const char* kIgnore = "--ignore-unknown-flags";
-// Between our own processes: PATH, the number of ARGUMENTS, and the words of megatron::to_words.
+// Internal option for child processes: PATH, the number of ARGUMENTS, and the words of megatron::to_words.
 constexpr const char* kScriptRead = "--launch-script-read";
 
-// The same of a configuration from a pipe, which can be read once: NAME and its text.
+// Internal option for a configuration from a pipe, which can be read only once: NAME and its text.
 constexpr const char* kConfigRead = "--config-read";
-// Of the kernel: one word of a command line, with the zero behind it.
+// Linux's limit of one argument (MAX_ARG_STRLEN), without the final zero.
 constexpr size_t kLongestWord = 128 * 1024 - 1;
 
 void add_config(config::Draft& draft, const std::string& path, RunArguments& out) {
@@ -114,7 +113,7 @@ void add_config(config::Draft& draft, const std::string& path, RunArguments& out
   out.arguments.insert(out.arguments.end(), {kConfigRead, path, text});
 }
 
-// Megatron flags of a command line, and what remains to be done with them once the whole line is read.
+// Megatron flags of a command line, and data for the checks after the whole line is read.
 struct MegatronFlags {
   megatron::Refused refused = megatron::Refused::kThrow;
   std::map<std::string, std::string> from_scripts;  // key -> the flag of a script that sets it, with its value
@@ -125,7 +124,7 @@ void add_megatron(config::Draft& draft, const megatron::Arguments& args, RunArgu
   out.notes.insert(out.notes.end(), args.notes.begin(), args.notes.end());
 }
 
-// Drops flags of scripts that have no effect in this configuration, as Megatron ignores them.
+// Drops script flags without effect in this configuration, as Megatron ignores them.
 void drop_without_effect(config::Draft& draft, const MegatronFlags& flags, RunArguments& out) {
   for (bool found = !flags.from_scripts.empty(); found;) {
     found = false;
@@ -143,7 +142,7 @@ bool is_yaml(const std::string& word) {
   return word.size() > 5 && (word.ends_with(".yaml") || word.ends_with(".yml"));
 }
 
-// pretrain_codegeex.py has another activation, and no dropout after the MLP.
+// pretrain_codegeex.py uses another activation, and no dropout after the MLP.
 void add_codegeex(config::Draft& draft, const megatron::LaunchScript& script, RunArguments& out) {
   if (!megatron::trains_codegeex(script.program)) return;
   draft.assign(std::vector<std::string>{"model.family=codegeex", "model.activation=quick_gelu"});
@@ -185,7 +184,7 @@ void take_script(config::Draft& draft, const std::string& path, const megatron::
     out.notes.push_back(path + " goes to " + script.folder + " before it starts; relative paths are taken from here");
 }
 
-// --from-megatron-args FILE [ARGUMENT ...] [-- ARGUMENT ...]: what stands behind the file is the script's own.
+// --from-megatron-args FILE [ARGUMENT ...] [-- ARGUMENT ...]: words after the file are the script's arguments.
 void add_script(config::Draft& draft, const std::string& path, Words& words, RunArguments& out,
                 MegatronFlags& flags) {
   std::vector<std::string> arguments;
@@ -207,14 +206,14 @@ void add_read_script(config::Draft& draft, Words& words, RunArguments& out, Mega
   take_script(draft, path, script, std::atoll(given.c_str()), out, flags);
 }
 
-// What model.from says counts for keys that nobody gave. A run.yaml gives all of them: a run that goes on does not
-// need the directory that it began with.
+// The configuration of model.from applies to keys without a value. A run.yaml sets all keys, so a resumed run does
+// not need the original directory.
 void add_directory(config::Draft& draft) {
   config::Config config = draft.finish();
   const std::string directory = config.model.from;
   const std::vector<config::Field> fields = config::fields(config);
   const bool all_given = std::all_of(fields.begin(), fields.end(), [&](const config::Field& field) {
-    // The run.yaml of an older version lacks the keys that are only exported.
+    // run.yaml files of older versions lack the keys that are only exported.
     const bool exported = field.name == "special_token_ids" || field.name == "generation_config";
     return field.section != "model" || exported || draft.given().contains(field.key());
   });
@@ -241,7 +240,7 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
   std::vector<std::string> overrides, flags, allowed;
   Words words(arguments);
   size_t begin = 0;
-  const auto keep = [&] {  // the words since, as they stand
+  const auto keep = [&] {  // copies the words since `begin` unchanged
     out.arguments.insert(out.arguments.end(), arguments.begin() + static_cast<std::ptrdiff_t>(begin),
                          arguments.begin() + static_cast<std::ptrdiff_t>(words.at()));
   };
@@ -265,7 +264,7 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
       out.help = true;
       if (!words.done() && !is_option(words.peek())) out.help_topic = words.next();
     } else if (name == "--trace" || name == kIgnore) {
-      // main.cpp's: errors with a stack trace; looked for above
+      // main.cpp handles --trace; kIgnore was handled above
     } else if (const char* key = key_of_short_form(name)) {
       overrides.push_back(base::concat(key, "=", words.value(word)));
     } else if (name == "--config") {

@@ -1,4 +1,4 @@
-// metroplex schedule: draws a pipeline schedule as it runs, with its bubble and its live activations.
+// metroplex schedule: draws a pipeline schedule over time, with its bubble and its live activations.
 #include <algorithm>
 #include <iostream>
 #include <map>
@@ -29,13 +29,13 @@ struct ScheduleOptions {
   std::string svg;
   int columns = 0;
   bool json = false, no_color = false, table = false;
-  // With --graphs: what is captured, and the shape of a layer's input.
+  // For --graphs: the captured modules, and the shape of a layer's input.
   bool graphs = false;
   std::string impl = "transformer_engine";
   std::vector<std::string> modules{"attn"};
   int64_t layers = 0, seq_length = 4096, micro_batch_size = 1;
   std::string layout, moe_layer_freq = "1";
-  plan::CapturedLayer layer{.hidden_size = 4096};  // with experts where there are any
+  plan::CapturedLayer layer{.hidden_size = 4096};  // includes experts if there are any
 };
 
 void declare(CLI::App& app, ScheduleOptions& options) {
@@ -128,11 +128,10 @@ void declare(CLI::App& app, ScheduleOptions& options) {
 }
 
 struct Graphs {
-  std::vector<plan::GraphPlan> plans;  // one a rank
+  std::vector<plan::GraphPlan> plans;  // one per rank
   std::vector<plan::GraphNumbers> numbers;
 };
 
-// [stage]
 std::vector<int> layers_of_stages(const plan::PipelineTable& table, const ScheduleOptions& options) {
   const auto stages = static_cast<size_t>(table.placement().stages());
   std::vector<int> of_stage(stages, 0);
@@ -177,9 +176,8 @@ config::CudaGraphModules modules_of(const std::vector<std::string>& lists) {
   return config::cuda_graph_module_set(words);
 }
 
-constexpr int kDense = 0, kExperts = 1;  // signatures
+constexpr int kDense = 0, kExperts = 1;  // layer signatures
 
-// What is captured of either kind of layer.
 std::map<int, plan::GraphTensors> tensors_of(const ScheduleOptions& options,
                                              const config::CudaGraphModules& modules) {
   std::map<int, plan::GraphTensors> tensors;
@@ -193,7 +191,8 @@ std::map<int, plan::GraphTensors> tensors_of(const ScheduleOptions& options,
   return tensors;
 }
 
-// Bytes are counted in 63 bits. `most`: captured layers of a rank, if no two passes shared an instance.
+// Checks that byte counts fit into 63 bits. `most`: captured layers of a rank, without instances shared between
+// passes.
 void check_bytes(const ScheduleOptions& options, double most) {
   const plan::CapturedLayer& layer = options.layer;
   const auto real = [](int64_t count) { return static_cast<double>(count); };
@@ -201,7 +200,7 @@ void check_bytes(const ScheduleOptions& options, double most) {
   const double of_token = std::max({real(layer.hidden_size * layer.element), real(layer.topk * layer.etp * 8),
                                     real(layer.num_experts * (layer.probability + 1))});
   const double splits = real(layer.etp * layer.ep) * real((layer.num_experts + layer.slots) * 8);
-  constexpr double kTensors = 16;  // inputs, results, integers, gradients and Megatron's store of a layer are fewer
+  constexpr double kTensors = 16;  // exceeds the number of input, result, integer, gradient and stored tensors
   MPX_CHECK(
       kTensors * most * std::max(tokens * of_token, splits) < 0x1p63, "plan", "--seq-length ", options.seq_length,
       " x --micro-batch-size ", options.micro_batch_size, " tokens of --hidden-size ", layer.hidden_size,

@@ -1,5 +1,5 @@
-// metroplex schedule --sequence: draws how context-parallel ranks share a sequence, how even that is, and whose keys
-// travel.
+// metroplex schedule --sequence: draws how context-parallel ranks share a sequence, the balance of the shares, and
+// the keys that are sent.
 #include <fstream>
 #include <iostream>
 
@@ -105,7 +105,7 @@ int run_sequence(const std::vector<std::string>& arguments) {
     std::cout << json_text(to_json(picture)) << "\n";
     return 0;
   }
-  // Beside the bar stand the rank and its numbers, some 60 columns.
+  // The bar shares its line with the rank and its numbers, about 60 columns.
   const int terminal = terminal_of_stdout().columns;
   const int columns = options.columns > 0 ? options.columns : terminal > 0 ? std::max(20, terminal - 60) : 80;
   std::cout << plan::draw_text(picture, columns);

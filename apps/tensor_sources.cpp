@@ -27,7 +27,7 @@ bool is_hf_directory(files::FileSystem& disk, const std::string& path) {
 config::Config hf_config(files::FileSystem& disk, const std::string& directory) {
   const config::Config config = config::load("", hf::settings_of(disk, directory));
   config::Config checked = config;
-  checked.data.mock_data = true;  // it needs no data to be a model
+  checked.data.mock_data = true;  // the check requires a data setting
   config::check(checked, 1, config::Use::evaluation);
   return config::resolved(config, 1);
 }

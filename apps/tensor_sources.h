@@ -1,4 +1,4 @@
-// What the commands without tensors read weights from: one of our checkpoints, or a Hugging Face directory.
+// Weight sources of commands without tensors: a Metroplex checkpoint or a Hugging Face directory.
 #pragma once
 
 #include <memory>
@@ -13,23 +13,23 @@
 
 namespace metroplex::apps {
 
-// Judged by config.json and safetensors files in it.
+// Whether `path` contains config.json and safetensors files.
 bool is_hf_directory(files::FileSystem& disk, const std::string& path);
 using checkpoint::refuse_foreign;
-// What its config.json means, resolved for one rank. Throws base::Error.
+// Returns the configuration from config.json, resolved for one rank. Throws base::Error.
 config::Config hf_config(files::FileSystem& disk, const std::string& directory);
 
 struct OpenedSource {
   std::unique_ptr<checkpoint::TensorSource> source;
-  std::vector<std::string> problems;  // damaged checkpoints that were passed over
+  std::vector<std::string> problems;  // skipped damaged checkpoints
 };
-// A Hugging Face directory, a checkpoint, or a folder of them: that of `iteration`, or with 0 the newest. Throws
-// base::Error where there is none, and what opening it throws.
+// Opens a Hugging Face directory, a checkpoint, or in a folder of checkpoints that of `iteration` (0: the newest).
+// Throws base::Error if there is none, and errors from opening it.
 OpenedSource open_tensor_source(files::FileSystem& disk, const std::string& path, int64_t iteration);
 
-// The state of a run that has done nothing but begin with this directory, with its tokenizer.
+// Returns the state of a new run that starts from this directory, with its tokenizer.
 checkpoint::RunState hf_run_state(files::FileSystem& disk, const std::string& directory);
-// That of a checkpoint as it is, with the files beside its tensors.
+// Returns the saved state of a checkpoint, with the files next to its tensors.
 checkpoint::RunState saved_run_state(files::FileSystem& disk, const checkpoint::Reader& reader);
 
 }  // namespace metroplex::apps

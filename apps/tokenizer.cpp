@@ -1,4 +1,4 @@
-// metroplex tokenizer: train one, use one, look at one.
+// metroplex tokenizer: trains, applies and displays tokenizers.
 #include <cstdio>
 #include <iostream>
 #include <iterator>

@@ -1,7 +1,7 @@
-// attention_operators [cuda|cpu] [repetitions]: core attention, forward and backward, by each operator that a GPU may
-// be given: flash attention, cuDNN's and our own kernels, in bf16 with a causal mask, and of blocks that have none.
-// They take turns. Prints Markdown; the table of choices (config/attention.h) should name the quickest that takes the
-// case. On a CPU only ours runs.
+// attention_operators [cuda|cpu] [repetitions]: core attention, forward and backward, by each operator that a GPU can
+// use: flash attention, cuDNN's and our own kernels. Cases are bf16 with a causal mask, and context-parallel blocks
+// without a mask. The operators alternate. Prints Markdown; the table of choices (config/attention.h) should select
+// the fastest supported operator. On a CPU only our kernel runs.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
@@ -27,9 +27,9 @@ using config::AttentionBy;
 struct Case {
   const char* name;
   int64_t b, s, heads, groups, d, dv;
-  int64_t documents = 0;  // of a sample; 0: no ids
+  int64_t documents = 0;  // per sample; 0: no document ids
   double dropout = 0;
-  int64_t keys = 0;  // 0: s, causal; else so many, and every query sees each, as in a block of context parallelism
+  int64_t keys = 0;  // 0: s, causal; else this many without a mask, as in a block of context parallelism
 };
 constexpr Case kCases[] = {{"GPT-2", 8, 1024, 12, 12, 64, 64},
                            {"GPT-2, dropout", 8, 1024, 12, 12, 64, 64, 0, 0.1},
@@ -91,7 +91,7 @@ void run(const Operands& o, AttentionBy by) {
   nn::fused_attention_backward(o.spec.target, in, {out, logsumexp, heads_first(o.dy)}, spec);
 }
 
-// Milliseconds, in turns; none where the operator does not take the case, and what it said.
+// Milliseconds of alternating runs; empty if the operator does not support the case, with its message.
 struct Times {
   std::vector<double> all;
   std::string refusal;

@@ -1,6 +1,6 @@
-// Core attention, forward and backward: our blocks against whole score matrices in fp32 (with dropout drawn as ours
-// is) and against at::scaled_dot_product_attention with autograd, which has a fused operator for causal masks and
-// additive ones, and none for dropout. The ways take turns.
+// Core attention, forward and backward: our blocked kernel, whole score matrices in fp32 (with the same dropout
+// mask), and at::scaled_dot_product_attention with autograd. The last has a fused operator for causal and additive
+// masks, but none for dropout. The variants alternate.
 //   blocked_attention [repetitions] [threads]
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -29,7 +29,7 @@ struct Case {
   int64_t b, heads, groups, s, d;
   at::ScalarType dtype;
   double dropout;
-  int64_t document;  // tokens of each; 0: no ids
+  int64_t document;  // tokens per document; 0: no ids
 };
 
 struct Operands {
@@ -61,7 +61,7 @@ void blocked(const Operands& o) {
 
 at::Tensor heads_first(const at::Tensor& x) { return x.permute({1, 2, 0, 3}); }
 
-// [b or 1, 1, s, s] bool, true = hidden.
+// [b or 1, 1, s, s] bool, true = masked.
 at::Tensor hidden(const Operands& o) {
   const int64_t s = o.in.q.size(0);
   at::Tensor hidden = at::ones({s, s}, at::kBool).triu_(1).view({1, 1, s, s});

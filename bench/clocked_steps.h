@@ -1,4 +1,4 @@
-// Training steps of the mixture of mixture.h, ranks as threads, timed by the wall clock and by the virtual clock.
+// Training steps of the MoE model of mixture.h, with ranks as threads, timed by the wall clock and the virtual clock.
 #pragma once
 
 #include <sched.h>
@@ -23,9 +23,9 @@ namespace metroplex::bench {
 
 struct ClockedSteps {
   int ranks = 2;
-  double skew = 1;  // of Zipf's law; 0: even
+  double skew = 1;  // exponent of Zipf's law; 0: even
   MixtureSizes model;
-  bool clones = false;  // exact, as many slots as home experts
+  bool clones = false;  // exact planner, as many replica slots as local experts
   bool overlaps = true, fetched_again = false;
 };
 
@@ -44,7 +44,6 @@ inline config::Config config_of(const ClockedSteps& s) {
   return config::resolved(c, s.ranks);
 }
 
-// How long the calling thread has been ready to run without a core.
 inline double seconds_without_core() {
   std::ifstream stat("/proc/thread-self/schedstat");
   double on_core = 0, without = 0;
@@ -52,7 +51,7 @@ inline double seconds_without_core() {
   return without * 1e-9;
 }
 
-// The calling thread stays on one of the cores that it may use: the n-th, if there are as many.
+// Pins the calling thread to the n-th core of its affinity mask, if there are as many.
 inline void keep_to_core(int n) {
   cpu_set_t allowed, one;
   CPU_ZERO(&one);
@@ -69,7 +68,7 @@ struct StepTime {
 };
 using StepTimes = std::vector<std::vector<StepTime>>;  // by rank and step
 
-// Between two barriers, at which the virtual clocks of all ranks are equal.
+// Times `body` between two barriers, at which the virtual clocks of all ranks are equal.
 template <class Body>
 StepTime timed(const comm::World& world, comm::VirtualClock& clock, const Body& body) {
   comm::barrier(world.groups().world);

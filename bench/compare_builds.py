@@ -24,7 +24,8 @@ def gpt2_step(text):
 
 
 def layer_overhead(text):
-    """Against plain libtorch, which takes turns with ours inside the program: what slows the machine slows both."""
+    """Compares with plain libtorch, which alternates with ours inside the program, so that both have the same machine
+    load."""
     rows = [cells(line) for line in text.splitlines() if line.startswith("|")][2:]
     return {f"{row[0]}, ours / bare torch": float(row[1]) / float(row[2]) for row in rows}
 
@@ -35,7 +36,7 @@ def moe_step(text):
 
 def optimizer_step(text):
     rows = [cells(line) for line in text.splitlines() if line.startswith("|")][2:]
-    # Bytes an element over GB/s: the milliseconds beside them are whole.
+    # Computes bytes per element over GB/s, because the printed milliseconds are rounded to integers.
     return {f"optimizer, {row[0]}, ns an element": float(row[1]) / float(row[3]) for row in rows}
 
 
@@ -62,7 +63,7 @@ def main():
         "optimizer_step": (optimizer_step, ["60", "7"]),
         "recompute_time": (recompute_time, [a.recompute]),
     }
-    figures = {}  # name: [(old, new) of each round]
+    figures = {}  # name -> [(old, new) per round]
     for round_number in range(a.rounds):
         for name, (read, arguments) in benches.items():
             if a.only and name not in a.only:

@@ -11,12 +11,12 @@ import tempfile
 import time
 
 SHAPES = {"f32": ((4, 64), (2, 512)), "bf16": ((4, 64), (2, 512), (8, 1024))}
-QUIET_SPREAD = 0.10  # of median over minimum: beyond it one run cannot tell a tenth from noise
+QUIET_SPREAD = 0.10  # median over minimum - 1; above it one run cannot resolve differences of a tenth
 WARM_UP = 2
 
 
 class Runner:
-    """A process that makes a step whenever it is asked to."""
+    """A process that runs one step per request."""
 
     def __init__(self, name, command):
         self.name, self.command, self.times = name, command, []
@@ -37,7 +37,7 @@ class Runner:
         while not line.startswith("step "):
             line = self.line()
         self.times.append(float(line.split()[1]))
-        time.sleep(0.05)  # until its threads have spun and sleep
+        time.sleep(0.05)  # until its threads have stopped spinning
 
     def end(self):
         last = self.process.stdout.read()
@@ -66,7 +66,7 @@ def cpu_model():
 
 
 def cpu_times():
-    """Jiffies of all cores: all, those others on the host took."""
+    """Returns jiffies of all cores: total, and stolen by other guests of the host."""
     with open("/proc/stat") as file:
         numbers = [int(x) for x in file.readline().split()[1:9]]
     return sum(numbers), numbers[7]

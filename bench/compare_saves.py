@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""compare_saves.py SAVE_STALL [--rounds 9] [--folder .]: what a training step waits for a checkpoint, ours and
-torch.distributed.checkpoint's, at once and in the background, in turn in one run; and a plain write of as many bytes with
-fsync. Needs a torch that python can import."""
+"""compare_saves.py SAVE_STALL [--rounds 9] [--folder .]: the time that a training step waits for a checkpoint, with our
+saves and with torch.distributed.checkpoint. Saves are synchronous and in the background, alternating in one run. Also
+measures a plain write of as many bytes with fsync. Needs a torch that python can import."""
 import argparse
 import os
 import subprocess

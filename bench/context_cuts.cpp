@@ -1,8 +1,7 @@
-// context_cuts [PREFIX...]: how even the cuts of a sequence are, cp 2 to 64: the most attention area of a rank over
-// the mean, and the keys that travel as a share of those of a gather; of made-up lengths with fixed seeds, and of the
-// documents of data sets (PREFIX.idx, .bin), shuffled and packed end to end. Then the planner's time. Then hybrid
-// context parallelism: how long a global batch takes by cost, and whose keys travel, with groups of one size and of
-// any.
+// context_cuts [PREFIX...]: the balance of sequence sharding for cp 2 to 64. Prints the largest attention area of a
+// rank over the mean, and the sent keys as a share of an all-gather. Uses synthetic lengths with fixed seeds, and
+// documents of data sets (PREFIX.idx, .bin), shuffled and packed. Then prints the planner's time. Then prints hybrid
+// context parallelism: time of a global batch by cost, and sent keys, with groups of one size and of any size.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -27,7 +26,6 @@ struct Lengths {
   std::vector<int64_t> documents;
 };
 
-// Lengths that add up to `length`.
 template <class Draw>
 std::vector<int64_t> filled(int64_t length, const Draw& draw) {
   std::vector<int64_t> lengths;
@@ -99,7 +97,8 @@ void print_times() {
   }
 }
 
-// Attention of a model whose layers have 12 h^2 parameters, over a token's other work: 4 h / (2 * 12 h^2).
+// The cost of a query-key pair relative to a token's other work. For layers with 12 h^2 parameters it is 4 h / (2 *
+// 12 h^2).
 constexpr double kPairCost = 1.0 / (6 * 4096);
 
 double cost_of(const std::vector<int64_t>& lengths) {
@@ -118,7 +117,7 @@ int64_t keys_sent(const std::vector<int64_t>& lengths, int cp) {
   return plan::key_traffic(cut, plan::seen_keys(documents, cut)).seen;
 }
 
-// Samples of packed documents, each data-parallel rank with its own, and the same by a plan.
+// Compares packed samples distributed to data-parallel ranks with a hybrid plan for the same samples.
 void print_hybrid(const std::string& name, const plan::DocumentLengths& samples, int dp, int cp) {
   std::vector<double> fixed(static_cast<size_t>(dp), 0);
   int64_t tokens = 0, fixed_keys = 0, hybrid_keys = 0, documents = 0, shared = 0, length = 0;
@@ -140,7 +139,7 @@ void print_hybrid(const std::string& name, const plan::DocumentLengths& samples,
   }
   size_t microbatches = 0;
   for (int rank = 0; rank < dp * cp; ++rank) microbatches = std::max(microbatches, plan.of_rank(rank).size());
-  double mean = 0;  // of what the documents cost
+  double mean = 0;  // of the documents' costs
   for (const double of_rank : fixed) mean += of_rank / dp;
   const double fixed_span = *std::max_element(fixed.begin(), fixed.end()) +
                             request.microbatch_cost * static_cast<double>(samples.size() / fixed.size());
@@ -175,7 +174,7 @@ void print_hybrids(int64_t length) {
       print_hybrid("log-normal, sigma " + std::to_string(static_cast<int>(sigma)), samples, dp, cp);
     }
   }
-  // Long samples among short ones, as where texts of one kind are in a row.
+  // Long samples among short ones, as if texts of one kind were consecutive.
   for (const auto& [dp, cp] : {std::pair{2, 2}, {4, 4}, {8, 8}}) {
     std::uniform_int_distribution<int64_t> crumb(1, 4000);
     plan::DocumentLengths samples(static_cast<size_t>(4 * dp));

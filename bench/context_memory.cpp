@@ -1,5 +1,5 @@
-// context_memory [tokens] [exchange] [ranks...]: what a context-parallel rank holds in a training step, against the
-// prediction, with one sequence on 1, 2, 4, 8 ranks that are threads; as a Markdown table, in MiB.
+// context_memory [tokens] [exchange] [ranks...]: measured and predicted memory of a context-parallel rank in a
+// training step. Uses one sequence on 1, 2, 4 and 8 ranks as threads. Prints a Markdown table in MiB.
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 
@@ -61,7 +61,7 @@ void print(int64_t tokens, int cp, const std::string& exchange) {
   const config::Config config = config_of(tokens, cp, exchange);
   std::vector<Outcome> all(static_cast<size_t>(cp));
   const auto start = bench::Clock::now();
-  // Sends that complete when they are received are not copied: the meter of a rank sees what the rank holds.
+  // Synchronous sends are not copied, so the meter of a rank counts only its own memory.
   comm::run_threads(cp, topology::RankGrid(cp, config.parallel), {std::chrono::minutes(10), true},
                     [&](const comm::World& world) { all[static_cast<size_t>(world.rank())] = run(config, world); });
   const auto most = [&](const auto& of) {
@@ -87,7 +87,7 @@ int main(int argc, char** argv) {
   std::vector<int> ranks;
   for (int i = 3; i < argc; ++i) ranks.push_back(std::atoi(argv[i]));
   if (ranks.empty()) ranks = {1, 2, 4, 8};
-  at::globalContext().setUserEnabledMkldnn(false);  // what it packs depends on the machine's instructions
+  at::globalContext().setUserEnabledMkldnn(false);  // oneDNN's packing depends on the machine's instruction set
   std::printf("One sequence of %lld tokens, bf16, MiB on the rank with most, measured and predicted:\n\n",
               static_cast<long long>(tokens));
   std::printf("| cp | exchange | activations | predicted | workspace | predicted | peak | predicted | seconds |\n");

@@ -1,8 +1,8 @@
 // context_overlap [tokens] [repetitions]: core attention of one sequence over context-parallel ranks, forward and
-// backward, by the virtual clock (docs/topology.md): what the exchanges take on links of several speeds, against a
-// free link, against exchange and work one after the other, and against the bound, in which a ring's hop takes as
-// long as the longer of work and link. bound: (cp - 1) max(c, x) + c forward, the same and one hop of gradients
-// backward, with c = work / cp and x = latency + bytes / bandwidth.
+// backward, by the virtual clock (docs/topology.md). Compares the exchanges on links of several speeds with a free
+// link, with serialized exchange and work, and with the bound. In the bound a ring hop takes the longer of work and
+// link: (cp - 1) max(c, x) + c forward, and the same plus one hop of gradients backward. c = work / cp and x =
+// latency + bytes / bandwidth.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
@@ -77,7 +77,7 @@ void print(int cp, int64_t tokens, CpCommType exchange, const comm::LinkCost& li
   const Times got = measure(cp, tokens, exchange, link, repetitions);
   const double barrier = link.latency_s,
                hop = link.seconds(static_cast<double>(tokens / cp * kHeads * 2 * kSize * 4));
-  // Two ends of `timed` are barriers, of which one counts.
+  // Both ends of `timed` are barriers; one of them counts.
   const auto line = [&](const char* way, double free, double virtual_s, int hops, int gradients) {
     const double c = free / cp;
     std::printf("| %d | %s | %s | %.2f | %.2f | %.2f |", cp, config::text_of(exchange), way, free * 1e3,

@@ -1,7 +1,7 @@
-// echo_overlap [steps] [rounds] [most ranks]: what ranks wait for clones of hot experts, by the virtual clock:
-// weights and gradients waited for where they are sent, or where they are needed
-// (model.moe_echo_expert_dispatch_overlap); weights kept for backward, or fetched again. Skewed routing (Zipf), 4 to
-// 64 ranks, two links. All forms take turns.
+// echo_overlap [steps] [rounds] [most ranks]: the time that ranks wait for replicas of hot experts, by the virtual
+// clock. Weights and gradients are awaited after sending or at first use (model.moe_echo_expert_dispatch_overlap).
+// Weights are stored for backward or fetched again. Skewed routing (Zipf), 4 to 64 ranks, two links. All variants
+// alternate.
 #include <ATen/ATen.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// echo_plan [repetitions]: what a plan of clones of experts takes on one core, and how good it is. Prints Markdown.
+// echo_plan [repetitions]: the time and quality of expert replica plans on one core. Prints Markdown.
 #include <time.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ using namespace metroplex;
 
 constexpr int64_t kRowsOfRank = 65536;
 
-// Rows of each source rank, by Zipf's law over experts in random order, with noise.
+// Returns rows per source rank by Zipf's law over experts in random order, with noise.
 std::vector<int64_t> counts_of(const plan::EchoSizes& sizes, double exponent, uint64_t seed) {
   std::mt19937_64 draw(seed);
   std::vector<int> place(static_cast<size_t>(sizes.experts));
@@ -35,7 +35,7 @@ std::vector<int64_t> counts_of(const plan::EchoSizes& sizes, double exponent, ui
   return counts;
 }
 
-// Of this thread alone, whatever else the machine does.
+// CPU time of this thread, independent of other load on the machine.
 double microseconds() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -55,7 +55,6 @@ struct Figures {
 
 namespace kernels = cuda::kernels;
 
-// What a plan is written to.
 struct Place {
   explicit Place(const plan::EchoSizes& s)
       : owner(static_cast<size_t>(s.clones())),
@@ -74,7 +73,7 @@ struct Place {
   std::vector<int64_t> ends, source_rows, final_loads, scratch;
 };
 
-// The rows of rank 0, and the number of each among those for its expert.
+// The rows of rank 0, and the index of each row among the rows of its expert.
 struct Assignments {
   Assignments(const std::vector<int64_t>& counts, const plan::EchoSizes& sizes)
       : offsets(static_cast<size_t>(sizes.experts), 0) {

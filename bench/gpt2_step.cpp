@@ -1,7 +1,7 @@
-// gpt2_step [B] [T] [steps] [threads] [f32|bf16] [turns]: one rank trains GPT-2 124M on synthetic tokens through the
-// whole product (assemble, executor, gradient buffer, AdamW, clipping off as in the peer) and prints tokens/s, peak
-// memory, and the machine's own matmul rate in the same run. 0 threads: one for every core. With "turns" each step
-// waits for a line on stdin and prints its time, in seconds (compare_gpt2.py).
+// gpt2_step [B] [T] [steps] [threads] [f32|bf16] [turns]: one rank trains GPT-2 124M on synthetic tokens with the
+// complete trainer. That includes assemble, executor, gradient buffer and AdamW; clipping is off as in the peer.
+// Prints tokens/s, peak memory, and the machine's matmul rate in the same run. 0 threads: one per core. With "turns"
+// each step waits for a line on stdin and prints its time in seconds (compare_gpt2.py).
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <sys/resource.h>
@@ -25,8 +25,8 @@ namespace {
 using namespace metroplex;
 using bench::Clock;
 
-// Multiply-adds of 1024^3 matrices of this dtype, in TFLOP/s, the quickest by libtorch's product or by what our
-// layers take on this CPU: the limit of this machine.
+// Returns the TFLOP/s of 1024^3 matrix products of this dtype, by the faster of libtorch's and our layers' product on
+// this CPU. It is the upper limit on this machine.
 double matmul_tflops(at::ScalarType dtype) {
   const at::Tensor a = at::randn({1024, 1024}).to(dtype), b = at::randn({1024, 1024}).to(dtype);
   std::vector<double> times;
@@ -70,7 +70,6 @@ nn::Microbatch random_batch(int64_t b, int64_t t) {
   return batch;
 }
 
-// Another program measures between our steps.
 void wait_for_turn() {
   if (std::getchar() == EOF) std::exit(1);
 }
@@ -116,7 +115,7 @@ int main(int argc, char** argv) {
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);
     const double best = static_cast<double>(b * t) / *std::min_element(times.begin(), times.end());
-    // 0.74 GFLOP a token: 6 x 124M parameters, attention scores left out.
+    // 0.74 GFLOP per token: 6 x 124M parameters, without attention scores.
     std::printf(
         "B=%ld T=%ld %s threads=%d loss=%.4f median %.0f ms  %.1f tok/s  best %.1f  peak %.0f MB  matmul %.3f "
         "TFLOP/s  share "

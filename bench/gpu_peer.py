@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""gpu_peer.py gpt2|llama|mixtral STEPS cuda|cpu COMPILE(0|1) [whole|small]: the models of gpu_step in plain PyTorch: fp32
-parameters, bf16 by autocast, fused AdamW, libtorch's attention, experts by torch._grouped_mm where the device has it in
-bf16 and one after the other elsewhere. time.perf_counter() is called before and after each step and nowhere else
-(turns.py makes the steps wait). Prints ms a step and tokens/s."""
+"""gpu_peer.py gpt2|llama|mixtral STEPS cuda|cpu COMPILE(0|1) [whole|small]: the models of gpu_step in plain PyTorch.
+Parameters are fp32, with bf16 autocast, fused AdamW and libtorch's attention. Experts use torch._grouped_mm if the
+device supports it in bf16, else they run one after another. time.perf_counter() is called only before and after each
+step (turns.py makes the steps wait). Prints ms per step and tokens/s."""
 import sys
 import time
 

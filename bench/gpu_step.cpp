@@ -1,7 +1,7 @@
 // gpu_step gpt2|llama|mixtral [steps] [cuda|cpu] [none|full_iteration] [whole|small] [turns]: one rank trains a model
-// of scripts/gpu_bringup.sh in bf16 on synthetic tokens through the whole product and prints ms a step, tokens/s and
-// model TFLOP/s. gpu_peer.py has the same models in plain PyTorch. "small" tries the program where there is no GPU.
-// With "turns" each step waits for a line on stdin and prints its time, in seconds (compare_gpu.py).
+// of scripts/gpu_bringup.sh in bf16 on synthetic tokens with the complete trainer. Prints ms per step, tokens/s and
+// model TFLOP/s. gpu_peer.py has the same models in plain PyTorch. "small" tests the program without a GPU. With
+// "turns" each step waits for a line on stdin and prints its time in seconds (compare_gpu.py).
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ struct Arguments {
   bool small() const { return size == "small"; }
 };
 
-// GPT-2 124M; four layers of a Llama 3.2 1B; two layers of a Mixtral of half the width.
+// GPT-2 124M; four layers of Llama 3.2 1B; two layers of Mixtral at half width.
 config::Config sizes_of(const Arguments& a) {
   config::Config c;
   if (a.model == "gpt2") {
@@ -110,7 +110,7 @@ void run(const Arguments& a) {
     const int64_t b = config.train.micro_batch_size;
     std::vector<double> times;
     double loss = 0;
-    // A step is eager, the next one captured; neither is timed.
+    // The first step is eager and the second is captured; neither is timed.
     for (int64_t step = 0; step < a.steps + 2; ++step) {
       if (a.turns && std::getchar() == EOF) std::exit(1);
       const auto start = Clock::now();

@@ -1,7 +1,7 @@
-// graph_experts [rounds]: the host's time for a layer of experts, eager against replayed, where the load of the
-// experts is even, skewed (Zipf, exponent 1), or all on one expert; and what graphs, static inputs, tensors handed
-// on, pools and clones take. Time of a layer: half of what a training step of two further layers takes more. So small
-// a model that work on values is little beside issuing it; steps in turns; 2 ranks of one thread share the experts.
+// graph_experts [rounds]: host time of an MoE layer, eager and replayed. The experts' load is even, skewed (Zipf,
+// exponent 1), or all on one expert. Also prints the cost of graphs, static inputs, tensors between graphs, pools and
+// replicas. The time of a layer is half the additional time of a training step with two more layers. The model is so
+// small that host overhead dominates. Steps alternate; 2 ranks of one thread share the experts.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -37,7 +37,7 @@ struct Way {
   const char* name;
   CudaGraphImpl impl;
   std::vector<std::string> modules;
-  bool buffers;  // static_buffer with room for all rows, else alltoall
+  bool buffers;  // static_buffer with capacity for all rows, else alltoall
   bool clones;
 };
 
@@ -45,7 +45,7 @@ config::Config config_of(const Load& load, const Way& way, int64_t layers) {
   const bench::MixtureSizes s{layers, 32, 4, 32, 8, 1, 128, 16, 1};
   config::Config c = bench::mixture(s, kRanks);
   c.model.moe_aux_loss_coeff = "0.01";
-  c.model.moe_router_pre_softmax = true;  // of one expert a token
+  c.model.moe_router_pre_softmax = true;  // with one expert per token
   c.model.moe_router_force_load_balancing = load.skew == 0;
   c.model.moe_router_force_skew = load.skew;
   if (way.buffers) {

@@ -1,7 +1,7 @@
-// graph_step [rounds]: the host's time for a training step as it is against the replay of its graph
-// (train.cuda_graph_impl: full_iteration) or of graphs of its layers, whole ones or attention alone
-// (transformer_engine), in turns, over sizes of models; what a capture takes, and the memory of graph, static inputs
-// and pool. One rank, one thread and two.
+// graph_step [rounds]: host time of a training step, eager and replayed, over sizes of models. Replays one graph
+// (train.cuda_graph_impl: full_iteration) or graphs of layers, whole or attention alone (transformer_engine). The
+// variants alternate. Also prints the time of a capture, and the memory of graph, static inputs and pool. One rank,
+// one thread and two.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 

@@ -1,9 +1,9 @@
-// grouped_product [repetitions] [in] [out] [experts] [rows]: the products of the experts of a layer in one call,
-// beside one large product of the same work, a loop of at::mm and at::_grouped_mm, taking turns in one process.
-// Prints Markdown: medians in GFLOP/s (forward, input gradient, weight gradient together), ratios, and how fast the
-// weights went by compared with a plain read of as many bytes.
-// grouped_product cuda [experts] [rows] [in] [out]: on a GPU, by own tiles in bf16 and fp16, and in bf16 by
-// at::_grouped_mm, in TFLOP/s; all experts have the same share of `rows`.
+// grouped_product [repetitions] [in] [out] [experts] [rows]: the GEMMs of a layer's experts in one call. Compares
+// with one large GEMM of the same work, a loop of at::mm, and at::_grouped_mm, alternating in one process. Prints
+// Markdown: medians in GFLOP/s (forward, input gradient and weight gradient together), ratios, and the weights'
+// bandwidth next to that of a plain read.
+// grouped_product cuda [experts] [rows] [in] [out]: on a GPU, our kernel in bf16 and fp16, and at::_grouped_mm in
+// bf16, in TFLOP/s. All experts have the same share of `rows`.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <time.h>
@@ -28,10 +28,10 @@ using namespace metroplex;
 
 struct Sizes {
   int64_t repetitions = 9, in = 1024, out = 1024;
-  int64_t experts = 0, rows = 0;  // 0: all that the table has
+  int64_t experts = 0, rows = 0;  // 0: all cases of the table
 };
 
-// Of one thread its own time, which others on the machine do not lengthen; of several what passes on the wall.
+// CPU time for one thread, which excludes other load on the machine; wall time for several threads.
 double seconds(const std::function<void()>& work) {
   const auto now = [clock = at::get_num_threads() == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC] {
     timespec time{};
@@ -43,7 +43,7 @@ double seconds(const std::function<void()>& work) {
   return now() - start;
 }
 
-// Equal rows, or in proportion to 1 / n (Zipf), of the same sum.
+// Equal rows, or rows in proportion to 1 / n (Zipf) with the same sum.
 std::vector<int64_t> row_counts(int64_t experts, int64_t mean, bool skewed) {
   std::vector<int64_t> rows(static_cast<size_t>(experts), mean);
   if (!skewed) return rows;
@@ -58,7 +58,7 @@ std::vector<int64_t> row_counts(int64_t experts, int64_t mean, bool skewed) {
   return rows;
 }
 
-constexpr int kOwnTiles = 80;  // a compute capability for which own tiles are chosen
+constexpr int kOwnTiles = 80;  // a compute capability for which our kernel is selected
 
 class Case {
  public:
@@ -106,7 +106,7 @@ class Case {
             [this] { at::_grouped_mm(dy_, weight_, offsets_); },
             [this] { gradient_.add_(at::_grouped_mm(dy_.t(), x_, offsets_)); }};
   }
-  // The same where half of the weights are clones, which lie in another tensor.
+  // The same with half of the weights as replicas, in another tensor.
   std::vector<std::function<void()>> joined() const {
     const int64_t home = experts_ / 2;
     const auto all = [this, clones = weight_.narrow(0, home, experts_ - home).clone(), home] {
@@ -115,7 +115,7 @@ class Case {
     return {[this, all] { at::_grouped_mm(x_, all().transpose(1, 2), offsets_); },
             [this, all] { at::_grouped_mm(dy_, all(), offsets_); }, torchs()[2]};
   }
-  // Every weight once, by all threads.
+  // Reads every weight once, with all threads.
   void read() const {
     const auto* data = static_cast<const uint64_t*>(weight_.const_data_ptr());
     const int64_t words = static_cast<int64_t>(weight_.nbytes() / 8);
@@ -144,7 +144,6 @@ class Case {
   double flops_ = 0;
 };
 
-// Medians of each, taking turns.
 std::vector<double> take_turns(int64_t repetitions, const std::vector<std::function<void()>>& works) {
   std::vector<std::vector<double>> times(works.size());
   for (int64_t i = 0; i < repetitions + 1; ++i) {
@@ -166,7 +165,7 @@ void measure(const Sizes& sizes, int64_t experts, int64_t mean, bool skewed, at:
     const std::vector<double> t =
         take_turns(sizes.repetitions, {ours[op], large[op], loop[op], torchs[op], [&] { c.read(); }});
     const double bytes =
-        c.weight_bytes() * (op == 2 ? 8.0 / (type == at::kFloat ? 4 : 2) : 1);  // gradients: fp32, in and out
+        c.weight_bytes() * (op == 2 ? 8.0 / (type == at::kFloat ? 4 : 2) : 1);  // gradients: fp32, read and written
     std::printf("| %s | %ld | %ld%s | %s | %.0f | %.2f | %.2f | %.2f | %.1f | %.1f |\n",
                 type == at::kFloat ? "fp32" : "bf16", experts, mean, skewed ? ", skewed" : "", kOps[op],
                 c.flops() / t[0] / 1e9, t[1] / t[0], t[2] / t[0], t[3] / t[0], bytes / t[0] / 1e9,
@@ -175,7 +174,7 @@ void measure(const Sizes& sizes, int64_t experts, int64_t mean, bool skewed, at:
   }
 }
 
-// Median of 20 calls behind three that warm up.
+// Median of 20 calls after three warm-up calls.
 double gpu_seconds(const std::function<void()>& work) {
   std::vector<double> times;
   for (int i = -3; i < 20; ++i) {

@@ -1,6 +1,5 @@
-// hf_load DIR [threads]: one rank loads a Hugging Face directory to evaluate, in the type that it is stored in,
-// twice; prints of the second time the seconds that the empty model takes, then its weights, and the processor's time
-// for both.
+// hf_load DIR [threads]: one rank loads a Hugging Face directory for evaluation, in its stored dtype, twice. Prints
+// for the second load the seconds of the empty model and of its weights, and the CPU time of both.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

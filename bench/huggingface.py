@@ -57,11 +57,11 @@ def theirs(folder):
     import torch
     import transformers
     transformers.logging.disable_progress_bar()
-    for _ in range(2):  # the first imports the model's code
+    for _ in range(2):  # the first run imports the model's code
         begin, processor = time.perf_counter(), time.process_time()
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
         load = time.perf_counter() - begin
-        # Of what is only mapped a copy, as a program has it that changes its weights.
+        # Copies memory-mapped weights, as a program does that modifies them.
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
         answer = {"load": load, "touched": time.perf_counter() - begin, "processor": time.process_time() - processor,
@@ -74,7 +74,8 @@ def theirs(folder):
 # --- both sides ----------------------------------------------------------------------------------------------------------
 
 def timed(command):
-    """Seconds by the clock and of the processor, standard output, and the most that the process kept of its own, in MiB."""
+    """Returns wall time and CPU time in seconds, standard output, and the peak of the process's private memory in
+    MiB."""
     most, done = 0, threading.Event()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     begin = time.perf_counter()

@@ -1,6 +1,6 @@
-// hybrid_steps [tokens] [steps]: training steps of packed documents by the virtual clock (docs/topology.md): every
-// data-parallel rank with its own samples, which its cp ranks cut evenly, against hybrid context parallelism, on
-// links of two speeds. The same samples, of which each step has others.
+// hybrid_steps [tokens] [steps]: training steps of packed documents by the virtual clock (docs/topology.md), on links
+// of two speeds. Compares fixed data-parallel ranks, whose cp ranks divide their samples evenly, with hybrid context
+// parallelism. Both use the same samples, which differ per step.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -40,7 +40,7 @@ config::Config config_of(const Run& run) {
   return config::resolved(config, run.dp * run.cp);
 }
 
-// Documents of log-normal lengths, packed end to end.
+// Documents with log-normal lengths, packed into one sample.
 nn::Microbatch sample_of(const Run& run, int64_t number, int64_t step) {
   std::mt19937_64 random(static_cast<uint64_t>(1000 * step + number));
   std::lognormal_distribution<double> lengths(std::log(static_cast<double>(run.tokens) / 16), run.sigma);
@@ -69,7 +69,7 @@ std::vector<nn::Microbatch> batches_of(const Run& run, const config::Config& con
   return own;
 }
 
-// Milliseconds of each step, which are those of all ranks.
+// Returns the milliseconds of each step, which are equal on all ranks.
 std::vector<double> step_times(const Run& run, const comm::LinkCost& link, int64_t steps) {
   const config::Config config = config_of(run);
   const int ranks = run.dp * run.cp;
@@ -105,7 +105,7 @@ int main(int argc, char** argv) {
         const Run run{dp, cp, tokens, 4 * dp, sigma, false};
         Run planned = run;
         planned.hybrid = true;
-        for (int turn = 0; turn < 3; ++turn) {  // by turns
+        for (int turn = 0; turn < 3; ++turn) {  // alternating
           const auto a = step_times(run, link, steps), b = step_times(planned, link, steps);
           fixed.insert(fixed.end(), a.begin(), a.end());
           hybrid.insert(hybrid.end(), b.begin(), b.end());

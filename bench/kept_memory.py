@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What a rank with experts keeps from forward to backward, as a Markdown table: predictions of the dry run.
-   kept_memory.py [METROPLEX]     the program, by default build/bin/metroplex; from the root of the repository"""
+"""The memory that an MoE rank stores from forward to backward, as predicted by a dry run. Prints a Markdown table.
+   kept_memory.py [METROPLEX]     the program, by default build/bin/metroplex; run it in the root of the repository"""
 import json
 import subprocess
 import sys
@@ -12,7 +12,8 @@ PLAIN = "--model.moe_enable_echo=false --model.moe_num_echo_experts=0 --model.mo
 WHOLE = PLAIN + " --model.moe_expert_rank_capacity_factor=2"
 STASH = "model.moe_paged_stash"
 FACTOR = f"--{STASH}_buffer_size_factor"
-# Words of the row, keys, factor of the pool: below that of the buffers, or there are no pages for all of it elsewhere.
+# Row label, keys, pool factor. The factor is below the capacity factor of 2, so that the host pool can hold all
+# pages.
 ROWS = [
     ("alltoall, even load | | none",
      PLAIN + " --model.moe_token_dispatcher_type=alltoall --model.moe_expert_rank_capacity_factor=0", None),
@@ -25,7 +26,7 @@ ROWS = [
 
 
 def predicted(keys):
-    """Bytes of rank 0, by kind, and at the peak."""
+    """Returns the bytes of rank 0 by kind, and the peak."""
     command = [PROGRAM, "train", "examples/echo_tiny.yaml", "--dry-run", "--json", *MODEL.split(), *keys.split()]
     ran = subprocess.run(command, capture_output=True, text=True)
     if not ran.stdout:
@@ -44,7 +45,7 @@ def main():
         else:
             stash = f"{keys} --{STASH}=true "
             said = predicted(f"{stash} {FACTOR}_cuda={factor}")
-            # A dry run counts the pool as workspace; as many pages in the host's memory have a line of their own.
+            # A dry run counts the pool as workspace. Pages in host memory have a separate line.
             away = predicted(f"{stash} {FACTOR}_cuda=1e-9 {FACTOR}_cpu={factor}")
             pool = away["host"] - said["host"]
         both = said["activations"] + pool

@@ -1,6 +1,6 @@
-// kernel_bandwidth [cuda|cpu] [rows] [width] [repetitions]: kernels that memory bounds, on tensors beyond every
-// cache: bytes that each must move over its time, against what the device copies in the same run. Prints Markdown. In
-// bf16; the optimizer with an fp32 main parameter and moments.
+// kernel_bandwidth [cuda|cpu] [rows] [width] [repetitions]: memory-bound kernels on tensors larger than all caches.
+// Prints required bytes over time, next to the device's copy rate in the same run, as Markdown. In bf16; the
+// optimizer has an fp32 main parameter and moments.
 #include <ATen/ATen.h>
 
 #include <cstdio>
@@ -37,7 +37,7 @@ struct Bench {
   at::Tensor random(at::IntArrayRef sizes, at::ScalarType type = at::kBFloat16) const {
     return at::randn(sizes, at::kFloat).to(type).to(target.device);
   }
-  // Of one call, in a row of calls; the least of three rows.
+  // Time of one call in a series of calls; minimum of three series.
   double seconds(const std::function<void()>& work) const {
     const auto wait = [this] {
       if (target.gpu()) cuda::synchronize();

@@ -1,6 +1,6 @@
-// layer_overhead [iterations] [hidden] [sequence] [batch]: what our layers cost above the same arithmetic in plain
-// at:: operators with autograd, for a GPT of 2 layers so small that the bookkeeping shows. One thread, fp32; ours and
-// the bare one take turns in one process. Prints a Markdown table of medians in microseconds.
+// layer_overhead [iterations] [hidden] [sequence] [batch]: the overhead of our layers over the same arithmetic in
+// plain at:: operators with autograd. Uses a GPT of 2 layers, small enough to show bookkeeping. One thread, fp32;
+// both variants alternate in one process. Prints a Markdown table of medians in microseconds.
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -61,7 +61,7 @@ nn::Microbatch random_batch(const Sizes& sizes) {
   return batch;
 }
 
-// The same model in at:: operators, from copies of our parameters.
+// The same model in at:: operators, with copies of our parameters.
 class Bare {
  public:
   explicit Bare(const std::vector<nn::Param*>& params) {
@@ -94,7 +94,7 @@ class Bare {
     for (at::Tensor& leaf : leaves_) leaf.mutable_grad() = at::Tensor();
   }
 
-  // What a training step does after backward: the gradient norm, which ours prints, and AdamW.
+  // The part of a training step after backward: the gradient norm, which ours also prints, and AdamW.
   double update() {
     std::vector<at::Tensor> data, gradients;
     for (const at::Tensor& leaf : leaves_) {
@@ -150,7 +150,6 @@ class Bare {
   Affine final_;
 };
 
-// Both sides over one batch.
 class Pair {
  public:
   Pair(const Sizes& sizes, const comm::World& world)
@@ -202,7 +201,7 @@ class Pair {
     return loss;
   }
 
-  // Throws unless both compute the same: fp32 rounding of a few hundred operations, in another order.
+  // Throws unless both compute the same, up to the fp32 rounding of a few hundred operations in another order.
   void check() {
     expect_near("loss", our_model(), bare_model(), 1e-5);
     for (const nn::Param* param : assembly_->params) {
@@ -237,7 +236,6 @@ void compare(const char* what, int64_t iterations, const std::function<void()>& 
              const std::function<void()>& bare) {
   std::vector<double> our_times, bare_times, differences;
   for (int64_t i = 0; i < iterations + 100; ++i) {
-    // Either goes first every other time.
     double mine = 0, theirs = 0;
     if (i % 2 == 0) mine = microseconds(ours);
     theirs = microseconds(bare);

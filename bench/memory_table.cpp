@@ -1,6 +1,6 @@
-// memory_table: what rank threads hold in a training step against the prediction of train/predict.h, over many
-// layouts of two small models, as a Markdown table: predicted / measured in KiB on the rank that is predicted to hold
-// most, differences in per cent of the prediction.
+// memory_table: measured memory of rank threads in a training step and the prediction of train/predict.h, over many
+// layouts of two small models. Prints a Markdown table: predicted / measured in KiB on the rank with the largest
+// prediction, differences in percent of the prediction.
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 
@@ -13,7 +13,7 @@
 #include "train/memory_report.h"
 #include "train/step.h"
 
-// A macro: it is put together with what follows.
+// A macro, so that it concatenates with the literal after it.
 #define MPX_BF16 "precision: {params_dtype: bf16}\n"
 
 namespace {
@@ -24,7 +24,7 @@ struct Row {
   const char* name;
   bool llama;
   int tp, pp, vpp, dp;
-  const char* yaml;  // top-level sections beside model, train and data; parallel is `parallel`
+  const char* yaml;  // top-level sections besides model, train and data; parallel is `parallel`
   const char* parallel = "";
 };
 
@@ -135,7 +135,7 @@ void print(const Row& row) {
   const config::Config config = config_of(row);
   const int ranks = row.tp * row.pp * row.dp;
   std::vector<Outcome> all(static_cast<size_t>(ranks));
-  // Sends that complete when they are received are not copied: the meter of a rank sees what the rank holds.
+  // Synchronous sends are not copied, so the meter of a rank counts only its own memory.
   comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60), true},
                     [&](const comm::World& world) { all[static_cast<size_t>(world.rank())] = run(config, world); });
   const Outcome* most = &all[0];
@@ -157,7 +157,7 @@ void print(const Row& row) {
 }  // namespace
 
 int main() {
-  at::globalContext().setUserEnabledMkldnn(false);  // what it packs depends on the machine's instructions
+  at::globalContext().setUserEnabledMkldnn(false);  // oneDNN's packing depends on the machine's instruction set
   std::printf(
       "| configuration | parameters | gradients | optimizer | activations | communication | workspace | peak |\n");
   std::printf("| --- | --- | --- | --- | --- | --- | --- | --- |\n");

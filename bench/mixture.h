@@ -1,4 +1,4 @@
-// The small mixture of experts that benches train on synthetic tokens, and a microbatch of it.
+// The small MoE model that benchmarks train on synthetic tokens, and a microbatch of it.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -14,7 +14,7 @@ struct MixtureSizes {
   int64_t layers = 4, hidden = 512, heads = 8, ffn = 1024, experts = 8, topk = 2, vocab = 8192, seq = 256, batch = 4;
 };
 
-// On `ranks` ranks that share the experts. Neither checked nor resolved.
+// Returns the config for `ranks` ranks that share the experts; neither checked nor resolved.
 inline config::Config mixture(const MixtureSizes& s, int64_t ranks) {
   config::Config c;
   c.model.num_layers = s.layers;

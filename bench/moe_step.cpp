@@ -1,6 +1,6 @@
 // moe_step [f32|bf16] [steps] [threads] [layers] [hidden] [heads] [ffn] [experts] [topk] [vocab] [seq] [batch]: one
-// rank trains a small mixture of experts on synthetic tokens through the whole product and prints ms a step and
-// tokens/s. moe_torch.py is the same model, with the same sizes unless told otherwise, in plain PyTorch.
+// rank trains a small MoE model on synthetic tokens with the complete trainer and prints ms per step and tokens/s.
+// moe_torch.py is the same model in plain PyTorch, with the same default sizes.
 #include <ATen/ATen.h>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
-// optimizer_step [million parameters] [rounds] [threads]: the AdamW kernel over one flat range, in every way of
-// storing things that matters, against what this machine copies per second in the same run and against
-// at::_fused_adamw_. All take turns; figures are medians. Prints finished Markdown lines. Bytes are those the step
-// must move: each array it reads once, each it writes once.
+// optimizer_step [million parameters] [rounds] [threads]: the AdamW kernel over one flat range, in all relevant
+// storage formats. Compares with the machine's copy rate in the same run and with at::_fused_adamw_. All alternate;
+// figures are medians. Prints Markdown lines. Bytes are the minimum of a step: each input array read once, each
+// output array written once.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -43,12 +43,12 @@ double milliseconds(const std::function<void()>& work) {
 }
 at::Tensor random(int64_t n, double scale) { return at::randn({n}, at::kFloat).mul_(scale); }
 
-// One way of storing things, with arrays of its own where they are not fp32.
+// One storage format, with its own arrays if they are not fp32.
 struct Way {
   const char* name;
   OptimizerRange range;
-  double bytes;            // a parameter
-  const char* rival = "";  // what torch does instead
+  double bytes;            // per parameter
+  const char* rival = "";  // torch's equivalent
   std::function<void()> rival_step;
   std::vector<double> times, rival_times;
 };
@@ -58,7 +58,7 @@ struct Arrays {
   at::Tensor grad, main, first, second;                          // fp32
   at::Tensor half_grad, half_param, half_first, half_second;     // bf16
   at::Tensor remainder, codes_first, codes_second, scales;       // scales: both moments
-  at::Tensor torch_main, torch_first, torch_second, torch_step;  // fp32, the rival's
+  at::Tensor torch_main, torch_first, torch_second, torch_step;  // fp32, of at::_fused_adamw_
 
   explicit Arrays(int64_t size)
       : n(size),
@@ -125,13 +125,13 @@ std::vector<Way> ways(Arrays& a) {
           {"fp32 + bf16 parameter, 8-bit moments", codes, 18 + 16.0 / kBlock8, "", {}, {}, {}}};
 }
 
-// The first two ways and torch agree to the rounding of three steps, else the timings mean nothing.
+// The first two formats and torch must agree up to the rounding of three steps, else the timings are meaningless.
 void check(Arrays& a) {
   const double error = (a.main - a.torch_main).abs().max().item<double>();
   if (!(error < 1e-6)) throw std::runtime_error("ours and at::_fused_adamw_ differ by " + std::to_string(error));
 }
 
-// Past the caches where the machine has such stores: they leave out the reading of what will be overwritten.
+// Non-temporal stores, if the machine has them, avoid reading the overwritten lines.
 void stream(const char* from, char* to, int64_t bytes) {
 #ifdef __SSE2__
   for (int64_t i = 0; i + 16 <= bytes; i += 16) {
@@ -144,7 +144,7 @@ void stream(const char* from, char* to, int64_t bytes) {
 #endif
 }
 
-// Milliseconds of the quicker of two ways to copy.
+// Milliseconds of the faster of two copy methods.
 double copy_time(const at::Tensor& from, at::Tensor& to) {
   constexpr int64_t kLine = 64;
   const auto* source = static_cast<const char*>(from.const_data_ptr());
@@ -178,7 +178,7 @@ int main(int argc, char** argv) {
   check(arrays);
   std::vector<double> copies, sums;
   at::Tensor target = at::empty_like(arrays.grad);
-  for (int round = -1; round < rounds; ++round) {  // the first only touches the pages
+  for (int round = -1; round < rounds; ++round) {  // round -1 only touches the pages
     const double copied = copy_time(arrays.grad, target);
     const double summed = milliseconds([&] { gradient_sums(arrays.grad.const_data_ptr(), Number::f32, arrays.n); });
     if (round >= 0) copies.push_back(copied), sums.push_back(summed);

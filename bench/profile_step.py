@@ -8,7 +8,8 @@ import re
 import subprocess
 import tempfile
 
-# The first phase of which a frame of the stack has a name. What oneDNN generates has no frames: products.
+# A sample belongs to the first phase with the name of a frame of its stack. oneDNN's generated code has no frames and
+# counts as GEMM.
 PHASES = (
     ("attention", r"attention|heads_first|forward_block|backward_tile|backward_blocks|exponentials|gradients_of_scores|::masked"),
     ("products", r"\[JIT\]|perf-\d+\.map|mkldnn|dnnl|mkl_|gemm|grouped_product|compute_blocks|linear_product|weight_gradient|input_gradient|at::.*mm(_out)?\b"),
@@ -34,7 +35,7 @@ def phase_of(frames):
 
 
 def stacks(data):
-    """The frames of each sample, the innermost first."""
+    """Returns the frames of each sample, the innermost first."""
     script = subprocess.Popen(["perf", "script", "-i", data, "--no-inline", "-F", "ip,sym,dso"], stdout=subprocess.PIPE,
                               stderr=subprocess.DEVNULL, text=True)
     frames = []

@@ -1,5 +1,6 @@
-// Extra time of a training step for every form of recompute and offload, against keeping everything: the forms take
-// turns, step by step, in one process. Full recompute repeats the forward of the blocks, a third of their time.
+// Additional time of a training step for every form of recompute and offload, relative to storing all activations.
+// The forms alternate step by step in one process. Full recompute repeats the forward of the blocks, a third of their
+// time.
 //   recompute_time [steps] [threads]
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ones.h>

@@ -34,8 +34,8 @@ status=0
 part=$(mktemp)
 trap 'rm -f "$part"' EXIT
 
-# section TITLE COMMAND...: the command, and the lines it printed. What is written is what ran, without the folders of
-# this machine.
+# section TITLE COMMAND...: prints the command and its output. Paths of this machine are removed from the printed
+# command.
 section() {
   local title=$1 shown
   shift

@@ -1,7 +1,7 @@
-// save_stall FOLDER: saves a training state as it is asked to, a word a line on stdin: "sync" (train::save_state),
-// "async" (train::BackgroundSaves), "step" (a training step), "step-async" (one while a save is written). Answers
-// with "stall SECONDS total SECONDS bytes N": what the run waits, and until the checkpoint is published. One rank,
-// GPT-2 of 27 M parameters in fp32 with Adam's moments.
+// save_stall FOLDER: executes commands from stdin, one per line. "sync" saves with train::save_state, "async" with
+// train::BackgroundSaves. "step" is a training step, "step-async" one during a background save. Prints "stall SECONDS
+// total SECONDS bytes N": the time that the run waits, and the time until the checkpoint is published. One rank,
+// GPT-2 with 27 M parameters in fp32 and Adam's moments.
 #include <filesystem>
 #include <iostream>
 #include <string>

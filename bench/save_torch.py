@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""save_torch.py FOLDER BYTES: torch.distributed.checkpoint as save_stall is asked, over a state of as many fp32 bytes in
-tensors of at most 32 MiB: "sync" (dcp.save), "async" (dcp.async_save with its default stager; of torch 2.11's others, one
-wants pinned memory and so a GPU, and one fails for CPU tensors). Answers "stall SECONDS total SECONDS bytes N"."""
+"""save_torch.py FOLDER BYTES: torch.distributed.checkpoint with the commands of save_stall, on a state of BYTES in fp32
+tensors of at most 32 MiB. "sync" is dcp.save. "async" is dcp.async_save with its default stager; the other stagers of
+torch 2.11 need pinned memory and thus a GPU, or fail for CPU tensors. Prints "stall SECONDS total SECONDS bytes N"."""
 import os
 import shutil
 import sys

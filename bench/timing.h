@@ -1,4 +1,4 @@
-// Times of a program that measures, and the process it measures in.
+// Timing helpers of benchmarks, and their process settings.
 #pragma once
 
 #include <malloc.h>
@@ -23,7 +23,7 @@ inline double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// As `metroplex` starts metroplex-torch, and apps/main.cpp keeps memory. Begins the program again.
+// Applies the process settings of `metroplex` (GOMP_SPINCOUNT, malloc). Restarts the program if required.
 inline void as_metroplex_runs(char** argv) {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, -1);

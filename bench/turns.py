@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""turns.py PEER.py ARGUMENTS...: runs PEER.py so that each of its steps waits for a line on stdin and prints its time in seconds.
-PEER.py calls time.perf_counter() before and after each step and nowhere else; what it imports may call it too."""
+"""turns.py PEER.py ARGUMENTS...: runs PEER.py; each step waits for a line on stdin and prints its time in seconds.
+PEER.py must call time.perf_counter() only before and after each step; modules that it imports may call it too."""
 import runpy
 import sys
 import time

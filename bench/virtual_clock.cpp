@@ -1,7 +1,7 @@
-// virtual_clock [steps] [latency_us] [gigabytes_per_s] [most ranks]: training steps of a small mixture of experts
-// whose routing is forced (Zipf), ranks as threads. First two ranks, which have a core each: every step is timed by
-// the wall clock and by the virtual clock. Then 4 to 64 ranks by the virtual clock alone: who waits how long for
-// what. Without latency and bandwidth the link is what two threads of this machine have, as measured first.
+// virtual_clock [steps] [latency_us] [gigabytes_per_s] [most ranks]: training steps of a small MoE model with forced
+// routing (Zipf), ranks as threads. First runs two ranks with a core each, and times every step by the wall clock and
+// the virtual clock. Then runs 4 to 64 ranks by the virtual clock alone, and prints the waiting times by cause. By
+// default latency and bandwidth are measured between two threads of this machine.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ ClockedSteps many_ranks(int ranks, double skew, bool clones) {
   return {ranks, skew, {2, 128, 4, 256, 64, 2, 256, 128, 2}, clones};
 }
 
-// What two threads have: a barrier, and an all-to-all of 8 MiB.
+// Measures a barrier and an all-to-all of 8 MiB between two threads.
 comm::LinkCost measured_link() {
   comm::LinkCost link;
   config::Parallel parallel;
@@ -49,7 +49,7 @@ comm::LinkCost measured_link() {
   return link;
 }
 
-// Steps in which a rank lacked a core for less than a hundredth of the time are compared apart.
+// Reports separately the steps in which ranks lacked a core for less than a hundredth of the time.
 void print_agreement(const char* name, const StepTimes& times) {
   std::vector<double> all, undisturbed, walls, virtuals, links;
   for (size_t step = 0; step < times[0].size(); ++step) {

@@ -1,6 +1,7 @@
-// zero_traffic: calls and bytes of the data-parallel collectives of one training step at every ZeRO stage, counted on
-// one rank of many that is alone (comm/backends/counting moves nothing, so any number of ranks costs the same),
-// beside the formulas of docs/optimizer.md, as a Markdown table. Exit code 1 where they differ.
+// zero_traffic: calls and bytes of the data-parallel collectives in one training step at every ZeRO stage. One rank
+// counts them without peers (comm/backends/counting moves no data, so the cost is independent of the number of
+// ranks). Prints them next to the formulas of docs/optimizer.md as a Markdown table. The exit code is 1 if they
+// differ.
 #include <ATen/ATen.h>
 
 #include <cstdio>
@@ -50,7 +51,7 @@ struct Counted {
   Count all_reduce, reduce_scatter, all_gather;
 };
 
-// Of the second step: the first one may still gather what assembly left.
+// Counts the second step; the first may still gather parameters after assembly.
 Counted counted_step(train::Assembly& a, comm::Traffic& traffic, int64_t microbatches) {
   std::vector<nn::Microbatch> batches;
   for (int64_t m = 0; m < microbatches; ++m) batches.push_back(batch_of(m));

@@ -1,4 +1,4 @@
-# Programs of the upper floor, and what proves the binary.
+# Programs that use tensors, and tests of the binary.
 file(GLOB upper_app_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/apps/upper/*.cpp")
 list(FILTER upper_app_sources EXCLUDE REGEX "/torch_program\\.cpp$")
 add_library(metroplex_upper_apps STATIC ${upper_app_sources})
@@ -9,10 +9,11 @@ target_precompile_headers(metroplex_upper_apps REUSE_FROM metroplex_pch)
 add_executable(metroplex-torch apps/upper/torch_program.cpp)
 target_link_libraries(metroplex-torch PRIVATE metroplex_main metroplex_upper_apps)
 target_precompile_headers(metroplex-torch REUSE_FROM metroplex_pch)
-add_dependencies(metroplex metroplex-torch)  # which `metroplex` starts
+add_dependencies(metroplex metroplex-torch)  # `metroplex` starts it
 install(TARGETS metroplex-torch)
 
-# parity_program(NAME FOLDER): of tests/FOLDER; what it links stands apart, where scripts/check_layers.py reads it.
+# parity_program(NAME FOLDER): a program of tests/FOLDER. The caller links it, so that scripts/check_layers.py can
+# read the list.
 function(parity_program name folder)
   file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/${folder}/*.cpp")
   add_executable(${name} ${sources})
@@ -21,12 +22,11 @@ function(parity_program name folder)
   target_precompile_headers(${name} REUSE_FROM metroplex_pch)
 endfunction()
 
-# metroplex_parity replays golden runs.
 parity_program(metroplex_parity parity)
 target_link_libraries(metroplex_parity PRIVATE metroplex_upper_apps)
 file(GLOB golden_runs CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/vectors/golden/*.json")
 list(FILTER golden_runs EXCLUDE REGEX "golden_index\\.json$")
-# Over sockets one run of each pattern of communication: what is computed does not depend on the backend.
+# Over sockets only one run per communication pattern, because results do not depend on the backend.
 set(gloo_runs "^(llama_1|gpt_dp2|gpt_dp2_distopt|gpt_tp2|gpt_pp2_vpp2|llama_bf16_qknorm_tp2_sp|llama_fp16_pp2_dp2_distopt|llama_tp2_pp2_vpp2|moe_ep2|moe_allgather_ep2)$")
 foreach(run IN LISTS golden_runs)
   get_filename_component(name "${run}" NAME_WE)
@@ -40,14 +40,14 @@ foreach(run IN LISTS golden_runs)
   endforeach()
 endforeach()
 
-# metroplex_hf_parity compares Hugging Face directories with what transformers made of them.
+# metroplex_hf_parity compares Hugging Face directories with results of transformers.
 parity_program(metroplex_hf_parity hf_parity)
 target_link_libraries(metroplex_hf_parity PRIVATE metroplex_upper_apps)
 
 file(GLOB hf_directories CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/vectors/hf/*/expected.json")
 list(TRANSFORM hf_directories REPLACE "/expected\\.json$" "")
 set(hf_even_heads ${hf_directories})
-list(FILTER hf_even_heads EXCLUDE REGEX "/gpt2_fp16$")  # has 3
+list(FILTER hf_even_heads EXCLUDE REGEX "/gpt2_fp16$")  # has 3 heads
 set(hf_experts ${hf_directories})
 list(FILTER hf_experts INCLUDE REGEX "/(mixtral|qwen3_moe|deepseek|gpt_oss)")
 # hf_parity_test(NAME DIRECTORIES OPTIONS...)
@@ -60,7 +60,8 @@ hf_parity_test(tp2 hf_even_heads --tp 2)
 hf_parity_test(pp2 hf_directories --pp 2)
 hf_parity_test(tp2_sp_pp2 hf_even_heads --tp 2 --sp --pp 2)
 hf_parity_test(ep2 hf_experts --ep 2)
-# Every directory fails, and by what is compared: who cannot compare says why behind a colon.
+# Every directory must fail, and fail in the comparison. An error without a comparison prints its reason after a
+# colon.
 list(LENGTH hf_directories hf_count)
 foreach(fault zero_tensor scaled_norm)
   hf_parity_test(planted_${fault} hf_directories --plant ${fault})
@@ -74,14 +75,14 @@ target_sources(metroplex_vectors PRIVATE ${tensor_runners})
 target_compile_definitions(metroplex_vectors PRIVATE METROPLEX_TORCH)
 target_link_libraries(metroplex_vectors PRIVATE metroplex_train)
 
-# Tests that drive the binary, and the house rules.
+# Tests that run the binary, and repository checks.
 file(GLOB app_tests CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/apps/*_test.sh")
 foreach(script IN LISTS app_tests)
   get_filename_component(script_name "${script}" NAME_WE)
-  set(name "app_${script_name}")  # apart from the rooms' test binaries
+  set(name "app_${script_name}")  # distinguishes them from the modules' test binaries
   add_test(NAME ${name} COMMAND bash "${script}" "$<TARGET_FILE:metroplex>" WORKING_DIRECTORY "${CMAKE_SOURCE_DIR}")
   set_tests_properties(${name} PROPERTIES TIMEOUT 1200)
-  if(name STREQUAL "app_at_once_test")  # it holds what it runs to seconds
+  if(name STREQUAL "app_at_once_test")  # limits its programs to seconds
     set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)
   endif()
 endforeach()
@@ -98,7 +99,7 @@ add_test(NAME mutants_apply COMMAND "${PYTHON3}" "${CMAKE_SOURCE_DIR}/tests/scri
 add_test(NAME evidence COMMAND "${PYTHON3}" "${CMAKE_SOURCE_DIR}/tests/scripts/evidence_test.py")
 add_test(NAME format COMMAND bash "${CMAKE_SOURCE_DIR}/scripts/check_format.sh")
 
-# What bench/*.md measures; built by name only.
+# The programs for bench/*.md; built only by name.
 file(GLOB bench_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/bench/*.cpp")
 foreach(source IN LISTS bench_sources)
   get_filename_component(name "${source}" NAME_WE)

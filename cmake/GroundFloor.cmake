@@ -1,4 +1,5 @@
-# Integers, files and text: no torch, no CUDA. Builds in seconds and runs under the sanitizers and libFuzzer.
+# Modules without torch and CUDA: integers, files and text. They build in seconds and run under the sanitizers and
+# libFuzzer.
 find_package(yaml-cpp REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(CLI11 REQUIRED)
@@ -12,7 +13,7 @@ pkg_check_modules(SECCOMP REQUIRED IMPORTED_TARGET libseccomp)
 metroplex_room(base)
 metroplex_room(config WIRING LINKS metroplex_base yaml-cpp nlohmann_json::nlohmann_json)
 metroplex_room(megatron WIRING LINKS metroplex_base metroplex_config PkgConfig::SECCOMP)
-# Megatron's rules whole, which ours are held to.
+# Megatron's complete rules, as the reference for ours.
 file(GLOB oracle_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/megatron/oracle/*.cpp")
 add_library(megatron_oracle STATIC ${oracle_sources})
 target_include_directories(megatron_oracle PRIVATE "${CMAKE_SOURCE_DIR}/tests")
@@ -28,12 +29,12 @@ metroplex_room(checkpoint LINKS metroplex_base metroplex_files nlohmann_json::nl
 metroplex_room(hf LINKS metroplex_base metroplex_config metroplex_files metroplex_checkpoint nlohmann_json::nlohmann_json)
 metroplex_room(data LINKS metroplex_base metroplex_config metroplex_files metroplex_text)
 
-# The one binary; cmake/Apps.cmake has the part of it that needs tensors.
+# The `metroplex` binary without tensors; cmake/Apps.cmake has the part with tensors.
 file(GLOB app_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/apps/*.cpp")
 list(FILTER app_sources EXCLUDE REGEX "/(main|ground_program)\\.cpp$")
 add_library(metroplex_apps STATIC ${app_sources})
 target_include_directories(metroplex_apps PUBLIC "${CMAKE_SOURCE_DIR}" "${CMAKE_SOURCE_DIR}/apps")
-target_compile_definitions(metroplex_apps PRIVATE FMT_HEADER_ONLY)  # nothing of fmt 9 may meet the fmt 12 inside libtorch
+target_compile_definitions(metroplex_apps PRIVATE FMT_HEADER_ONLY)  # keeps fmt 9 apart from libtorch's fmt 12
 target_compile_options(metroplex_apps PRIVATE ${METROPLEX_QUICK})
 target_link_libraries(metroplex_apps PUBLIC metroplex_megatron metroplex_plan metroplex_data metroplex_checkpoint metroplex_hf CLI11::CLI11)
 file(GLOB app_cpp_tests CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/apps/*_test.cpp")
@@ -45,8 +46,7 @@ add_executable(metroplex apps/ground_program.cpp)
 target_link_libraries(metroplex PRIVATE metroplex_main)
 install(TARGETS metroplex)
 
-# The model behind what bench/*-echo.md shows, and its tests; the program is built by name only, as those of
-# cmake/Apps.cmake.
+# The model for bench/*-echo.md, and its tests. The program is built only by name, as those of cmake/Apps.cmake.
 file(GLOB echo_model_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/bench/echo_model/*.cpp")
 add_library(metroplex_echo_model STATIC ${echo_model_sources})
 target_include_directories(metroplex_echo_model PUBLIC "${CMAKE_SOURCE_DIR}/bench")
@@ -57,7 +57,7 @@ file(GLOB echo_bench_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/bench/echo/*
 add_executable(echo_bench EXCLUDE_FROM_ALL ${echo_bench_sources})
 target_link_libraries(echo_bench PRIVATE metroplex_echo_model CLI11::CLI11)
 
-# metroplex_vectors replays tests/vectors; its tensor runners need the upper floor.
+# metroplex_vectors replays tests/vectors; its tensor runners require torch.
 file(GLOB vector_runners CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/conformance/*.cpp")
 add_executable(metroplex_vectors ${vector_runners})
 target_include_directories(metroplex_vectors PRIVATE "${CMAKE_SOURCE_DIR}/tests")

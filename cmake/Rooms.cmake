@@ -1,9 +1,10 @@
-# A room is a folder of metroplex/, a static library metroplex_<room> and a test binary <room>_test.
+# A module is a folder NAME of metroplex/, a static library metroplex_NAME and a test binary NAME_test.
 #   metroplex_room(topology [WIRING] LINKS metroplex_base)
-# WIRING: no loop over elements, tokens or samples is in it (METROPLEX_QUICK).
-# Sources are globbed: a new file needs no line here. Set-up scripts compile many files as one unit
-# (CMAKE_UNITY_BUILD): names in unnamed namespaces are unique in a room, and a test file has a namespace of its own.
-# The link lists are the layers of docs/tour.md, and scripts/check_layers.py holds the includes to the same lists.
+# WIRING: the module has no loop over elements, tokens or samples (METROPLEX_QUICK).
+# Sources are globbed: a new file needs no line here. The setup scripts compile many files as one unit
+# (CMAKE_UNITY_BUILD). Names in unnamed namespaces must therefore be unique in a module, and each test file has its
+# own namespace. The link lists are the layers of docs/tour.md; scripts/check_layers.py checks the includes against
+# them.
 function(metroplex_room name)
   cmake_parse_arguments(ROOM "TORCH;WIRING" "" "LINKS;EXCLUDE" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/metroplex/${name}/*.cpp")
@@ -39,7 +40,7 @@ function(metroplex_room name)
   if(procs)
     metroplex_test(${name}_procs_test "${ROOM_TORCH}" metroplex_${name} ${procs})
   endif()
-  if(gpu AND have_cuda)  # ctest -L gpu runs what says the most on a machine with a GPU; libtorch without CUDA sees none
+  if(gpu AND have_cuda)  # ctest -L gpu runs the GPU tests; libtorch without CUDA cannot detect a GPU
     metroplex_test(${name}_gpu_test "${ROOM_TORCH}" metroplex_${name} ${gpu})
     set_tests_properties(${name}_gpu_test PROPERTIES LABELS gpu)
   endif()
@@ -54,7 +55,7 @@ function(metroplex_test target torch room)
   if(torch)
     target_precompile_headers(${target} REUSE_FROM metroplex_pch)
   endif()
-  # What takes minutes is several entries, which run side by side, begun first.
+  # Suites that take minutes are split into several entries, which run in parallel and start first.
   set(names ${target})
   if(DEFINED ${target}_shards)
     set(names "")
@@ -68,6 +69,7 @@ function(metroplex_test target torch room)
   else()
     add_test(NAME ${target} COMMAND ${target})
   endif()
-  # Rank threads share the cores: one thread each. The working directory is the source tree (tests/vectors, tests/golden).
+  # Rank threads share the cores, so each has one OpenMP thread. The working directory is the source tree
+  # (tests/vectors, tests/golden).
   set_tests_properties(${names} PROPERTIES ENVIRONMENT "OMP_NUM_THREADS=1" WORKING_DIRECTORY "${CMAKE_SOURCE_DIR}" TIMEOUT 900)
 endfunction()

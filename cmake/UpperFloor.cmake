@@ -1,7 +1,7 @@
-# Tensors: what needs torch. The CUDA side is there when the wheel is complete; kernels need nvcc besides.
+# Modules with torch. The CUDA part requires a complete wheel; kernels also require nvcc.
 include(TorchWheel)
-# Tensor cores that multiply bf16 begin at 80, whose code runs on 86 and 89 too; PTX serves what came after 90. Another
-# choice: -DCMAKE_CUDA_ARCHITECTURES=90a-real, or CUDAARCHS in the environment.
+# Tensor cores support bf16 from 8.0 on, and code for 80 also runs on 86 and 89. PTX supports GPUs newer than 90.
+# Override with -DCMAKE_CUDA_ARCHITECTURES=90a-real, or CUDAARCHS in the environment.
 set(METROPLEX_DEFAULT_ARCHITECTURES 80-real 86-real 90a-real 100a-real 103a-real 90-virtual)
 set(have_cuda OFF)
 set(have_kernels OFF)
@@ -15,7 +15,7 @@ if(METROPLEX_CUDA AND TARGET torch::cuda)
       set(CMAKE_CUDA_ARCHITECTURES ${METROPLEX_DEFAULT_ARCHITECTURES})
     endif()
     enable_language(CUDA)
-    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")  # CMake 3.25 does not know C++20 for nvcc
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")  # CMake 3.25 has no C++20 flag for nvcc
     set(have_kernels ON)
   endif()
 endif()
@@ -29,17 +29,18 @@ else()
   target_link_libraries(torch_base INTERFACE torch::cpu)
 endif()
 
-# at::parallel_for in our files is serial without -fopenmp. Whole targets or not at all: flags split the header below.
+# Without -fopenmp at::parallel_for is serial in our files. The flag must be equal in all targets because of the
+# header below.
 target_compile_options(torch_base INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
 target_link_options(torch_base INTERFACE -fopenmp)
 
-# One precompiled header for every torch target: g++ drops it silently when flags differ (-Winvalid-pch tells).
+# One precompiled header for all torch targets. g++ ignores it silently if flags differ (-Winvalid-pch warns).
 file(WRITE "${CMAKE_BINARY_DIR}/pch.cpp" "")
 add_library(metroplex_pch STATIC "${CMAKE_BINARY_DIR}/pch.cpp")
 target_link_libraries(metroplex_pch PUBLIC torch_base)
 target_precompile_headers(metroplex_pch PRIVATE <ATen/ATen.h> <string> <vector> <memory> <functional> <map>)
 
-# Absence is a file: no_*.cpp stand in for what the machine lacks.
+# Files no_*.cpp are stubs for libraries that the machine lacks.
 set(cuda_exclude "no_such_file")
 if(have_cuda)
   list(APPEND cuda_exclude "/no_cuda\\.cpp$" "/no_nccl\\.cpp$")
@@ -47,7 +48,8 @@ else()
   list(APPEND cuda_exclude "/device\\.cpp$" "/cuda_graph_calls\\.cpp$" "/nccl\\.cpp$" "/nvshmem\\.cpp$")
 endif()
 
-# Loops made for many types and instruction sets: what they cost is not their headers, and their names are alike.
+# Loops over many types and instruction sets. Unity builds would not help, because headers are cheap here, and names
+# would conflict.
 file(GLOB cpu_kernels CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/metroplex/cuda/kernels/*.cpp")
 set_source_files_properties(${cpu_kernels} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 metroplex_room(cuda TORCH LINKS metroplex_base metroplex_plan EXCLUDE ${cuda_exclude} "/no_nvcc\\.cpp$")
@@ -55,7 +57,7 @@ file(GLOB cuda_kernels CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/metroplex/cuda/ker
 if(cuda_kernels AND have_kernels)
   add_library(metroplex_kernels STATIC ${cuda_kernels})  # raw pointers: no torch header in a .cu
   target_include_directories(metroplex_kernels PRIVATE "${CMAKE_SOURCE_DIR}/metroplex")
-  # constexpr functions of the host serve the device too (base/philox.h).
+  # Device code uses constexpr host functions (base/philox.h).
   target_compile_options(metroplex_kernels PRIVATE --expt-relaxed-constexpr --Werror=all-warnings -Xcompiler=-Wall,-Wextra)
   target_link_libraries(metroplex_kernels PUBLIC metroplex_base torch::libcudart)
   list(JOIN CMAKE_CUDA_ARCHITECTURES "," architectures)

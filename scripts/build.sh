@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Set-up, configure and build, quietly when there is nothing to do. What the tools say goes to build.log in the folder;
-# of a part that fails the last lines are shown. Many files are compiled as one unit: a folder that cmake configured
-# otherwise before stays as it is.
+# Runs setup, configure and build; prints little if nothing changed. Tool output goes to build.log in the build
+# folder, and a failed step prints its last lines. Many files are compiled as one unit. A configured folder is
+# reconfigured only if the torch folder changes.
 #   scripts/build.sh [--cpu | --cuda] [--dir build] [--target NAME ...]
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The numeric suites, every replay and the layout walks again, with libtorch, oneDNN and MKL held to older instruction
-# sets: their results differ in the last bits, and no test may depend on which machine it meets.
-#   scripts/capabilities.sh [BUILD_DIR [avx2]]       default build, which ./test.sh has built; avx2: that set alone
+# Runs the numeric suites, all replays and the layout sweeps again, with libtorch, oneDNN and MKL limited to older
+# instruction sets. Their results differ in the last bits, and no test may depend on the machine.
+#   scripts/capabilities.sh [BUILD_DIR [avx2]]       default build, which ./test.sh has built; avx2: only this set
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=${1:-$root/build}
@@ -11,7 +11,7 @@ failed=0
 ran=()
 skipped=()
 
-# under NAME ATEN ONEDNN MKL: torch's, oneDNN's and MKL's word for the same set
+# under NAME ATEN ONEDNN MKL: the names of one instruction set in torch, oneDNN and MKL
 under() {
   local name=$1 start=$SECONDS status=0
   echo "--- $name: ATEN_CPU_CAPABILITY=$2 ONEDNN_MAX_CPU_ISA=$3 MKL_ENABLE_INSTRUCTIONS=$4"
@@ -38,7 +38,7 @@ elif [ "${2:-}" = avx2 ]; then
 else
   under "AVX512 without bf16" avx512 AVX512_CORE AVX512
 fi
-# What the machine itself has was met by the tests before.
+# The preceding tests covered the machine's own instruction set.
 for line in "${ran[@]}"; do echo "capabilities: $line"; done
 for line in "${skipped[@]}"; do echo "capabilities: skipped $line"; done
 exit "$failed"

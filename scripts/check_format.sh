@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every C++ and CUDA file is as .clang-format wants it. scripts/check_format.sh --fix rewrites them.
+# Checks the format of every C++ and CUDA file with .clang-format. scripts/check_format.sh --fix rewrites them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 mapfile -t files < <(find metroplex apps tests bench -name vectors -prune -o \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' \) -print)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Holds the house in order: who may include whom, file sizes, what headers may pull in. Exit 1 with every breach.
-   check_layers.py [ROOT]     ROOT: another tree of the same form; by default the one this script lies in"""
+"""Checks includes between modules, file sizes, and the includes of headers. Exits with 1 and lists all violations.
+   check_layers.py [ROOT]     ROOT: another tree of the same form; by default the tree of this script"""
 import pathlib
 import re
 import sys
@@ -8,7 +8,7 @@ import sys
 ROOT = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent).resolve()
 MAX_LINES = 600
 
-# A room may include itself and these. Ground floor first: nothing there sees torch.
+# A module may include itself and these. The first modules do not use torch.
 GROUND = {
     "base": [],
     "config": ["base"],
@@ -34,7 +34,8 @@ UPPER = {
 }
 UPPER["preflight"] = ["train", *UPPER["train"]]
 ROOMS = GROUND | UPPER
-# What is no room, by folder, and the rooms it may include; the tests of a room may include what it may, and support.
+# Folders that are not modules, and the modules that each may include. The tests of a module may include what the
+# module may, and support.
 PROGRAMS = {
     "apps": [*GROUND],
     "apps/upper": [*GROUND, "cuda", "comm", "train", "preflight"],
@@ -51,7 +52,7 @@ PROGRAMS = {
     "tests/fuzz": ["base", "files", "text", "data", "config", "checkpoint", "hf"],
     "tests/kernels_on_host": ["base", "config", "plan", "cuda"],
 }
-# The target of each, for its link list: the name in CMake, and the file.
+# The CMake target of each folder, and the file with its link list.
 TARGETS = {
     "apps": ("metroplex_apps", "GroundFloor.cmake"),
     "apps/upper": ("metroplex_upper_apps", "Apps.cmake"),
@@ -65,7 +66,7 @@ TARGETS = {
     "tests/hf_parity": ("metroplex_hf_parity", "Apps.cmake"),
     "tests/fuzz": ("${name}", "GroundFloor.cmake"),
 }
-# Folders of programs that others include by name, and who may.
+# Folders of programs that others include by name, with the folders that may include them.
 INNER = {"upper": ["apps/upper", "tests/parity", "tests/hf_parity"]}
 TORCH = re.compile(r"<(ATen|torch|c10)/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
@@ -107,7 +108,7 @@ def check_includes(path, room, breaches):
 
 
 def folder_of(path):
-    """The key of PROGRAMS that a file outside the rooms falls under, or the room whose test it is."""
+    """Returns the key of PROGRAMS for a file outside the modules, or the module that the file tests."""
     parts = path.relative_to(ROOT).parts[:-1]
     for depth in range(len(parts), 0, -1):
         if "/".join(parts[:depth]) in PROGRAMS:
@@ -116,7 +117,7 @@ def folder_of(path):
 
 
 def check_program(path, breaches):
-    """Programs and tests. `metroplex` itself starts without torch, so apps/ does not see it; apps/upper/ does."""
+    """Checks programs and tests. `metroplex` starts without torch, so apps/ must not include it; apps/upper/ may."""
     folder = folder_of(path)
     where = path.relative_to(ROOT)
     room = folder.removeprefix("tests/")
@@ -142,7 +143,7 @@ def check_program(path, breaches):
 
 
 def room_links():
-    """Room -> the rooms that CMake links it with."""
+    """Module -> the modules that CMake links it with."""
     text = "\n".join((ROOT / "cmake" / name).read_text() for name in ("GroundFloor.cmake", "UpperFloor.cmake"))
     return {room: rooms_in(words) for room, words in re.findall(r"metroplex_room\((\w+)([^)]*)\)", text)}
 
@@ -152,7 +153,7 @@ def rooms_in(words):
 
 
 def check_links(breaches):
-    """What CMake links a room with is what it may include, no more; and what it may include, it links with, if by way of another."""
+    """The modules that CMake links must be exactly the allowed includes, directly or through another module."""
     links = room_links()
 
     def reach(room):
@@ -171,7 +172,7 @@ def check_links(breaches):
 
 
 def check_program_links(reach, breaches):
-    """The same for programs: linked with what they may include, and through other programs with what those are."""
+    """The same for programs: linked with the modules that they may include, also through other programs."""
     direct = {}
     for name in ("GroundFloor.cmake", "Apps.cmake"):
         text = (ROOT / "cmake" / name).read_text()
@@ -189,7 +190,7 @@ def check_program_links(reach, breaches):
 
     for folder, key in TARGETS.items():
         linked = rooms_of(key)
-        if folder == "tests/conformance/tensor":  # the same program, with more
+        if folder == "tests/conformance/tensor":  # the same program with more files
             linked |= rooms_of(TARGETS["tests/conformance"])
         for extra in sorted(rooms_in(" ".join(direct.get(key, set()))) - set(PROGRAMS[folder])):
             breaches.append(f"cmake: {folder} ({key[0]}) is linked with {extra}, which it may not include")
@@ -197,7 +198,8 @@ def check_program_links(reach, breaches):
             breaches.append(f"cmake: {folder} ({key[0]}) may include {missing}, and is not linked with it")
 
 
-# A launcher's variables have one reader; oneDNN reads its own by itself, and kernels that replace its are held to it.
+# Only one file may read a launcher's variables. oneDNN reads its own; kernels that replace oneDNN's follow the same
+# variables.
 READS_ENVIRONMENT = {"launch_environment.cpp", "grouped_product_cpu.cpp"}
 
 
@@ -223,8 +225,8 @@ def check_shape(path, breaches):
                 breaches.append(f"{where}:{number}: only apps/ ends the process")
 
 
-# Paths ask the target of their context (cuda/launch_point.h), so that tensors of another device, meta say, take them
-# too. What moves data between devices asks the data.
+# Code must use the target of its context (cuda/launch_point.h), so that it also accepts tensors of another device
+# such as meta. Code that moves data between devices uses the device of the data.
 MOVES_DATA = {
     "nn/param_init.cpp": "values are rounded on the host before they move",
     "nn/saved_host.cpp": "what lies on the host already need not move there",
@@ -235,7 +237,7 @@ GPU_FORM = re.compile(r"\b(\w+_cuda)\b")
 
 
 def check_launch_points(breaches):
-    """In layers and optimizers no tensor is asked where it is, and a kernel's GPU form is named once."""
+    """Layers and optimizers must not query the device of a tensor, and must name a kernel's GPU variant only once."""
     named = {}
     for room in ("nn", "models", "optim"):
         for path in sources(f"metroplex/{room}"):

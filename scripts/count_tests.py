@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Counts what ran: count_tests.py RESULTS EXPECTED [--update]. RESULTS holds ctest.xml and the XML files of GoogleTest.
+"""Counts the tests that ran: count_tests.py RESULTS EXPECTED [--update]. RESULTS contains ctest.xml and the XML files
+of GoogleTest.
 
-A GoogleTest binary counts its tests. metroplex_vectors counts its cases, each file under metroplex_vectors/FILE; a script
-counts its assertions, by its lines "assertions: N"; any other entry of ctest is one. What was skipped counts as skipped:
-tests and "  skipped: ..." lines that want a GPU or a program that is not there, cases that wait for a part to be built.
+A GoogleTest binary counts its tests. metroplex_vectors counts its cases, each file under metroplex_vectors/FILE. A
+script counts its assertions by its lines "assertions: N". Any other entry of ctest counts as one. Skipped tests are
+counted as skipped: lines "  skipped: ..." for a missing GPU or program, and cases of a part that is not built.
 
 EXPECTED has lines "name count". A name that ran fewer than that, or not at all, is a failure; --update rewrites it."""
 import pathlib
@@ -21,7 +22,7 @@ class Counts:
         self.ran, self.failed, self.skipped = {}, 0, 0
 
     def add(self, name, ran, failed=0, skipped=0):
-        name = re.sub(r"\.\d+$", "", name)  # one of several parts of a suite
+        name = re.sub(r"\.\d+$", "", name)  # a shard of a suite
         self.ran[name] = self.ran.get(name, 0) + ran
         self.failed += failed
         self.skipped += skipped
@@ -30,11 +31,11 @@ class Counts:
         left_out = sum(1 for test in root.iter("testcase") if test.get("result") == "skipped" or test.get("status") == "notrun")
         bad = int(root.get("failures")) + int(root.get("errors"))
         if bad == 0 and not entry_passed:
-            bad = 1  # it ended otherwise than its tests
+            bad = 1  # the program failed outside its tests
         self.add(name, int(root.get("tests")) - left_out, bad, left_out)
 
     def add_output(self, name, text, entry_passed):
-        """What a program says of itself, where it does."""
+        """Reads the counts that a program prints, if any."""
         files = FILE_OF_CASES.findall(text)
         bad = 0
         for file, passed, failed, waiting in files:

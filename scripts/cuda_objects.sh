@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What the CUDA variant holds and the CPU one does not: the rooms cuda and comm, the .cu files and all GPU suites compile,
-# the suites of the two rooms link, and the libraries define all that those of the CPU variant do, whose no_*.cpp stand
-# in. The other rooms are the same text in both.
+# Builds the parts of the CUDA variant that the CPU variant lacks. The modules cuda and comm, the .cu files and all
+# GPU suites must compile, and the suites of the two modules must link. The libraries must define all symbols that the
+# CPU variant defines in its stubs no_*.cpp. The other modules are equal in both.
 #   scripts/cuda_objects.sh [CPU_BUILD]      default build, which ./test.sh has built
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

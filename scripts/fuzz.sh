@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The libFuzzer targets for as long as you like, on what earlier calls have found: the corpus grows in FOLDER and is
-# kept small. An input that is a fault stays in FOLDER/faults/FUZZER; once it is mended it belongs into
-# tests/fuzz/found/FUZZER, from where every later run of scripts/sanitize.sh begins.
+# Runs the libFuzzer targets for a given time on the corpus of earlier runs. The corpus grows in FOLDER and is
+# minimized. Crashing inputs are stored in FOLDER/faults/FUZZER. After the fix, move such an input to
+# tests/fuzz/found/FUZZER, where scripts/sanitize.sh uses it.
 #   scripts/fuzz.sh SECONDS [FOLDER] [FUZZER ...]       SECONDS each, two at a time; default build-asan/corpus, all
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -13,7 +13,7 @@ cmake -S "$root" -B "$build" -G Ninja -DMETROPLEX_TORCH=OFF -DMETROPLEX_FUZZERS=
   -DMETROPLEX_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=24 > /dev/null
 [ $# -gt 0 ] || set -- $(cd "$root/tests/fuzz" && ls ./*_fuzz.cpp | sed 's/^\.\/\(.*\)\.cpp$/\1/')
 cmake --build "$build" -j2 --target "$@"
-# fuzz FUZZER: its last line says what it tried, and what is new.
+# fuzz FUZZER: prints the number of inputs and of new ones.
 fuzz() {
   local name=$1 now=$corpus/$1 status=0 before
   mkdir -p "$now" "$corpus/faults/$name"
@@ -21,7 +21,7 @@ fuzz() {
   before=$(ls "$now" | wc -l)
   "$build/bin/$name" "$now" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -print_final_stats=1 \
     -artifact_prefix="$corpus/faults/$name/" > "$corpus/$name.log" 2>&1 || status=$?
-  # Of inputs that reach the same places the shortest stays.
+  # Keeps the shortest of the inputs with equal coverage.
   rm -rf "$now.less" && mkdir "$now.less"
   "$build/bin/$name" -merge=1 -rss_limit_mb=4096 "$now.less" "$now" > /dev/null 2>&1 && rm -rf "$now" && mv "$now.less" "$now"
   echo "$name, $seconds s: $(grep number_of_executed_units "$corpus/$name.log" | grep -o '[0-9]*$' || echo 0) inputs, corpus $before -> $(ls "$now" | wc -l)$([ $status = 0 ] || echo ", FAULT: $corpus/$name.log")"

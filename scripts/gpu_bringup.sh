@@ -28,10 +28,10 @@ case "$ranks" in *[!0-9]* | 0) echo "gpu_bringup.sh: --ranks is '$ranks'; it tak
 
 PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin
 if [ -z "$jobs" ]; then
-  jobs=$(($(env -u OMP_NUM_THREADS nproc) / 2))  # nproc heeds it
+  jobs=$(($(env -u OMP_NUM_THREADS nproc) / 2))  # nproc respects the variable
   jobs=$((jobs < 1 ? 1 : jobs > 8 ? 8 : jobs))
 fi
-# Datasets and checkpoints of the runs below, which the report does not want.
+# Datasets and checkpoints of the following runs, which are not part of the report.
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/gpu_bringup.XXXXXX") || exit 2
 trap 'rm -rf "$scratch"' EXIT
 
@@ -44,7 +44,7 @@ page=$out/$(date +%F)-$machine.md logs=$out/$(date +%F)-$machine.logs
 rm -rf "$logs" && mkdir -p "$logs" || exit 2
 failed=0 number=0 table=() sections=()
 
-# What keeps a part from running; nothing: it runs. NEEDS: words.
+# Prints the reason why a part cannot run; nothing if it can. NEEDS: words.
 reason() {
   local need
   [ "$devices" -gt 0 ] || { echo "no device"; return; }
@@ -57,7 +57,7 @@ reason() {
   done
 }
 
-# part NAME NEEDS SHOWN COMMAND...: SHOWN lines of the log's end go onto the page; 0: none unless it fails.
+# part NAME NEEDS SHOWN COMMAND...: the page contains the last SHOWN lines of the log; 0: none unless it fails.
 part() {
   local name=$1 needs=$2 shown=$3 log why start=$SECONDS status=0 result
   shift 3
@@ -85,7 +85,7 @@ part() {
   return "$status"
 }
 
-# Several commands of one part: all run, and the part fails if one does.
+# Runs all commands of one part; the part fails if one of them does.
 each() {
   local status=0
   while [ $# -gt 0 ]; do
@@ -96,7 +96,7 @@ each() {
   return "$status"
 }
 
-# The same, up to the first that fails.
+# The same, but stops at the first failure.
 in_turn() {
   local command
   for command in "$@"; do
@@ -105,8 +105,8 @@ in_turn() {
   done
 }
 
-# losses WHOLE RESUMED: of two logs, that the losses of the second are those of the first in the same iterations, to
-# what sums in another order may change of a mean over 1,000 tokens.
+# losses WHOLE RESUMED: compares two logs. The losses of the second must equal those of the first in the same
+# iterations. The tolerance covers another summation order of a mean over 1,000 tokens.
 losses() {
   awk '!/] iteration .*lm loss: /{ next } { sub(/^.*] iteration +/, "") } { step = $0 + 0; sub(/.*lm loss: /, ""); loss = $0 + 0 }
     NR == FNR { whole[step] = loss; next }
@@ -115,8 +115,8 @@ losses() {
 }
 export -f losses
 
-# together FOLDER COMMAND...: the same, several at a time, each with a log of its own in FOLDER of the logs; a line tells
-# how each ended.
+# together FOLDER COMMAND...: the same, several at a time, each with its own log in FOLDER of the logs. One line
+# reports the result of each.
 together() {
   local folder=$logs/$1 number=0 command
   shift
@@ -163,7 +163,7 @@ for run in mixtral_tiny echo_tiny context_parallel_tiny; do
 done
 part "layouts are one rank, in float64" "" 0 together verify "${examined[@]}"
 
-# A tiny model learns a page of the documentation, in fp32.
+# A tiny model learns a documentation page in fp32.
 train="$bin/metroplex train examples/llama_tiny.yaml --nproc 1 --parallel.tensor_model_parallel_size=1 --parallel.pipeline_model_parallel_size=1"
 train+=" --parallel.virtual_pipeline_model_parallel_size=1 --parallel.sequence_parallel=false --run.device=cuda --model.vocab_size=0"
 train+=" --data.tokenizer_type=bytes --data.tokenizer_model= --data.data_path=$scratch/bytes --data.split=1,0,0"
@@ -191,7 +191,7 @@ part "two ranks: static buffers" "ranks" 0 each "$bin/metroplex_parity $golden/m
   "$bin/metroplex_parity $golden/moe_ep2.json $two $buffers --cuda-graph-impl full_iteration"
 part "two ranks: ECHO" "ranks" 0 each "$bin/metroplex_parity $golden/moe_ep2.json $two --set model.moe_enable_echo=true --set model.moe_num_echo_experts=2"
 
-# One of the tests lets a capture fail, which memcheck would count as an error of its API.
+# One test provokes a failed capture, which memcheck would report as an API error.
 sanitize="--error-exitcode 9 $bin/cuda_gpu_test '--gtest_filter=$sanitized'"
 part "compute-sanitizer over the kernels" "sanitizer" 3 together sanitizer "compute-sanitizer --tool memcheck --report-api-errors no $sanitize" \
   "compute-sanitizer --tool racecheck $sanitize" "compute-sanitizer --tool initcheck $sanitize"
@@ -202,7 +202,7 @@ part "products of experts by own tiles and libtorch" "" 8 "$bin/grouped_product"
 for model in gpt2 llama mixtral; do
   part "training step of $model" "" 8 "$python" bench/compare_gpu.py --models "$model" --steps "$steps" --binary "$bin/gpu_step"
 done
-# The same work for each rank alone and beside others: what a step takes more is communication that nothing hides.
+# Runs the same work on each rank alone and on all ranks. The additional time of a step is exposed communication.
 run="train examples/gpt2_124m.yaml --data.mock_data=true --data.data_path= --data.tokenizer_type=none --train.tensorboard_dir="
 run+=" --run.device=cuda --train.train_iters=$steps --train.log_interval=$(((steps + 1) / 2)) --train.eval_interval=0 --checkpoint.save= --checkpoint.save_interval=0"
 run+=" --train.progress=false --precision.params_dtype=bf16 --parallel.data_parallel_sharding_strategy=optim"

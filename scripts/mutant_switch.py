@@ -1,9 +1,11 @@
-"""Plants many mutants of scripts/mutants.py in one tree. The environment variable METROPLEX_MUTANT selects one at run time.
+"""Plants many mutants of scripts/mutants.py in one tree. The environment variable METROPLEX_MUTANT selects one at run
+time.
 
-A row states its kind as a sixth field:
+The sixth field of a row is its kind:
   expr   old and new are expressions of one type:      (is_planted(N) ? (new) : (old))
   stmt   old and new are whole statements, new may be empty:  { if (is_planted(N)) { new } else { old } }
-A declaration that later lines use, a table row, a case label and a constexpr variable have no kind: they need a build each."""
+Declarations used by later lines, table rows, case labels and constexpr variables have no kind: each needs its own
+build."""
 import os
 import pathlib
 import re
@@ -45,12 +47,12 @@ KEYWORDS = re.compile(r"\s*(return|if|for|while|do|else|switch|case|break|contin
 
 
 def number_of(name):
-    """A number that stays the same when rows are added, so that only files with new rows are compiled again."""
+    """Returns a number that stays the same when rows are added, so that only files with new rows are recompiled."""
     return zlib.crc32(name.encode()) & 0x3FFFFFFF or 1
 
 
 def top_level(text):
-    """The characters of text outside of brackets and literals; None where brackets do not pair."""
+    """Returns the characters of text outside brackets and literals; None if brackets do not match."""
     open_brackets, out, i = [], [], 0
     while i < len(text):
         char = text[i]
@@ -99,7 +101,7 @@ def statement_problem(text, may_be_empty):
 
 
 def switch_problem(mutant, text):
-    """Returns why a mutant that states its kind cannot be switched in text, the content of its file; or None."""
+    """Returns why a mutant with a kind cannot be switched in text, the content of its file; or None."""
     if mutant.kind not in KINDS:
         return f"kind {mutant.kind!r} is not one of expr and stmt"
     if mutant.path.endswith(".inc"):
@@ -131,7 +133,7 @@ def switched(mutant):
 
 
 def overlaps(mutants, text):
-    """Pairs of mutants of one file whose old texts overlap."""
+    """Returns pairs of mutants of one file whose old texts overlap."""
     spans = sorted((text.index(m.old), text.index(m.old) + len(m.old), m.name) for m in mutants)
     return [(a[2], b[2]) for a, b in zip(spans, spans[1:]) if b[0] < a[1]]
 
@@ -151,7 +153,8 @@ def plant(path, text, mutants):
 
 
 def plant_all(root, mutants):
-    """Returns the planted files of a tree, path -> content, and where each mutant is, name -> (path, first, last)."""
+    """Returns the planted files of a tree, path -> content, and the locations of mutants, name -> (path, first,
+    last)."""
     files, at = {HEADER: HEADER_TEXT}, {}
     for path in sorted({m.path for m in mutants}):
         files[path], lines = plant(path, (root / path).read_text(), [m for m in mutants if m.path == path])
@@ -160,7 +163,7 @@ def plant_all(root, mutants):
 
 
 def broken(log_text, tree, build, at):
-    """Names of the mutants at whose lines a compiler reports an error; a note counts where no error does."""
+    """Returns the mutants at whose lines a compiler reports an error; a note counts if no error does."""
     names = set()
     for kind in (r"(?:fatal )?error:", r"(?:required from|note:|warning:)"):
         for path, line in re.findall(r"^\s*([^\s:]+):(\d+):(?:\d+:)?\s+" + kind, log_text, re.MULTILINE):

@@ -40,7 +40,7 @@ class Mutant:
         self.path = file if self.room in ("bench", "apps") else f"metroplex/{file}"
 
     def problem(self, root):
-        """Returns why it cannot be planted; None where it can."""
+        """Returns why it cannot be planted, or None."""
         path = root / self.path
         if not path.exists():
             return f"there is no {path}"
@@ -52,7 +52,7 @@ class Mutant:
 
 
 def load(table):
-    """The rows of tests/mutants/TABLE.py; none where there is no such file."""
+    """Returns the rows of tests/mutants/TABLE.py; empty if the file does not exist."""
     if not (ROOT / "tests" / "mutants" / f"{table}.py").exists():
         return []
     return [Mutant(*row) for row in importlib.import_module(table).MUTANTS]
@@ -82,7 +82,7 @@ def check(tables, root):
 
 
 def run(command, log, limit, mutant=None):
-    """Returns the exit status; -1 where the command takes longer than the limit. Its child processes end with it."""
+    """Returns the exit status; -1 if the command exceeds the limit. Its child processes end with it."""
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     environment.pop(mutant_switch.VARIABLE, None)
     if mutant:
@@ -124,7 +124,7 @@ def command_of(suite, tree, build):
 
 
 def one_vector(file, build):
-    """A folder that holds nothing but a link to one file of tests/vectors."""
+    """Creates a folder with only a link to one file of tests/vectors."""
     folder = build / "vectors" / file.stem
     folder.mkdir(parents=True, exist_ok=True)
     link = folder / file.name
@@ -139,8 +139,8 @@ def build_suites(suites, build, log, options, limit, *tool_options):
 
 
 def sound(mutants, tree, build, options):
-    """Runs every suite without a mutant and returns the seconds that each may take with one: SUITE -> limit. Exits where
-    a suite fails, or its filter matches no test: such a suite catches nothing."""
+    """Runs every suite without a mutant and returns the time limit of each with one: SUITE -> seconds. Exits if a suite
+    fails or its filter matches no test, because such a suite cannot catch a mutant."""
     suites = sorted({suite for m in mutants for suite in m.suites})
     folder = build / "sound"
     folder.mkdir(exist_ok=True)
@@ -182,8 +182,8 @@ def catch(mutant, limits, tree, build, options):
 
 
 def copy_tree(tree, planted=None):
-    """Copies every file that git tracks or would track, with the content of `planted` (path -> text) where it has the
-    file. Files that are equal are not written, so that little is built again."""
+    """Copies every file that git tracks or would track, with the content of `planted` (path -> text) if it has the
+    file. Unchanged files are not written, so that few are rebuilt."""
     names = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z", "-co", "--exclude-standard"], check=True, capture_output=True, text=True)
     contents = {pathlib.Path(name): text.encode() for name, text in (planted or {}).items()}
     wanted = {pathlib.Path(name) for name in names.stdout.split("\0") if name and (ROOT / name).is_file()} | set(contents)
@@ -206,8 +206,8 @@ def configure(tree, build, options, *settings):
 
 
 def build_planted(mutants, suites, tree, build, options):
-    """Builds the suites with all mutants and returns those that compile. Mutants that do not compile are left out, in
-    this run and, as long as their rows stay the same, in later ones."""
+    """Builds the suites with all mutants and returns those that compile. Mutants that do not compile are excluded in
+    this run, and in later runs until their rows change."""
     log, skipped = build / "one_build.log", build / "does_not_build.txt"
     build.mkdir(parents=True, exist_ok=True)
     known = set(skipped.read_text().split("\n")) if skipped.exists() else set()
@@ -227,8 +227,8 @@ def build_planted(mutants, suites, tree, build, options):
 
 
 def one_build(table, chosen, options):
-    """Plants every mutant of the table that states its kind, builds once, and runs the suites of each chosen mutant with
-    the switch set to it. The planted files do not depend on the choice: a second run builds nothing again."""
+    """Plants every mutant of the table that has a kind, builds once, and runs the suites of each chosen mutant with its
+    switch. The planted files do not depend on the choice, so a second run rebuilds nothing."""
     tree, build = options.tree / "switched", options.tree / ("build-switched" if options.torch else "build-switched-ground")
     if by_itself := [m.name for m in chosen if not m.kind]:
         print(f"left out, because they have no kind: {' '.join(by_itself)}", flush=True)

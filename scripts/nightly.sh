@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# What is too long for every submission: the whole walks over layouts and types, all instruction sets that this machine has, suites
-# with tensors under both sanitizers, ten minutes of every fuzzer, 500 kills, 200 runs of random configurations, all tests on the CUDA variant.
+# Runs the tests that are too long for every submission:
+#   the complete sweeps over layouts and types, and all instruction sets of this machine
+#   suites with tensors under both sanitizers, and ten minutes of every fuzzer
+#   500 kills, 200 random configurations, and all tests on the CUDA variant
 #   scripts/nightly.sh [BUILD_DIR]        default build, which ./test.sh has built
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

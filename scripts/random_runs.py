@@ -25,7 +25,7 @@ class Result:
 
 
 def attempt(options, number):
-    """Run `number` of the walk: a case that the program takes, and its checks."""
+    """Run `number` of the sweep: a case that the program accepts, and its checks."""
     result = Result(number)
     for again in range(8):
         rng = random.Random(f"{options.seed}:{number}:{again}")
@@ -74,7 +74,8 @@ def replay(options):
 
 
 def forgotten_keys():
-    """Keys of the tables that no draw of 3,000 sets and that are not listed as left out; and listed ones that are none."""
+    """Returns keys of the tables that none of 3,000 samples sets and that are not listed as excluded, and listed keys
+    that do not exist."""
     table, listed = set(keys.read_keys()), {key for names in draw.NOT_DRAWN.values() for key in names}
     drawn = {key for number in range(3000) for key in draw.draw(random.Random(number))[0].keys}
     return sorted((table - drawn - listed) | ((drawn | listed) - table) | (drawn & listed))

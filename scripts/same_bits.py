@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""same_bits.py NAME OLD NEW CONTINUED: compares three runs of six steps, each a folder of checkpoints and a metrics file beside it.
+"""same_bits.py NAME OLD NEW CONTINUED: compares three runs of six steps, each a folder of checkpoints with a metrics
+file next to it.
 
-NEW must have the numbers of every step and the tensors of both checkpoints of OLD; CONTINUED, which went on from OLD's
-third step, those of the steps from the fourth on and of the last checkpoint. Exit code 1 names what differs, in hex."""
+NEW must equal OLD in the metrics of every step and the tensors of both checkpoints. CONTINUED resumes from OLD's third
+step; it must equal OLD from the fourth step on and in the last checkpoint. Exits with 1 and prints differences in
+hex."""
 import hashlib
 import json
 import pathlib

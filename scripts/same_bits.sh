@@ -17,8 +17,8 @@ done
 for binary in "$old" "$new"; do [ -x "$binary" ] || { echo "same_bits.sh: no program $binary" >&2; exit 2; }; done
 
 export OMP_NUM_THREADS=1
-unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT # a launcher's, which would make one rank of each run
-# Checkpoints and metrics of both builds, a few megabytes at a time; gone at the end, however it comes.
+unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT # set by a launcher; they would make each run one rank
+# Checkpoints and metrics of both builds, a few megabytes at a time; removed at exit.
 work=$(mktemp -d "${TMPDIR:-/tmp}/metroplex_bits.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 cd "$work"
@@ -31,7 +31,7 @@ base=(--run.seed=7 --run.device=cpu --model.hidden_size=32 --model.num_attention
   --train.global_batch_size=8 --train.train_iters=6 --train.log_interval=1 --train.progress=false --train.eval_iters=0
   --checkpoint.save_interval=3)
 
-# arguments OPTION...: the short words of same_bits.txt as config keys, one a line.
+# arguments OPTION...: converts the short words of same_bits.txt to config keys, one per line.
 arguments() {
   local layers=2
   while [ $# -gt 0 ]; do

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The ground floor without torch and the kernels on the host under ASan and UBSan, and a short run of every libFuzzer target.
+# Runs the modules without torch and the host kernels under ASan and UBSan, and every libFuzzer target for a short
+# time.
 #   scripts/sanitize.sh [seconds a fuzzer]       default 20
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -9,11 +10,11 @@ cmake -S "$root" -B "$build" -G Ninja -DMETROPLEX_TORCH=OFF -DMETROPLEX_FUZZERS=
   -DMETROPLEX_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=24 > /dev/null
 cmake --build "$build" -j2
 ctest --test-dir "$build" -j2 --output-on-failure --no-tests=error
-# g++ alone builds these, and without a sanitizer of the whole.
+# Only g++ builds these, without a sanitizer for the whole build.
 cmake -S "$root" -B "$build/host" -G Ninja -DMETROPLEX_TORCH=OFF > /dev/null
 cmake --build "$build/host" -j2 --target kernels_on_host_asan
 "$build/host/bin/kernels_on_host_asan" --gtest_brief=1
-# fuzz FUZZER: the last line says how many inputs it took.
+# fuzz FUZZER: the last line has the number of inputs.
 fuzz() {
   local fuzzer=$1 corpus log
   corpus=$(mktemp -d)

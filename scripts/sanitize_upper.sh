@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# Suites with tensors under the sanitizers: memory and undefined behaviour (address), races between rank threads (thread).
+# Runs suites with tensors under the sanitizers: memory and undefined behavior (address), races between rank threads
+# (thread).
 #   scripts/sanitize_upper.sh                          both, the suites below
 #   scripts/sanitize_upper.sh thread comm_test         one of them, these suites
-# libtorch itself is not instrumented: what it does alone is not seen, what we do to its memory is. No suppressions: one
-# of libtorch_cpu.so would hide every race in a backward, because the engine is in its call stack.
+# libtorch is not instrumented: its own accesses are not checked, our accesses to its memory are. There are no
+# suppressions. A suppression of libtorch_cpu.so would hide every race in a backward, because the engine is in its
+# call stack.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 suites=(comm_test nn_test distributed_test optim_test)
-export OMP_NUM_THREADS=1 # OpenMP's own locks are not instrumented: races that are none
+export OMP_NUM_THREADS=1 # OpenMP's own locks are not instrumented and would be reported as races
 
 under() {
   local sanitizer=$1 flags=$1 build=$root/build-$1 torch_root suite

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Installs what the build needs and prints nothing but progress. Run again, it installs nothing.
-#   scripts/setup.sh [--cpu | --cuda] [--transformers]      default: cuda where there is an NVIDIA driver, else cpu
-# Debian packages go through apt-get (as root or with sudo); the torch wheel goes into a per-user folder that
-# METROPLEX_DEPS moves. The last line of standard output is the folder of the wheel (…/torch) for -DTORCH_ROOT; with
-# --transformers, which the build does not need, the line before it is the folder of that package.
+# Installs the build's dependencies and prints only progress. A second run installs nothing.
+#   scripts/setup.sh [--cpu | --cuda] [--transformers]      default: cuda with an NVIDIA driver, else cpu
+# Debian packages are installed by apt-get (as root or with sudo). The torch wheel is installed in a per-user folder;
+# METROPLEX_DEPS changes its location. The last line of standard output is the folder of the wheel (…/torch) for
+# -DTORCH_ROOT. With --transformers, which the build does not need, the line before it is the folder of that package.
 set -euo pipefail
 shopt -s inherit_errexit
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -22,7 +22,7 @@ if [ -z "$variant" ]; then
   if [ -e /proc/driver/nvidia/version ]; then variant=full; fi
 fi
 say() { printf 'setup: %s\n' "$*" >&2; }
-# What a command says is shown only if it fails, its last lines.
+# Prints a command's last lines only if it fails.
 quietly() {
   local log status=0
   log=$(mktemp)
@@ -51,19 +51,19 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 
 cache=${METROPLEX_DEPS:-${XDG_CACHE_HOME:-$HOME/.cache}/metroplex}
-# wheels LIST NAME PACKAGE WHAT: those of scripts/requirements-LIST.txt in a folder of the cache, whose path is printed.
-# The whole of it is there where PACKAGE has a file .complete.
+# wheels LIST NAME PACKAGE WHAT: installs scripts/requirements-LIST.txt in a cache folder and prints its path. The
+# installation is complete if PACKAGE has a file .complete.
 wheels() {
   local requirements=$root/scripts/requirements-$1.txt folder
   folder=$cache/$2-$(sha256sum "$requirements" | cut -c1-8)
   if [ ! -e "$folder/$3/.complete" ]; then
     mkdir -p "$cache"
     exec 9>"$cache/.lock"
-    flock 9   # several clones may share the folder
+    flock 9   # several working copies may share the folder
     if [ ! -e "$folder/$3/.complete" ]; then
       say "installing $4 into $folder"
       rm -rf "$folder.part"
-      # The torch wheel is unpacked, never imported by the build: any python3 with pip will do.
+      # The build only unpacks the torch wheel and never imports it, so any python3 with pip works.
       quietly env PIP_REQUIRE_VIRTUALENV=0 python3 -m pip install --disable-pip-version-check --no-deps --no-compile --target "$folder.part" \
         --only-binary=:all: --python-version 3.11 --implementation cp --abi cp311 --abi abi3 --abi none \
         --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux_2_25_x86_64 --platform manylinux_2_18_x86_64 \

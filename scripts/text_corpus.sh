@@ -1,7 +1,8 @@
-# Sourced by quickstart.sh: any text from a kilobyte up becomes documents, a tokenizer of a size that fits, and a split
-# in which no part is empty. Functions that fail say why on stderr and return 2.
+# Functions for quickstart.sh: convert any text of at least a kilobyte to documents, a tokenizer of suitable size, and
+# a split without empty parts. Functions print errors on stderr and return 2.
 
-# check_text PATH...: there, readable, UTF-8, a kilobyte together. Needs nothing that is not on every Debian.
+# check_text PATH...: the files must exist, be readable UTF-8 and have a kilobyte in total. Uses only programs of a
+# minimal Debian.
 check_text() {
   local path bytes=0 size
   for path in "$@"; do
@@ -20,14 +21,16 @@ check_text() {
 # text_bytes PATH...
 text_bytes() { find -L "$@" -type f -printf '%s\n' | awk '{n += $1} END {print n + 0}'; }
 
-# few_documents PATH...: whether the files are too few to be the documents themselves. A line of a JSON lines file is one.
+# few_documents PATH...: whether there are too few files to use each as a document. Each line of a JSON lines file is
+# a document.
 few_documents() {
   [ -z "$(find -L "$@" -type f \( -name '*.jsonl' -o -name '*.ndjson' -o -name '*.json' \) -print -quit)" ] &&
     [ "$(find -L "$@" -type f -size +0 -printf . | head -c 100 | wc -c)" -lt 100 ]
 }
 
-# cut_documents FOLDER PATH...: pieces of some kilobytes, or a fortieth of a short text, one file each; cut at a blank
-# line where there is one in time, else at the end of a line, in a line that is too long at a space or between characters.
+# cut_documents FOLDER PATH...: writes chunks of some kilobytes, or a fortieth of a short text, one file each. It
+# splits at a blank line if there is one in range, else at a line end. Lines that are too long are split at a space or
+# between characters.
 cut_documents() {
   local folder=$1 total target
   shift
@@ -57,8 +60,8 @@ cut_documents() {
     END { flush_piece() }'
 }
 
-# train_tokenizer METROPLEX OUTPUT PATH...: about 4096 pieces, fewer where the text is short, more where its characters
-# alone are more.
+# train_tokenizer METROPLEX OUTPUT PATH...: trains about 4096 pieces. Short texts have fewer, texts with more distinct
+# characters have more.
 train_tokenizer() {
   local metroplex=$1 output=$2 total wanted size said=""
   shift 2
@@ -76,14 +79,14 @@ train_tokenizer() {
   return 2
 }
 
-# split_of METROPLEX PREFIX: data.split for so many documents.
+# split_of METROPLEX PREFIX: prints data.split for the number of documents.
 split_of() {
   local documents
   documents=$("$1" inspect "$2" | sed -n 's/.* \([0-9]*\) documents$/\1/p')
   [ "${documents:-0}" -ge 200 ] && echo 980,20,0 || echo 80,20,0
 }
 
-# first_words PATH...: how one of the documents begins.
+# first_words PATH...: prints the beginning of one of the documents.
 first_words() {
   local file
   file=$(find -L "$@" -type f -size +0 -not -name '.*' -print -quit)

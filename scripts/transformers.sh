@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Directories that metroplex writes, loaded by Hugging Face's transformers (tests/transformers), and the chat templates of
-# tests/vectors/chat, rendered by it again. Installs transformers and
-# the full torch wheel, whose Python part needs CPython 3.11; without that it is skipped and says so.
+# Loads directories written by metroplex with Hugging Face's transformers (tests/transformers), and renders the chat
+# templates of tests/vectors/chat again. Installs transformers and the full torch wheel, whose Python part requires
+# CPython 3.11. With another version it is skipped with a message.
 #   scripts/transformers.sh [BUILD]      default build, which ./test.sh has built
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -16,7 +16,7 @@ if [ -z "$python" ]; then
 fi
 mapfile -t folders < <("$root/scripts/setup.sh" --cuda --transformers)
 [ "${#folders[@]}" = 2 ] || { echo "transformers.sh: setup.sh failed" >&2; exit 1; }
-# -S: nothing of this machine's own packages.
+# -S excludes this machine's own packages.
 export PYTHONPATH=$(dirname "${folders[1]}"):${folders[0]} PYTHONDONTWRITEBYTECODE=1
 chats=$(mktemp -d)
 trap 'rm -rf "$chats"' EXIT

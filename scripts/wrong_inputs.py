@@ -17,7 +17,7 @@ INTEGER, REAL = ("int64_t",), ("int64_t", "double")
 
 
 def wrong_types(key):
-    """Words that are no value of this key, by the name of the mistake."""
+    """Returns words that are no value of this key, by the kind of error."""
     found = {}
     if key.type in REAL:
         found.update(word="two", unit="3k", trailing="1.5.2", empty="", boolean="true", nan="nan")
@@ -29,13 +29,13 @@ def wrong_types(key):
         found.update(word="maybe", number="2", empty="")
     elif key.is_choice:
         found.update(word="nosuchword", number="7")
-        if key.name != "memory.recompute_method":  # where nothing is a word
+        if key.name != "memory.recompute_method":  # for which any word is invalid
             found["empty"] = ""
     return {name: value for name, value in found.items() if value is not None}
 
 
 def outside(key):
-    """Numbers of the right type beside the limits."""
+    """Returns numbers of the right type just outside the limits."""
     function, numbers = key.bounds
     step = 1 if key.type in INTEGER else 1e-3
     found = {}
@@ -65,7 +65,7 @@ class Trial:
         self.bench, self.tried, self.problems = checks.Bench(binary, folder), 0, []
 
     def expect(self, what, given, names, ranks=1):
-        """A dry run of VALID with `given` is refused with exit code 2, and names each of `names`."""
+        """A dry run of VALID with `given` must be refused with exit code 2, and name each of `names`."""
         settings = [f"--{key}={value}" for key, value in {**VALID, **given}.items() if value is not None]
         outcome = self.bench.run("train", ["--nproc", str(ranks), *settings, "--dry-run"])
         self.tried += len(names)

@@ -28,7 +28,7 @@ constexpr const char* kDialogHelp =
     "/reset forgets the chat, /system TEXT sets the system message and forgets, /exit or ctrl-D ends, ctrl-C ends an "
     "answer\n";
 
-// Shows an answer as it grows: what is whole UTF-8 of it.
+// Prints an answer as it grows, up to the last complete UTF-8 character.
 class GrowingText {
  public:
   explicit GrowingText(const text::Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
@@ -36,7 +36,7 @@ class GrowingText {
     ids_.push_back(static_cast<int32_t>(token));
     const std::string all = tokenizer_.decode_skip_special(ids_);
     size_t end = text::valid_utf8_prefix(all);
-    // A character of which bytes are still to come is decoded as U+FFFD.
+    // An incomplete character decodes to U+FFFD.
     while (end >= 3 && all.compare(end - 3, 3, "\xef\xbf\xbd") == 0) end -= 3;
     if (end > shown_) write_text(all.substr(shown_, end - shown_));
     std::cout.flush();
@@ -55,7 +55,6 @@ class GrowingText {
   size_t shown_ = 0;
 };
 
-// Numbers of rank 0 on every rank.
 std::vector<int64_t> shared(const std::vector<int64_t>& mine, const comm::World& world) {
   at::Tensor count = at::full({1}, static_cast<int64_t>(mine.size()), at::kLong);
   comm::broadcast(count, 0, world.groups().world);
@@ -67,7 +66,7 @@ std::vector<int64_t> shared(const std::vector<int64_t>& mine, const comm::World&
   return {begin, begin + numbers.numel()};
 }
 
-// Rank 0's side of a dialog: what is typed, up to a message that can be answered.
+// Rank 0's side of a dialog: reads lines until a message can be answered.
 class Dialog {
  public:
   explicit Dialog(const Chatting& chatting)
@@ -75,7 +74,7 @@ class Dialog {
     if (terminal_) std::cout << kDialogHelp;
   }
 
-  // The prompt of the next answer; empty: the dialog is over.
+  // Returns the prompt of the next answer; empty at the end of the dialog.
   std::vector<int64_t> next() {
     std::string line;
     while (read(line)) {
@@ -104,13 +103,13 @@ class Dialog {
 
  private:
   bool read(std::string& line) {
-    if (!std::cout) return false;  // nobody reads the answers
-    take_interrupt();              // one that came behind an answer
+    if (!std::cout) return false;  // the reader of the answers has closed the pipe
+    take_interrupt();              // discards an interrupt after the previous answer
     if (terminal_) std::cout << "> " << std::flush;
     line.clear();
     for (char c = 0;;) {
       pollfd input{STDIN_FILENO, POLLIN, 0};
-      const int ready = ::poll(&input, 1, kPatienceMs);  // another thread may have taken the signal
+      const int ready = ::poll(&input, 1, kPatienceMs);  // another thread may have received the signal
       if (take_interrupt()) return false;
       if (ready <= 0) continue;
       const ssize_t got = ::read(STDIN_FILENO, &c, 1);

@@ -1,5 +1,4 @@
-// A model that is talked to: the chat template and the tokens that end an answer, answers to one message, and a
-// dialog on a terminal.
+// Chat with a model: the chat template, the tokens that end an answer, single answers, and a dialog on a terminal.
 #pragma once
 
 #include <functional>
@@ -18,24 +17,24 @@ namespace metroplex::apps {
 struct Chatting {
   std::shared_ptr<const text::Tokenizer> tokenizer;
   text::ChatTemplate chat_template;
-  std::string system;                // in front of every chat; empty: none
-  std::vector<int64_t> stop_tokens;  // of generation_config.json, and what the template puts behind an answer
-  int64_t context = 0;               // tokens that prompt and answer may have together
+  std::string system;                // at the start of every chat; empty: none
+  std::vector<int64_t> stop_tokens;  // of generation_config.json, and the template's end-of-turn token
+  int64_t context = 0;               // limit of prompt and answer together, in tokens
 
-  // [system, user] for a message alone.
+  // Returns a chat with only the system message, if any.
   text::Chat begin() const;
   void add(text::Chat& chat, const std::string& role, const std::string& content) const;
-  // Ids of the chat and of what the template writes for the answer to come.
+  // Returns the ids of the chat and of the generation prompt.
   std::vector<int64_t> prompt(const text::Chat& chat) const;
 };
 
-// `file`: --chat-template; `directory`: of a model of Hugging Face, or empty. nullopt where the tokenizer's folder
-// has no template and none is given.
+// `file`: --chat-template. `directory`: a Hugging Face model, or empty. Returns nullopt if the tokenizer's folder has
+// no template and `file` is empty.
 std::optional<Chatting> find_chatting(const config::Data& data, std::shared_ptr<const text::Tokenizer> tokenizer,
                                       const std::string& file, const std::string& directory);
 
-// Answers what is typed, until /exit or the end of the input. Collective: rank 0 reads and writes. A line that begins
-// with / is a command: /reset, /system TEXT, /help, /exit. Ctrl-C ends an answer, and at the prompt the dialog.
+// Answers typed messages until /exit or the end of the input. Collective: rank 0 reads and writes. Lines starting
+// with / are commands: /reset, /system TEXT, /help, /exit. Ctrl-C stops an answer; at the prompt it ends the dialog.
 void run_dialog(train::Assembly& assembly, const Chatting& chatting, const train::GenerateOptions& options);
 
 }  // namespace metroplex::apps

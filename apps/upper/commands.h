@@ -1,4 +1,4 @@
-// The commands with tensors. A new one: its file, its line here, in this folder's main.cpp and in ../commands.cpp.
+// The commands with tensors. A new command needs a file and lines here, in torch_program.cpp and in ../commands.cpp.
 #pragma once
 
 #include "apps/command.h"

@@ -1,5 +1,5 @@
-// The log of a command: information to stdout unless it is to be quiet, warnings to stderr, and a progress bar that
-// keeps out of the way.
+// The log of a command: information on stdout unless quiet, warnings on stderr, and a progress bar that log lines do
+// not disturb.
 #pragma once
 
 #include <poll.h>
@@ -18,7 +18,7 @@ namespace metroplex::apps {
 
 class ConsoleLog final : public base::Log {
  public:
-  // The bar is drawn on stderr, and only when that is a terminal.
+  // Draws the bar on stderr, and only if that is a terminal.
   explicit ConsoleLog(bool progress, bool quiet = false)
       : progress_(progress && !quiet && isatty(STDERR_FILENO)), quiet_(quiet) {}
   ~ConsoleLog() override { clear(); }
@@ -46,7 +46,7 @@ class ConsoleLog final : public base::Log {
     std::fprintf(stream, "%s\n", base::escape_controls(line).c_str());
     std::fflush(stream);
   }
-  // False: a run that is to stop does not wait for a full pipe whose reader does not read.
+  // Returns false if the run must stop and the reader of a full pipe does not read.
   bool takes_a_line(FILE* stream) {
     constexpr int kTickMs = 100, kStoppingMs = 1000;
     pollfd out{fileno(stream), POLLOUT, 0};

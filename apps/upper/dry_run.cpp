@@ -27,7 +27,7 @@ namespace {
 
 constexpr double kGiB = 1073741824;
 
-// What the memory domains of `placing` have: as told, or as found here.
+// Returns the memory of the domains of `placing`: as configured, or as found on this machine.
 preflight::MemoryDomains memory_domains_of(const config::Config& config, const RankPlacing& placing,
                                            int64_t world_size) {
   preflight::MemoryDomains domains;
@@ -47,7 +47,7 @@ preflight::MemoryDomains memory_domains_of(const config::Config& config, const R
   return domains;
 }
 
-// "80GiB", "0.5TB", or a number of GiB.
+// Parses "80GiB", "0.5TB", or a number of GiB.
 double gib_of(const std::string& text) {
   static constexpr struct {
     const char* name;
@@ -63,7 +63,7 @@ double gib_of(const std::string& text) {
       "config", "--device-memory '" + text + "' is not a size; write it like 80GiB, or with MiB, TiB, MB, GB or TB");
 }
 
-// A tokenizer that is not on this machine is no obstacle where the config says the size of the vocabulary.
+// A missing tokenizer is accepted if the config has the vocabulary size.
 train::TokenizerFacts tokenizer_of(config::Config& config, std::vector<std::string>& notes) {
   if (config.model.vocab_size == 0) return tokenizer_facts(config);
   try {
@@ -77,7 +77,7 @@ train::TokenizerFacts tokenizer_of(config::Config& config, std::vector<std::stri
   }
 }
 
-// Returns why the samples would not be put in order on this machine; "" if they would, or if data is not here.
+// Returns the reason why the samples cannot be ordered on this machine; "" if they can, or if the data is elsewhere.
 std::string order_problem(const preflight::DryRun& run, const train::TokenizerFacts& tokenizer,
                           files::FileSystem& disk) {
   for (const data::SourceTokens& source : run.sources) {
@@ -111,8 +111,8 @@ void TrainFlags::take_into(config::Config& config) const {
   if (!device_memory.empty()) config.memory.device_memory_gib = gib_of(device_memory);
 }
 
-// Each thread has a workspace, which counts in the prediction. libtorch's pool waits forever for a thread that the
-// system does not start, so all are tried first.
+// Each thread has a workspace, which is part of the prediction. libtorch's pool waits forever for a thread that the
+// system cannot start, so all threads are started here first.
 static void set_threads(int64_t count) {
   base::run_together(static_cast<int>(count), [](int) {});
   at::set_num_threads(static_cast<int>(count));
@@ -125,7 +125,7 @@ int run_dry(const RunArguments& parsed, const config::Config& given, const Train
   const train::TokenizerFacts tokenizer = tokenizer_of(config, notes);
   take_epochs(config);
   config = checked_config(config, world_size);
-  if (config.run.deterministic_mode) make_deterministic();  // other operators take other memory
+  if (config.run.deterministic_mode) make_deterministic();  // deterministic operators use different amounts of memory
   const RankPlacing placing = wished_placing(config.run, world_size);
   if (placing.rank != 0) return kExitOk;
   set_threads(threads_per_rank(config.run, placing.local_ranks));

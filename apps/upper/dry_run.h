@@ -1,4 +1,4 @@
-// What `metroplex train` looks at before a rank exists: --dry-run, and whether the run fits where it will run.
+// Checks of `metroplex train` before any rank starts: --dry-run, and whether the run fits into memory.
 #pragma once
 
 #include <string>
@@ -11,29 +11,29 @@
 
 namespace metroplex::apps {
 
-// Options of train beside the config's own.
+// Options of train in addition to the config's keys.
 struct TrainFlags {
   bool dry_run = false, json = false, print_config = false, quiet = false;
   std::string device_memory;  // "80GiB"
   std::vector<OwnFlag> own_flags();
-  // Puts --device-memory into the config; throws for what needs --dry-run.
+  // Writes --device-memory into the config. Throws for options that require --dry-run.
   void take_into(config::Config& config) const;
 };
 
-// The whole of `train --dry-run`: prints, and returns the exit code.
+// Runs `train --dry-run`; prints the result and returns the exit code.
 int run_dry(const RunArguments& parsed, const config::Config& config, const TrainFlags& flags);
 
-// The check at the start of a run. Without a launcher, or under our own, it is made where the ranks are started from;
-// under another one every process looks at its own memory domain, and the ranks decide together.
+// The memory check at the start of a run. Without a launcher, or under our own, the starting process performs it.
+// Under another launcher every process checks its own memory domain, and the ranks decide together.
 class StartCheck {
  public:
-  // Requires `config` resolved and checked. Throws base::Error("config") with the table of bytes and the settings
-  // that hold less where the run cannot fit and nobody else has to hear of it.
+  // Requires `config` resolved and checked. If the run cannot fit and no other rank must be notified, throws
+  // base::Error("config") with the memory table and settings that use less memory.
   StartCheck(const config::Config& config, int64_t world_size, int64_t vocab_size, base::Log& log);
 
-  // By every rank, ahead of everything else: decides with the others where that has to be, and tells on rank 0.
-  // False: all ranks return, and behind them throw_refusal says so (thrown by a rank, it would be a failure of its
-  // peers').
+  // Collective; must be the first call on every rank. If required, the ranks decide together; rank 0 reports. If it
+  // returns false, all ranks return, and throw_refusal must be called afterwards. An exception on a rank would be
+  // reported as a failure of its peers.
   bool on_rank(const comm::World& world);
   void throw_refusal() const;
 

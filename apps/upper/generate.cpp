@@ -1,5 +1,5 @@
-// metroplex generate: a model continues texts, or is talked to. The model and its tokenizer come from the
-// checkpoint's own config, or from a Hugging Face directory.
+// metroplex generate: continues texts with a model, or chats with it. The model and its tokenizer come from the
+// checkpoint's config, or from a Hugging Face directory.
 #include "upper/commands.h"
 
 #include <unistd.h>
@@ -70,7 +70,7 @@ std::string read_file(const std::string& file) {
   return std::string(files::without_byte_order_mark(bytes));
 }
 
-// What the checkpoint was trained with, on one rank unless the command line says otherwise.
+// Returns the training config of the checkpoint, on one rank unless the command line sets more.
 config::Config generation_config(const RunArguments& parsed, const std::string& load) {
   config::Config config = parsed.config;
   config.checkpoint = {};
@@ -90,7 +90,6 @@ config::Config generation_config(const RunArguments& parsed, const std::string& 
   return config;
 }
 
-// The values of the options.
 struct GenerateFlags {
   std::string max_new, temperature = "1", top_k = "0", top_p = "0", seed = "1234";
   std::vector<std::string> prompts, prompt_files;
@@ -111,7 +110,7 @@ struct GenerateFlags {
             {"--top-p", &top_p},
             {"--seed", &seed}};
   }
-  // Otherwise a chat template that cannot be read is no obstacle.
+  // Without these options an unreadable chat template is ignored.
   bool may_chat() const { return chat || !chat_template.empty() || (prompts.empty() && prompt_files.empty()); }
 };
 
@@ -122,11 +121,11 @@ struct GenerateCommand {
   std::shared_ptr<const text::Tokenizer> tokenizer;
   std::shared_ptr<const text::TokenizerFiles> files;
   std::optional<Chatting> chatting;
-  bool dialog = false;            // instead of texts
-  bool answers = false;           // texts are prompts of chats: the answer alone is printed
+  bool dialog = false;            // dialog instead of texts
+  bool answers = false;           // texts are chat prompts: only the answer is printed
   std::vector<PromptLine> lines;  // of --prompts; empty: none
   std::vector<std::vector<int64_t>> texts;
-  text::SpecialTokens special;  // of prompts that are no chats
+  text::SpecialTokens special;  // for prompts that are not chats
   int64_t batch_size = 1;
   train::GenerateOptions options;
 };
@@ -142,7 +141,6 @@ std::vector<int64_t> encoded(const std::string& prompt, const GenerateCommand& c
   return tokens;
 }
 
-// Errors of a line of --prompts name it.
 template <class Work>
 void at_line(const GenerateFlags& flags, const PromptLine& line, Work work) {
   try {
@@ -153,7 +151,8 @@ void at_line(const GenerateFlags& flags, const PromptLine& line, Work work) {
   }
 }
 
-// Before the first is continued: what the model cannot take of one would end the run after the others.
+// Checks all lengths before the first text is continued; otherwise a long text would fail only after the texts before
+// it.
 void check_lengths(const GenerateFlags& flags, const GenerateCommand& command) {
   const config::Model& model = command.config.model;
   const bool in_a_table = train::positions_in_a_table(model);
@@ -176,7 +175,6 @@ void check_lengths(const GenerateFlags& flags, const GenerateCommand& command) {
   }
 }
 
-// What is continued, in the order of the output.
 void take_prompts(const GenerateFlags& flags, GenerateCommand& command) {
   std::vector<std::string> prompts = flags.prompts;
   for (const std::string& file : flags.prompt_files) prompts.push_back(read_file(file));
@@ -238,7 +236,8 @@ void take_options(const GenerateFlags& flags, GenerateCommand& command) {
   }
 }
 
-// `first`: parsed to find what to load; the checkpoint's config comes before the options.
+// `first`: the arguments parsed without the checkpoint, to find the path; the checkpoint's config has lower
+// precedence.
 GenerateCommand generate_command(const RunArguments& first) {
   const config::Checkpoint& asked = first.config.checkpoint;
   GenerateCommand command;
@@ -273,7 +272,7 @@ GenerateCommand generate_command(const RunArguments& first) {
   return command;
 }
 
-// DIR in front of the options.
+// Handles DIR as the first argument.
 std::vector<std::string> with_named_directory(std::vector<std::string> arguments) {
   files::PosixFileSystem disk;
   if (arguments.empty() || arguments[0].starts_with("-") || !disk.is_directory(arguments[0])) return arguments;
@@ -291,7 +290,7 @@ void write_texts(train::Assembly& assembly, const GenerateCommand& command) {
   const bool speaks = assembly.world->rank() == 0;
   const auto whole = [&](size_t i, const std::vector<int64_t>& made) {
     std::vector<int32_t> all;
-    // Tokens that were added before the prompt are not part of its text.
+    // Removes the tokens that were added before the prompt.
     const auto added = static_cast<std::ptrdiff_t>(command.special.before.size());
     if (!command.answers) all.assign(command.texts[i].begin() + added, command.texts[i].end());
     all.insert(all.end(), made.begin(), made.end());
@@ -306,7 +305,7 @@ void write_texts(train::Assembly& assembly, const GenerateCommand& command) {
     for (size_t i = begin; speaks && i < end; ++i) {
       const std::vector<int64_t>& tokens = made[i - begin];
       if (command.lines.empty()) {
-        write_text(whole(i, tokens));  // it may hold a NUL
+        write_text(whole(i, tokens));  // the text may contain NUL
         std::cout << std::endl;
       } else {
         std::cout << answer_line(command.lines[i],

@@ -96,19 +96,19 @@ int run_here(const config::Config& config, const topology::RankGrid& grid, const
     difference = train::config_difference(config, world);
     if (difference.empty()) body(world);
   });
-  // Thrown by a rank it would be a failure of its peers'.
+  // An exception on a rank would be reported as a failure of its peers.
   MPX_CHECK(difference.empty(), "config", "the ranks were started with different configurations: ", difference,
             "; give all of them the same files, options and environment");
   return kExitOk;
 }
 
-// srun is also how one program is started on a node: the one task of a step has ranks of its own if it asks for them.
+// srun also starts single programs. A step with one task has its own ranks if requested.
 bool is_lone_task(const comm::LaunchEnvironment& launch) {
   return launch.launcher == "Slurm" && launch.world_size == 1;
 }
 
-// The outer launcher that made this process a rank. A batch script of Slurm is one process, and what it was to be of
-// a job of several tasks has to be said.
+// Returns the outer launcher of this process. A batch script of Slurm runs as one process; in a job of several tasks
+// the user must specify its ranks.
 std::optional<comm::LaunchEnvironment> outer_launch(const config::Run& run) {
   const int tasks = comm::tasks_of_slurm_batch();
   MPX_CHECK(run.nproc > 0 || tasks <= 1, "config", "run.nproc is 0 in a batch script of a Slurm job of ", tasks,
@@ -152,7 +152,7 @@ void tell_ranks(const std::exception& error) {
   try {
     launch = comm::launch_from_environment();
   } catch (const base::Error&) {
-    return;  // half a launcher's environment leads nowhere
+    return;  // an incomplete launcher environment has no address for the report
   }
   if (launch) comm::refuse_to_start(*launch, error.what());
 }
@@ -200,10 +200,10 @@ void take_script_ranks(config::Run& run, const RunArguments& parsed) {
 }
 
 void make_deterministic() {
-  // Without it cuBLAS may add in another order on another stream, and libtorch refuses to multiply.
+  // Without it cuBLAS may sum in another order on another stream, and libtorch refuses matrix products.
   ::setenv("CUBLAS_WORKSPACE_CONFIG", cuda::kDeterministicCublas, /*overwrite=*/0);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-  at::globalContext().setDeterministicFillUninitializedMemory(false);  // costs a pass over every new tensor
+  at::globalContext().setDeterministicFillUninitializedMemory(false);  // avoids a pass over every new tensor
 }
 
 int launch_ranks(const config::Config& config, const std::vector<std::string>& command_line,
@@ -237,7 +237,7 @@ int launch_ranks(const config::Config& config, const std::vector<std::string>& c
 }
 
 std::vector<std::string> command_line(const std::string& command, const std::vector<std::string>& arguments) {
-  // Under this name the ranks appear in ps and top. The path is gone if the program was installed anew since.
+  // The real path, so that ps and top show the program's name. It no longer exists if the program was reinstalled.
   std::error_code code;
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", code);
   const bool exists = !code && std::filesystem::exists(program, code);

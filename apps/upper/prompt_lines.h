@@ -1,4 +1,4 @@
-// The lines of --prompts, and those of the answers.
+// The lines of --prompts and of the answers to them.
 #pragma once
 
 #include <optional>
@@ -12,17 +12,17 @@
 namespace metroplex::apps {
 
 struct PromptLine {
-  nlohmann::ordered_json given;  // the line, where it was an object
+  nlohmann::ordered_json given;  // the line, if it is a JSON object
   std::string prompt;
-  std::optional<text::Chat> chat;  // instead of a prompt
-  size_t number = 0;               // of the line, from 1
+  std::optional<text::Chat> chat;  // replaces `prompt`
+  size_t number = 0;               // line number, from 1
 };
 
-// Text, or JSON: a string, {"prompt": ...} or {"messages": [...]}. Empty lines are left out. Throws base::Error
-// naming file and line.
+// Lines are text or JSON: a string, {"prompt": ...} or {"messages": [...]}. Empty lines are skipped. Throws
+// base::Error with file and line.
 std::vector<PromptLine> read_prompt_lines(const std::string& file);
 
-// {..., "text": continuation}, or the chat with the answer behind it.
+// Returns {..., "text": continuation}, or the chat with the answer appended.
 std::string answer_line(const PromptLine& line, const std::string& text);
 
 }  // namespace metroplex::apps

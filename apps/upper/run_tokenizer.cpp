@@ -13,7 +13,7 @@
 
 namespace metroplex::apps {
 
-// The ids that an export gets: the tokenizer's, with the token that the chat template writes after an answer.
+// Sets the ids for exports: the tokenizer's, and the token that the chat template writes after an answer.
 static void take_special_ids(const config::Data& data, const std::shared_ptr<const text::Tokenizer>& tokenizer,
                              config::Model& model) {
   if (!model.special_token_ids.empty() || !hf::end_token_ids(model).empty()) return;
@@ -23,7 +23,7 @@ static void take_special_ids(const config::Data& data, const std::shared_ptr<con
   try {
     if (const auto chatting = find_chatting(data, tokenizer, "", ""))
       ends.insert(ends.end(), chatting->stop_tokens.begin(), chatting->stop_tokens.end());
-  } catch (const base::Error&) {}  // the template is needed for chats only
+  } catch (const base::Error&) {}  // the template is only needed for chats
   ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
   if (tokenizer->bos()) ids["bos_token_id"] = *tokenizer->bos();
   if (ends.size() == 1) ids["eos_token_id"] = ends[0];
@@ -59,19 +59,19 @@ train::TokenizerFacts tokenizer_facts(config::Config& config) {
     take_special_ids(config.data, tokenizer, config.model);
   }
   facts.vocab_size = config.model.vocab_size;
-  // Without a tokenizer the last id ends a document, as Megatron's NullTokenizer has it.
+  // Without a tokenizer the last id ends a document, as in Megatron's NullTokenizer.
   if (!tokenizer) facts.eod = facts.vocab_size - 1;
   return facts;
 }
 
 void take_epochs(config::Config& config) {
   config::Train& t = config.train;
-  // The rules of the configuration refuse other lengths next to it.
+  // config::check rejects other length settings next to train_epochs.
   if (t.train_epochs <= 0 || t.train_iters != 0 || t.train_samples != 0 || t.seq_length <= 0) return;
   files::PosixFileSystem disk;
   t.train_samples = data::samples_of_epochs(config.data, disk, t.train_epochs,
                                             {t.seq_length, static_cast<uint64_t>(config.run.seed)});
-  t.train_epochs = 0;  // the run and all that resume from it have this length
+  t.train_epochs = 0;  // fixes the length for this run and all resumed runs
 }
 
 }  // namespace metroplex::apps

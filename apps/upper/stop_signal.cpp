@@ -20,10 +20,10 @@ using comm::NoteKind;
 using comm::SignalStage;
 using Line = std::array<char, 256>;
 
-// What a signal handler needs; it can reach nothing but a global.
+// State of the signal handler, which can access only globals.
 struct StopState {
   std::atomic<bool> requested{false}, interrupted{false};
-  comm::SignalCount count;  // of the signals that are no orders of the launcher
+  comm::SignalCount count;  // of signals from outside the launcher
   int launcher_fd = -1;
   pid_t launcher = -1;
   bool speaks = true;
@@ -48,7 +48,7 @@ void say_line(const Line& line) {
   ::signal(signal, SIG_DFL);
   ::pthread_sigmask(SIG_UNBLOCK, &one, nullptr);
   ::raise(signal);
-  ::_exit(128 + signal);  // the first process of a container does not die of it
+  ::_exit(128 + signal);  // raise() does not end the first process of a container
 }
 
 void on_signal(int signal, siginfo_t* info, void*) {
@@ -107,7 +107,7 @@ void take_stop_signals(const StopOptions& options) {
   for (const int signal : signals) sigaddset(&action.sa_mask, signal);
   action.sa_flags = SA_RESTART | SA_SIGINFO;
   for (const int signal : signals) ::sigaction(signal, &action, nullptr);
-  ::signal(SIGPIPE, SIG_IGN);  // whoever read the console may end before the run
+  ::signal(SIGPIPE, SIG_IGN);  // the reader of the console may end before the run
   comm::write_note(s.launcher_fd, {NoteKind::ready, 0});
 }
 

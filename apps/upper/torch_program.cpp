@@ -1,4 +1,4 @@
-// metroplex-torch: what `metroplex` becomes for a command with tensors.
+// metroplex-torch: runs the commands with tensors.
 #include <vector>
 
 #include "apps/commands.h"
@@ -17,7 +17,6 @@ struct TensorCommand {
 constexpr TensorCommand kTensorCommands[] = {
     {"train", run_train}, {"eval", run_eval}, {"generate", run_generate}, {"verify", run_verify}};
 
-// The commands of the table that have a body here.
 std::vector<Command> with_bodies() {
   std::vector<Command> found;
   for (Command command : commands()) {

@@ -1,4 +1,4 @@
-// metroplex train: one training job, from the command line to the exit code.
+// metroplex train: runs one training job.
 #include "upper/commands.h"
 
 #include <iostream>
@@ -64,7 +64,7 @@ void print_help(const std::string& topic) {
   std::cout << "\n";
 }
 
-// Under our own launcher that one speaks for all ranks, else the first one does.
+// Under our own launcher the launcher prints for all ranks, else the first rank does.
 StopOptions stop_options(const config::Config& config, int rank) {
   const auto launch = comm::launch_from_environment();
   StopOptions options;
@@ -74,14 +74,13 @@ StopOptions stop_options(const config::Config& config, int rank) {
   return options;
 }
 
-// Puts what the options of the command say into the config, and returns the number of ranks.
+// Applies the command's options to the config and returns the number of ranks.
 int64_t take_command_line(const RunArguments& parsed, const TrainFlags& flags, config::Config& config) {
   take_script_ranks(config.run, parsed);
   flags.take_into(config);
   return planned_world_size(config.run);
 }
 
-// --dry-run and --print-config.
 int run_without_ranks(const RunArguments& parsed, const TrainFlags& flags) {
   config::Config config = parsed.config;
   const int64_t world_size = take_command_line(parsed, flags, config);
@@ -133,7 +132,7 @@ int run_train(const std::vector<std::string>& arguments) {
   train::RunSummary summary;  // of rank 0
   std::mutex mutex;
   const int code = launch_ranks(config, command_line("train", parsed.arguments), [&](const comm::World& world) {
-    // From the first rank's start on: until then there is nothing to save.
+    // Handles signals from the first rank's start on; before that there is no state to save.
     std::call_once(starts, [&] { take_stop_signals(stop_options(config, world.rank())); });
     if (world.rank() == 0) {
       for (const std::string& note : parsed.notes) log.warn(note);
@@ -177,7 +176,7 @@ EvalCommand eval_command(const RunArguments& first) {
   config.checkpoint.ckpt_step = from.ckpt_step;
   config.checkpoint.exit_on_missing_checkpoint = !weights_alone;
   config.checkpoint.save.clear();
-  config.train.metrics_file = first.config.train.metrics_file;  // not into the training run's own
+  config.train.metrics_file = first.config.train.metrics_file;  // not those of the training run
   config.train.tensorboard_dir = first.config.train.tensorboard_dir;
   take_script_ranks(config.run, command.parsed);
   command.tokenizer = tokenizer_facts(config);

@@ -1,4 +1,4 @@
-// metroplex verify: the user's own config, on its layout and on one rank, in float64.
+// metroplex verify: compares the user's config on its layout with the same config on one rank, in float64.
 #include "upper/commands.h"
 
 #include <cstdio>
@@ -50,7 +50,7 @@ int run_verify(const std::vector<std::string>& arguments) {
   take_script_ranks(config.run, parsed);
   config.run.backend = config::Backend::threads;
   if (config.run.device == config::Device::automatic)
-    config.run.device = config::Device::cpu;  // both runs on the same one
+    config.run.device = config::Device::cpu;  // both runs use the same device
   const int64_t vocab_size = whole_number("--vocab-size", vocab_text);
   if (config.model.vocab_size == 0) config.model.vocab_size = vocab_size;
   if (config.model.vocab_size == 0) tokenizer_facts(config);

@@ -1,4 +1,4 @@
-// metroplex verify --cuda-graphs: whether the steps of the user's own config can be captured, without a GPU.
+// metroplex verify --cuda-graphs: checks without a GPU whether the steps of the user's config can be captured.
 #include "upper/verify_graphs.h"
 
 #include <cstdio>
@@ -38,7 +38,7 @@ int verify_graphs(const config::Config& asked) {
   }
   found += print("", cuda::compare_calls(calls));
 
-  // Accesses beside all operations are seen on one rank only.
+  // Accesses outside operations are detected on one rank only.
   const config::Config alone = checked_config(train::one_rank_config(config), 1, config::Use::capture);
   train::GraphCheck guarded;
   launch_ranks(alone, {}, [&](const comm::World& world) {

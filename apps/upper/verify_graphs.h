@@ -1,11 +1,12 @@
-// The part of `metroplex verify` that asks whether steps can be captured.
+// `metroplex verify --cuda-graphs`: checks whether steps can be captured.
 #pragma once
 
 #include "config/config.h"
 
 namespace metroplex::apps {
 
-// Prints what would go wrong; the exit code of the command. `config` as parsed, for the CPU, with a vocabulary.
+// Prints the problems and returns the command's exit code. `config` must be parsed, for the CPU, with a vocabulary
+// size.
 int verify_graphs(const config::Config& config);
 
 }  // namespace metroplex::apps

@@ -1,4 +1,4 @@
-// Where clones pay, and what fewer of them cost in balance.
+// Figures: where replicas pay off, and the balance with fewer replicas.
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -24,7 +24,7 @@ void write_svg(const Options& options, const char* what, const std::string& svg)
   std::printf("![%s](%s-%s.svg)\n\n", what, options.svg_name.c_str(), what);
 }
 
-// One switch between all ranks, products of GB200.
+// One switch between all ranks, with the FLOP/s of GB200.
 EchoMachine machine_of(double bandwidth, int ranks) {
   EchoMachine machine = echo_machines()[echo_machines().size() - 2];
   machine.link = machine.network = bandwidth;
@@ -47,8 +47,8 @@ Cell cell_of(const Model& model, double imbalance, const Options& options) {
   return {echo_at_home(counts), echo_placement(counts, plan_echo(counts, {}))};
 }
 
-// Where along the imbalances what is gained first exceeds what is paid, in rows of the picture: the middle of a
-// square is at .5.
+// Returns the imbalance at which the gain first exceeds the cost, in rows of the figure; the center of a square is at
+// .5.
 double break_even(const std::vector<double>& surplus) {
   for (size_t i = 0; i < surplus.size(); ++i) {
     if (surplus[i] <= 0) continue;
@@ -76,7 +76,7 @@ std::string text_of(double imbalance) {
   return text;
 }
 
-// A row for each number of tokens, a column for each bandwidth.
+// One row per number of tokens, one column per bandwidth.
 void print_break_even(const std::vector<std::string>& tokens, const std::vector<std::vector<std::string>>& table,
                       const Options& options) {
   std::printf(

@@ -1,4 +1,4 @@
-// echo_bench: ways to share the rows of experts out, on the same counts, with modelled times. Prints Markdown.
+// echo_bench: compares systems for balancing expert rows on the same counts, with modelled times. Prints Markdown.
 #include <cstdio>
 #include <exception>
 
@@ -13,7 +13,7 @@ namespace {
 using namespace metroplex;
 
 void print(const bench::Options& options, int64_t tokens, const std::string& trace, const std::string& counts) {
-  // The experts of the models on them, and an imbalance of 5.
+  // The models' experts must be divisible among the ranks, and an imbalance of 5 must be possible.
   const bool fits = 128 % options.ranks == 0 && options.ranks >= 8;
   MPX_CHECK(!trace.empty() || !counts.empty() || fits, "bench", "--ranks ", options.ranks,
             " cannot share made-up counts; choose 8, 16, 32, 64 or 128, or give --trace or --counts");

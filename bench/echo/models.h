@@ -1,4 +1,4 @@
-// Layers of experts of three published models, as their config files have them.
+// MoE layers of three published models, from their config files.
 #pragma once
 
 #include "echo_model/cost.h"
@@ -9,10 +9,10 @@ struct Model {
   const char* name;
   int experts, topk;
   EchoLayer layer;
-  double expert_flops() const { return 2.0 * topk * static_cast<double>(layer.expert_elements()); }  // of a token
+  double expert_flops() const { return 2.0 * topk * static_cast<double>(layer.expert_elements()); }  // per token
 };
 
-// attention: elements of its weights. pairs: elements that a query meets for each key, of scores and of values.
+// attention: elements of the attention weights. pairs: elements per query and key, of scores and of values.
 inline Model model_of(const char* name, int experts, int64_t hidden, int64_t ffn, int shared, double attention,
                       double pairs, int64_t tokens) {
   constexpr double kSequence = 4096;

@@ -101,7 +101,7 @@ std::string svg_of(const Chart& chart) {
   text(out, kLeft, kTop - 8, "start", chart.y_title);
   for (size_t i = 0; i < chart.lines.size(); ++i) {
     const Line& line = chart.lines[i];
-    const char* const ink = kColours[i / 2 % std::size(kColours)];  // two lines that belong together share one
+    const char* const ink = kColours[i / 2 % std::size(kColours)];  // pairs of related lines share a color
     if (line.joined) {
       add(out, "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"1.5\" points=\"", ink);
       for (const auto& [x, y] : line.points) add(out, "%.1f,%.1f ", x_of(x), y_of(y));

@@ -1,4 +1,4 @@
-// Two pictures: squares whose colour is a number, in panels, and lines of points.
+// Two kinds of figures: heat maps in panels, and line charts.
 #pragma once
 
 #include <string>
@@ -9,21 +9,21 @@ namespace metroplex::bench {
 
 struct Panel {
   std::string title;
-  std::vector<std::vector<double>> values;              // [row][column], rows from below
-  std::vector<std::pair<double, double>> line, dashed;  // in columns and rows, from 0 at the edge of the first
+  std::vector<std::vector<double>> values;              // [row][column], rows from the bottom
+  std::vector<std::pair<double, double>> line, dashed;  // in units of columns and rows, 0 at the edge of the first
 };
 struct Heat {
   std::string title, x_title, y_title;
   std::vector<std::string> columns, rows;
   std::vector<Panel> panels;
 };
-// Values are gains: 0 is white, losses red, gains blue up to `most`.
+// Values are gains: 0 is white, losses are red, gains are blue up to `most`.
 std::string svg_of(const Heat& heat, double most);
 
 struct Line {
   std::string name;
   std::vector<std::pair<double, double>> points;
-  bool joined = true;  // else lone squares
+  bool joined = true;  // else separate squares
 };
 struct Chart {
   std::string title, x_title, y_title;

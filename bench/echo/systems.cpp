@@ -21,7 +21,7 @@ class None : public System {
   }
 };
 
-// Renewed every `history` steps by the rows of the steps since.
+// Updates the placement every `history` steps from the rows since the last update.
 class Eplb : public System {
  public:
   Eplb(int slots, size_t history)
@@ -86,7 +86,7 @@ class Echo : public System {
     const bool upstream = planner == config::EchoPlanner::greedy || planner == config::EchoPlanner::binpack;
     if (upstream) options_.split = plan::EchoSplit::breadth_then_depth;
   }
-  // Ours knows which ranks are near.
+  // Only our local_first split uses distances.
   bool weighs_costs() const override { return options_.split == plan::EchoSplit::local_first; }
   EchoPlacement place(const EchoTrace& trace, size_t step, const EchoMachine& machine) override {
     const EchoCounts counts = trace.counts(step, slots_);
@@ -110,7 +110,7 @@ void add_placement(const EchoPlacement& placement, const EchoLayer& layer, Summa
   for (const auto* const copies : {&placement.copies, &placement.moves}) {
     for (const EchoCopy& copy : *copies) sent[static_cast<size_t>(copy.from)] += bytes;
   }
-  std::map<std::pair<int, int>, int> clones;  // by home and expert
+  std::map<std::pair<int, int>, int> clones;  // by owner and expert
   for (const EchoCopy& copy : placement.copies) ++clones[{copy.from, copy.expert}];
   std::vector<int> rounds(sent.size(), 0);
   for (const auto& [key, count] : clones)
@@ -130,7 +130,7 @@ Summary summary_of(System& system, const EchoTrace& trace, const EchoLayer& laye
   s.share.assign(machines.size(), 0);
   s.pays = s.share;
   for (size_t step = 0; step < trace.steps.size(); ++step) {
-    // What is no time is of GB200, where a system's choice depends on the machine.
+    // Fields without times are those of GB200 if a system's choice depends on the machine.
     const size_t shown = machines.size() - 2;
     const EchoPlacement placement = system.place(trace, step, machines[shown]);
     if (step < from) continue;
@@ -161,7 +161,7 @@ double Summary::mean() const {
   return std::accumulate(imbalance.begin(), imbalance.end(), 0.0) / static_cast<double>(imbalance.size());
 }
 
-// The smallest value that so large a share of the steps does not exceed.
+// Returns the smallest value that is not exceeded in the share `of` of the steps.
 double Summary::quantile(double of) const {
   std::vector<double> sorted = imbalance;
   std::sort(sorted.begin(), sorted.end());

@@ -30,7 +30,7 @@ void print_table(const std::vector<Summary>& summaries) {
   std::printf("\n");
 }
 
-// A row a trace, a column a system: what `cell` says.
+// One row per trace, one column per system; `cell` formats a summary.
 template <class Cell>
 void print_overview(const std::vector<std::pair<std::string, std::vector<Summary>>>& all, const Cell& cell) {
   std::printf("| counts |");
@@ -51,8 +51,8 @@ bool is_shown(const EchoTraceForm& form) {
          form.kind == EchoTraceKind::drift || (form.kind == EchoTraceKind::hot_experts && form.value == 1);
 }
 
-// Rows of sources as those of ranks: the places of tensor parallelism together, and where the ranks are not those of
-// the trace, all rows dealt to all ranks alike.
+// Converts rows per source to rows per rank. Sources of one tensor-parallel group are merged. If the trace has other
+// ranks, all rows are distributed evenly.
 std::vector<int64_t> counts_of(const files::ExpertTraceHead& head, const int64_t* tokens, int ranks) {
   const auto experts = static_cast<size_t>(head.num_experts);
   std::vector<int64_t> counts(static_cast<size_t>(ranks) * experts, 0), sums(experts, 0);

@@ -1,4 +1,4 @@
-// The model held against what UltraEP publishes (arXiv:2606.04101; README and report of v1.0.0).
+// Compares the model with UltraEP's published results (arXiv:2606.04101; README and report of v1.0.0).
 #include <algorithm>
 #include <cstdio>
 
@@ -10,11 +10,11 @@ namespace {
 const EchoMachine& gb200() { return echo_machines()[echo_machines().size() - 2]; }
 
 struct Gains {
-  double layer = 0, whole = 0, slow = 0;  // ratios of times
+  double layer = 0, whole = 0, slow = 0;  // time ratios
 };
 
-// The experts' part alone; with attention and the rest at the same rate; with the rest as long as makes the layer
-// take what it would at `ideal_flops` a second under forced balance (0: not known).
+// Gains of the MoE part alone, of the whole layer at the same rate, and with other work slowed. The slowed work makes
+// the layer reach `ideal_flops` FLOP/s under forced balance (0: unknown).
 Gains gains_of(const Model& model, const EchoTraceForm& form, const Options& options, double ideal_flops) {
   const EchoTrace trace = make_echo_trace(form, {options.ranks, model.experts, model.topk, model.layer.tokens, 1});
   const plan::EchoCounts counts = trace.counts(0, options.slots);
@@ -34,7 +34,7 @@ Gains gains_of(const Model& model, const EchoTraceForm& form, const Options& opt
 void print_training(const Options& options) {
   const struct {
     Model model;
-    double imbalance, plain, theirs, ideal;  // TFLOP/s of a GPU
+    double imbalance, plain, theirs, ideal;  // TFLOP/s per GPU
   } published[] = {{glm_45_air(8192), 2.23, 545, 757, 785.4},
                    {qwen3_235b(8192), 2.86, 315, 524, 574.7},
                    {deepseek_v3(8192), 1.30, 509, 613, 637.6}};
@@ -73,7 +73,7 @@ void print_points(const Options& options) {
     int most, clones;
   } published[] = {{1.51, 0.214, 0.194, 4, 38}, {2.01, 0.265, 0.195, 5, 46}, {3.03, 0.317, 0.188, 6, 51}};
   Model model = deepseek_v3(8192);
-  Model small = model;  // the expert that their test clones
+  Model small = model;  // the expert in their replication test
   small.layer.hidden = 4096;
   small.layer.ffn = 1536;
   std::printf(

@@ -10,25 +10,25 @@
 namespace metroplex::bench {
 namespace {
 
-// Products are bf16 without sparsity. Data sheets state links as the sum of both ways; here is one.
+// FLOP/s are bf16 without sparsity. Data sheets give links as the sum of both directions; these are one direction.
 constexpr EchoMachine kEchoMachines[] = {
     // NVIDIA H100 Tensor Core GPU data sheet, SXM: 1,979 TFLOP/s bf16 with sparsity, NVLink 900 GB/s. DGX H100 data
-    // sheet: 8 GPUs, one ConnectX-7 of 400 Gb/s a GPU.
+    // sheet: 8 GPUs, one 400 Gb/s ConnectX-7 per GPU.
     {"H100", 989.5e12, 450e9, 50e9, 8, 5e-6, 100e-6},
-    // NVIDIA H200 data sheet, SXM: products and links as the H100 (its memory is what differs); DGX H200 data sheet.
+    // NVIDIA H200 data sheet, SXM: FLOP/s and links equal the H100's; only the memory differs. DGX H200 data sheet.
     {"H200", 989.5e12, 450e9, 50e9, 8, 5e-6, 100e-6},
-    // NVIDIA GB200 NVL72 data sheet: 360 PFLOP/s bf16 with sparsity and 130 TB/s NVLink of 72 GPUs, that is 5,000
-    // TFLOP/s and 1.8 TB/s a GPU; one ConnectX-7 of 400 Gb/s a GPU.
+    // NVIDIA GB200 NVL72 data sheet: 360 PFLOP/s bf16 with sparsity and 130 TB/s NVLink for 72 GPUs. This is 5,000
+    // TFLOP/s and 1.8 TB/s per GPU; one 400 Gb/s ConnectX-7 per GPU.
     {"GB200", 2500e12, 900e9, 50e9, 72, 5e-6, 100e-6},
-    // Two cores of AMD EPYC, family 26, as measured in bench/2026-11-23-amd-epyc-2-cores.md (bf16 products, 0.95
-    // TFLOP/s) and bench/2026-11-21-amd-epyc-2-cores.md (copying, 49.2 GB/s read and written); a rank is such a
-    // machine. The plan and the columns: bench echo_plan, 64 ranks, 256 experts.
+    // A rank is two cores of AMD EPYC, family 26. GEMMs: bench/2026-11-23-amd-epyc-2-cores.md (bf16, 0.95 TFLOP/s).
+    // Link: bench/2026-11-21-amd-epyc-2-cores.md (copying, 49.2 GB/s read and written). Plan time: bench echo_plan,
+    // 64 ranks, 256 experts.
     {"2 cores of EPYC", 0.95e12, 24.6e9, 24.6e9, 64, 5e-6, 240e-6},
 };
-// The latency is no data sheet's: the order of one round of a collective. 100 µs of planning on a GPU is the
-// aim of the planner's kernel (UltraEP publishes 106 to 114); it is not measured.
+// The latency is the magnitude of one collective round, not from a data sheet. 100 µs of planning on a GPU is the
+// target of the planner's kernel (UltraEP publishes 106 to 114); it is not measured.
 
-// Bytes or rounds of one rank, inside its domain and outside.
+// Bytes or rounds of one rank, inside and outside its domain.
 struct Ways {
   double link = 0, network = 0;
 };
@@ -39,7 +39,7 @@ double slower(const Ways& bytes, const EchoMachine& machine) {
   return std::max(bytes.link / machine.link, bytes.network / machine.network);
 }
 
-// Rows of one pass; the way back takes as long.
+// Seconds of one pass of rows; the return pass takes the same time.
 double pass_seconds(const EchoPlacement& placement, double row_bytes, const EchoMachine& machine) {
   std::vector<Ways> sent(static_cast<size_t>(placement.ranks)), received(sent.size());
   bool any = false;
@@ -60,10 +60,10 @@ double pass_seconds(const EchoPlacement& placement, double row_bytes, const Echo
   return any ? longest + machine.latency : 0;
 }
 
-// Of one expert's copies: those of each domain.
+// Per domain: the number of copies of one expert.
 using Domains = std::map<int, int>;
 
-// Across domains first, then within each.
+// Relays across domains first, then within each domain.
 Ways relay_rounds(const Domains& clones, int home_domain) {
   Ways rounds;
   int others = 0;
@@ -145,7 +145,7 @@ EchoPlacement echo_placement(const plan::EchoCounts& counts, const plan::EchoPla
 EchoPlacement echo_balanced(int ranks, int64_t rows_of_source) {
   EchoPlacement placement(ranks);
   for (int source = 0; source < ranks; ++source) {
-    for (int rank = 0; rank < ranks; ++rank)  // the odd ones begin at another rank for each source
+    for (int rank = 0; rank < ranks; ++rank)  // the remainder starts at another rank for each source
       placement.at(source, (source + rank) % ranks) = rows_of_source / ranks + (rank < rows_of_source % ranks);
   }
   return placement;
@@ -155,7 +155,7 @@ double echo_copy_seconds(std::span<const EchoCopy> copies, int ranks, double byt
                          bool relay) {
   if (copies.empty()) return 0;
   std::vector<Ways> sent(static_cast<size_t>(ranks)), received(sent.size());
-  std::map<std::pair<int, int>, Domains> of_expert;  // by home and expert
+  std::map<std::pair<int, int>, Domains> of_expert;  // by owner and expert
   for (const EchoCopy& copy : copies) {
     const bool near = copy.from / machine.domain == copy.to / machine.domain;
     (near ? received[static_cast<size_t>(copy.to)].link : received[static_cast<size_t>(copy.to)].network) += bytes;
@@ -168,7 +168,7 @@ double echo_copy_seconds(std::span<const EchoCopy> copies, int ranks, double byt
     for (const Ways& of_rank : *side) longest = std::max(longest, slower(of_rank, machine));
   }
   if (!relay) return longest + machine.latency;
-  std::vector<double> seconds(static_cast<size_t>(ranks), 0);  // of a home, one expert after the other
+  std::vector<double> seconds(static_cast<size_t>(ranks), 0);  // per owner; its experts are sent one after another
   for (const auto& [key, clones] : of_expert) {
     const Ways needed = relay_rounds(clones, key.first / machine.domain);
     rounds = std::max(rounds, needed.link + needed.network);

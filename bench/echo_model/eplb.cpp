@@ -1,4 +1,5 @@
-// EPLB's balance: groups of experts to nodes, replicas within a node, replicas to its ranks.
+// EPLB's algorithm: packs expert groups onto nodes, creates replicas within a node, and packs replicas onto its
+// ranks.
 #include <algorithm>
 #include <numeric>
 
@@ -8,7 +9,7 @@
 namespace metroplex::bench {
 namespace {
 
-// The pack of each item and its place there: items by weight, heaviest first, each into the lightest pack with room.
+// The pack of each item and its position there. Items in descending weight go to the lightest pack that is not full.
 struct Packed {
   std::vector<int> pack, place;
 };
@@ -38,7 +39,8 @@ Packed pack(const std::vector<float>& weights, int packs) {
   return packed;
 }
 
-// The experts of replicas: each once, then again whichever has most rows a replica. `counts`: replicas of each.
+// Returns the experts of replicas: each expert once, then repeatedly the one with most rows per replica. `counts`:
+// replicas per expert.
 std::vector<int> replicate(const std::vector<float>& weights, int replicas, std::vector<int>& counts) {
   std::vector<int> experts(weights.size());
   std::iota(experts.begin(), experts.end(), 0);
@@ -112,7 +114,7 @@ EchoPlacement eplb_placement(const plan::EchoCounts& counts, std::span<const int
     for (int source = 0; source < sizes.ranks; ++source) {
       for (int64_t i = 0; i < holders; ++i) {
         const int64_t rows = counts.at(source, expert);
-        // Remainders begin at another replica for each source.
+        // Remainders start at another replica for each source.
         const int rank = ranks[static_cast<size_t>((source + i) % holders)];
         const int64_t share = rows / holders + (i < rows % holders ? 1 : 0);
         placement.at(source, rank) += share;
@@ -134,7 +136,7 @@ std::vector<EchoCopy> eplb_moves(std::span<const int32_t> before, std::span<cons
     const auto from = std::find(before.begin(), before.end(), after[static_cast<size_t>(i)]);
     const EchoCopy move{after[static_cast<size_t>(i)], static_cast<int32_t>((from - before.begin()) / of_rank),
                         static_cast<int32_t>(rank)};
-    if (std::find(moves.begin(), moves.end(), move) == moves.end()) moves.push_back(move);  // two on one rank
+    if (std::find(moves.begin(), moves.end(), move) == moves.end()) moves.push_back(move);  // duplicates on one rank
   }
   return moves;
 }

@@ -81,7 +81,7 @@ class LlepAssignment {
     cap_ = std::max<int64_t>(1, static_cast<int64_t>(options.factor * static_cast<double>(total / ranks)));
   }
 
-  // load_ has what is assigned and what is still to come of a rank's own experts.
+  // load_ has the assigned rows and the unassigned rows of a rank's local experts.
   void assign(int expert, int64_t rows) {
     const int at_home = home(expert);
     load_[static_cast<size_t>(at_home)] -= rows;
@@ -108,7 +108,7 @@ class LlepAssignment {
       }
       if (others.empty()) return add(expert, home(expert), rows);
       std::stable_sort(others.begin(), others.end(), [&](int a, int b) { return room(a) > room(b); });
-      // The first that takes a piece that is not too small; if none does, the least loaded takes all.
+      // Selects the first rank that takes a large enough chunk; if there is none, the least loaded rank takes all.
       const auto takes = [&](int rank) {
         const int64_t piece = std::min(rows, room(rank));
         return piece > 0 && (piece >= options_.min_rows || piece == rows);
@@ -143,7 +143,7 @@ EchoPlacement llep_placement(const plan::EchoCounts& counts, const LlepOptions& 
   placement.plans = true;
   if (placement.imbalance() < options.threshold) return placement;
   int source = 0, expert = -1;
-  int64_t left = 0;  // of the source's rows of the expert
+  int64_t left = 0;  // the source's remaining rows of the expert
   for (const LlepPiece& piece : llep_pieces(rows_of_experts(counts), sizes.ranks, options)) {
     if (piece.expert != expert) {
       expert = piece.expert;

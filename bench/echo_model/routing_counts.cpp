@@ -14,7 +14,7 @@ namespace metroplex::bench {
 namespace {
 
 constexpr std::array<const char*, 4> kColumns{"step", "layer", "expert", "count"};
-// What a run can have, and counts whose sums stay below 2^63; a table of all is held in memory.
+// Limits of a run; they keep sums of counts below 2^63. kMostCells limits the table in memory.
 constexpr std::array<int64_t, 4> kMost{1'000'000'000, 65535, 65535, 1'000'000'000'000};
 constexpr size_t kMostCells = size_t{1} << 28;
 
@@ -36,7 +36,7 @@ std::vector<std::string_view> split(std::string_view line) {
   return parts;
 }
 
-// The column of kColumns that each field of a line is.
+// Returns the column of kColumns for each field of a line.
 std::vector<size_t> columns_of(const std::string& line, const std::string& where) {
   std::vector<size_t> columns;
   for (const std::string_view name : split(line)) {
@@ -79,7 +79,7 @@ Values values_of_json(const std::string& line, const std::string& where) {
   return values;
 }
 
-using Cells = std::map<int64_t, std::map<std::pair<int64_t, int64_t>, int64_t>>;  // step, {layer, expert}: count
+using Cells = std::map<int64_t, std::map<std::pair<int64_t, int64_t>, int64_t>>;  // step -> {layer, expert} -> count
 
 files::ExpertTrace trace_of(const Cells& cells, const std::string& path) {
   std::set<int64_t> layers;

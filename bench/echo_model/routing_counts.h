@@ -1,10 +1,10 @@
-// Counts of rows of experts as other programs write them down, one a line: as a trace of expert loads.
+// Reads row counts per expert from other programs, one per line, as a trace of expert loads.
 //
 //   step,layer,expert,count          {"step":0,"layer":3,"expert":17,"count":412}
 //   0,3,17,412
 //
-// A file that begins with '{' is JSON lines, else it is CSV, whose first line names the four columns in any order.
-// What has no line is 0; a line of zeros still makes its step, layer and experts known.
+// A file that begins with '{' is JSON lines, else CSV. The first line of CSV names the four columns in any order.
+// Missing counts are 0; lines with count 0 still define their step, layer and expert.
 #pragma once
 
 #include <string>
@@ -13,8 +13,8 @@
 
 namespace metroplex::bench {
 
-// With one source, which stands for all ranks, and a topk of 0: not known. Throws base::Error("files") naming file
-// and line of what is no such count, is there twice, or lies beyond what a run can have.
+// The trace has one source, which represents all ranks, and topk 0 (unknown). Throws base::Error("files") with file
+// and line for invalid, duplicate or out-of-range counts.
 files::ExpertTrace read_routing_counts(const std::string& path);
 
 }  // namespace metroplex::bench

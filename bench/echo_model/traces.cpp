@@ -33,9 +33,9 @@ constexpr EchoTraceForm kEchoTraceForms[] = {
     {"fewer rows than ranks", EchoTraceKind::few, 0},
 };
 
-using Weights = std::vector<double>;  // of experts
+using Weights = std::vector<double>;  // per expert
 
-// Draws that no standard library may make differently.
+// Random numbers that are equal for all standard libraries.
 class Draw {
  public:
   explicit Draw(uint64_t seed) : engine_(seed) {}
@@ -84,8 +84,8 @@ Weights scaled_weights(const EchoTraceSizes& sizes, double imbalance, Draw& draw
   }
 }
 
-// The share of tokens that choose each expert when topk are drawn without replacement: 1 - exp(-x weight), with the x
-// that makes the sum topk.
+// Returns the share of tokens that select each expert when topk are sampled without replacement: 1 - exp(-x weight).
+// x is such that the sum is topk.
 Weights chosen(const Weights& weights, int topk) {
   double low = 0, high = 1;
   Weights shares(weights.size());
@@ -124,7 +124,7 @@ Weights ultra_ep_weights(const EchoTraceSizes& sizes, double imbalance) {
 Weights even_weights(const EchoTraceSizes& sizes) { return Weights(static_cast<size_t>(sizes.experts), 1.0); }
 
 Weights hot_weights(const EchoTraceSizes& sizes, int hot) {
-  // A token has topk choices, of which `hot` are always the same.
+  // A token has topk choices; `hot` of them are always the same.
   Weights weights = even_weights(sizes);
   const double others = static_cast<double>(sizes.topk - hot) / (sizes.experts - hot);
   std::fill(weights.begin(), weights.end(), others);
@@ -162,7 +162,7 @@ Weights weights_of(const EchoTraceForm& form, const EchoTraceSizes& sizes, Draw&
   return weights;
 }
 
-// `rows` in all, in proportion to the weights, rounded by their running sum.
+// Adds `rows` rows in proportion to the weights, rounded by the running sum.
 void add_source(const Weights& weights, int64_t rows, std::vector<int64_t>& counts) {
   const double all = std::accumulate(weights.begin(), weights.end(), 0.0);
   double sum = 0;

@@ -1,5 +1,5 @@
-// Made-up counts of rows on which plans of clones are compared, one table a step, from fixed seeds. They say how
-// planners differ, not what a trained router does.
+// Synthetic row counts for comparing replica plans, one table per step, from fixed seeds. They show how planners
+// differ, not how a trained router behaves.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,13 @@ namespace metroplex::bench {
 
 struct EchoTraceSizes {
   int ranks = 64, experts = 256, topk = 8;
-  int64_t tokens = 8192;  // of a rank
+  int64_t tokens = 8192;  // per rank
   int steps = 1;
 };
 
 struct EchoTrace {
   std::string name;
-  plan::EchoSizes sizes;                    // without slots
+  plan::EchoSizes sizes;                    // without replica slots
   std::vector<std::vector<int64_t>> steps;  // each [ranks][experts]
 
   plan::EchoCounts counts(size_t step, int slots) const {
@@ -28,14 +28,14 @@ struct EchoTrace {
 };
 
 enum class EchoTraceKind {
-  zipf,         // the i-th expert of all by rows has 1 / i^value of them; places are shuffled, a step's rows +-10 %
+  zipf,         // the i-th expert by rows has 1 / i^value of them; shuffled positions, +-10 % per step
   scaled,       // Zipf 0.9, mixed with even rows until the largest load is value times the mean
-  ultra_ep,     // ranks by 1 / i^a, of each four experts 1 / j^4, topk without replacement; a gives value (UltraEP's
-                // tests)
-  drift,        // Zipf 1 whose places are drawn anew every `value` steps, rows +-30 %
+  ultra_ep,     // ranks by 1 / i^a, experts of a rank by 1 / j^4, topk without replacement; a is fitted to an
+                // imbalance of `value` (UltraEP's tests)
+  drift,        // Zipf 1 with positions resampled every `value` steps, rows +-30 %
   hot_rank,     // the experts of one rank have 10 times the rows of others
-  hot_experts,  // each token chooses the same `value` experts, which are on different ranks
-  even,         // nothing to do but noise
+  hot_experts,  // each token selects the same `value` experts, which are on different ranks
+  even,         // even except for noise
   empty_ranks,  // the experts of every second rank have no rows
   few,          // fewer rows than ranks
 };

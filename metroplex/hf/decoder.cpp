@@ -27,7 +27,7 @@ struct Layer {
   void whole(const std::string& our_name, const std::string& their_name, const Dims& shape) const {
     out.push_back({ours + our_name, shape, {whole_part(theirs + their_name, shape)}});
   }
-  // Of each query group the rows of its queries, then of its key and its value; theirs are three tensors.
+  // Per query group: the rows of its queries, then of its key and its value. Theirs are three tensors.
   void qkv(const char* kind) const {
     const bool bias = std::string(kind) == "bias";
     const int64_t groups = groups_of(model), d = head_dim_of(model), queries = heads_of(model) / groups * d;
@@ -44,7 +44,6 @@ struct Layer {
     }
     out.push_back(std::move(tensor));
   }
-  // The MLP <block> of inner width f.
   void gated(const std::string& block, int64_t f, const char* kind) const {
     const bool bias = std::string(kind) == "bias";
     const int64_t h = model.hidden_size;
@@ -64,7 +63,7 @@ struct Layer {
     whole(block + ".linear_fc2.weight", block + ".down_proj.weight", {h, width});
     if (names.mlp_bias) whole(block + ".linear_fc2.bias", block + ".down_proj.bias", {h});
   }
-  // Of all experts together, [expert, in, out], gate and up in alternating columns; with biases.
+  // One tensor for all experts, [expert, in, out], with interleaved gate and up columns, and with biases.
   void joined_experts() const {
     const int64_t f = config::expert_ffn_width(model), h = model.hidden_size, count = model.num_moe_experts;
     const std::string first = theirs + names.block + ".experts.gate_up_proj",
@@ -107,7 +106,7 @@ struct Layer {
     const int64_t shared = model.moe_shared_expert_intermediate_size;
     if (shared > 0) mlp("mlp.shared_experts", shared);
   }
-  // Queries and keys/values through latents; the parts of a head, and the latent and the rotated key, lie as ours.
+  // Multi-head latent attention. Rows inside heads, latents and rotated keys have the same order in both formats.
   void latent_attention() const {
     const config::Model& m = model;
     const int64_t h = m.hidden_size, n = heads_of(m), qk = m.qk_head_dim + m.qk_pos_emb_head_dim;
@@ -209,7 +208,7 @@ Json decoder_config(const config::Model& m) {
 
 std::string multi_token_prefix(int64_t layer) { return base::concat("model.layers.", layer, "."); }
 
-// Layers of multi-token prediction have the model's embedding and output weight once more.
+// Multi-token prediction layers store copies of the model's embedding and output weight.
 static void add_copies(const config::Model& model, const std::string& prefix, std::vector<MappedTensor>& all) {
   const char* const head = model.tied() ? "embedding.word_embeddings.weight" : "output_layer.weight";
   for (MappedTensor& tensor : all) {

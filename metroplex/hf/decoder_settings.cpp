@@ -1,4 +1,4 @@
-// What config.json says, as keys of section model.
+// Converts config.json to keys of section model.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -21,7 +21,7 @@ void add_yarn(const ConfigReader& config, const ConfigReader& said, Settings& se
   set(settings, "beta_fast", said.number("beta_fast", 32.0));
   set(settings, "beta_slow", said.number("beta_slow", 1.0));
   set(settings, "yarn_correction_range_round_to_int", said.flag("truncate", true));
-  // Only with both of them theirs reads mscale; mscale_all_dim alone sharpens latent attention.
+  // transformers reads mscale only if both are set; mscale_all_dim alone scales latent attention.
   const double mscale = said.number("mscale", 0.0), all_dim = said.number("mscale_all_dim", 0.0);
   const bool both = mscale != 0 && all_dim != 0;
   set(settings, "mscale", both ? mscale : 1.0);
@@ -51,7 +51,7 @@ void add_scaling(const ConfigReader& config, const ConfigReader& said, const cha
       said.integer("original_max_position_embeddings", config.integer("max_position_embeddings", 2048)));
 }
 
-// Rotary positions: `rope_parameters` of version 5, which may have an entry for each kind of layer; `rope_theta` and
+// Rotary positions: `rope_parameters` of version 5, optionally with an entry per layer type, or `rope_theta` and
 // `rope_scaling` of version 4.
 void add_rope(const ConfigReader& config, Settings& settings) {
   const Json none = Json::object();

@@ -11,10 +11,10 @@
 namespace metroplex::hf {
 namespace {
 
-// One of theirs, and what of ours it is made of.
+// An output tensor and the parts of our tensors that it consists of.
 struct Theirs {
   files::TensorInfo info;
-  files::Dtype stored;  // in the checkpoint, of this kind
+  files::Dtype stored;  // dtype in the checkpoint
   std::string kind;
   struct Piece {
     size_t ours;  // index into the mapping
@@ -33,8 +33,8 @@ const files::TensorForm& form_of(const checkpoint::TensorSource& run, const std:
   return *form;
 }
 
-// A tensor in another type than that of the parameters (a float32 bias of a bf16 model) keeps it. What is converted
-// is rounded once, from the main parameters where the run has them.
+// A tensor whose dtype differs from the embedding's (a float32 bias of a bf16 model) keeps it. Converted tensors are
+// rounded once, from the main parameters if the run has them.
 Theirs empty_of(const checkpoint::TensorSource& run, const MappedTensor& ours, const TensorPart& part,
                 std::optional<files::Dtype> wanted) {
   const files::TensorForm& form = form_of(run, ours.name, ours.kind);
@@ -74,7 +74,7 @@ void scatter(const TensorPart& part, const std::byte* ours, std::byte* theirs, i
   });
 }
 
-// All of theirs in the order of ours: no box of its own is needed.
+// Whether one part covers the whole tensor in our element order, so that no temporary buffer is needed.
 bool in_order(const Theirs& theirs) {
   const TensorPart& part = *theirs.pieces.front().part;
   int64_t stride = 1;
@@ -99,7 +99,6 @@ std::vector<std::byte> bytes_of(const Theirs& theirs, const std::vector<MappedTe
   return whole;
 }
 
-// Of a type that is wanted instead a part at a time.
 void write_as(files::SafetensorsWriter& writer, const Theirs& theirs, const std::vector<std::byte>& bytes) {
   if (theirs.info.dtype == theirs.stored) return writer.write(bytes.data(), bytes.size());
   constexpr uint64_t kElements = 1 << 20;
@@ -184,7 +183,7 @@ void write_files(files::FileSystem& disk, checkpoint::TensorSource& weights, che
       disk.replace_file(files::join_path(folder, name), disk.read(files::join_path(run.directory(), name)));
     }
   }
-  // The tokenizer's folder may have another one.
+  // The tokenizer's folder may contain another generation_config.json.
   disk.replace_file(files::join_path(part, "generation_config.json"), generation_config(model).dump(2) + "\n");
 }
 

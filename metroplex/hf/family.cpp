@@ -5,7 +5,7 @@
 
 namespace metroplex::hf {
 
-// The first that holds a model is what it is written as.
+// A model is written as the first family that holds it.
 static constexpr const Family* kFamilies[] = {&kGpt2,       &kLlama,      &kQwen2,  &kQwen3,  &kMixtral, &kQwen3Moe,
                                               &kDeepseekV2, &kDeepseekV3, &kGptOss, &kGemma2, &kGemma3};
 

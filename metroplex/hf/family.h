@@ -1,6 +1,6 @@
-// The model families of Hugging Face's transformers that a directory may hold. A family is a file of families/ and a
-// line of the table in family.cpp: what its config.json says in our keys, which of its tensors ours are made of, and
-// back. Names and layouts are those of transformers 5 (config.json of version 4 is read too).
+// The model families of Hugging Face's transformers. A family is a file in families/ and a line of the table in
+// family.cpp. It maps config.json to our keys and our tensors to theirs, in both directions. Names and layouts are
+// those of transformers 5; config.json of version 4 is also accepted.
 #pragma once
 
 #include <cstdint>
@@ -16,18 +16,19 @@ namespace metroplex::hf {
 using Json = nlohmann::json;
 using Dims = std::vector<int64_t>;
 
-// A box of one of our tensors that lies in one of theirs: element i of the box (i from 0 in every dim) is element
-// base + sum_d strides[d] i[d] of theirs.
+// A region of one of our tensors that is stored in one of theirs. Element i of the region (i from 0 in every dim) is
+// element base + sum_d strides[d] i[d] of theirs.
 struct TensorPart {
   std::string name;  // theirs
-  Dims shape;        // of the whole of theirs
+  Dims shape;        // whole shape of theirs
   Dims offset, size;
   int64_t base = 0;
   Dims strides;
-  bool copy = false;  // of numbers that another part has: it is written, and need not be there
+  bool copy = false;  // duplicates another part: written, but optional when read
 };
-// Calls row(theirs) for each row (all but the last dim) of the box [offset, offset + size) of ours, in order: the
-// element of theirs where it begins. The box lies in that of the part; the last stride is between its elements.
+// Calls row(theirs) for each row (all but the last dim) of the region [offset, offset + size) of ours, in order.
+// `theirs` is the index of the row's first element. The region must be inside that of `part`; the row's elements are
+// strides.back() apart.
 template <class Row>
 void for_each_row(const TensorPart& part, const Dims& offset, const Dims& size, const Row& row);
 
@@ -39,22 +40,22 @@ struct MappedTensor {
 };
 
 struct Family {
-  const char* model_type;    // of config.json
-  const char* architecture;  // likewise
-  // "model.num_layers=3". Throws base::Error("hf") naming the key of config.json that means a model which is not
-  // built here.
+  const char* model_type;  // as in config.json
+  const char* architecture;
+  // Returns assignments such as "model.num_layers=3". Throws base::Error("hf") with the name of an unsupported key of
+  // config.json.
   std::vector<std::string> (*settings)(const Json& config);
-  // In the order of the model. Of a resolved config.
+  // Returns the mapping in the order of the model. `model` must be resolved.
   std::vector<MappedTensor> (*tensors)(const config::Model& model);
-  // Whether a model of ours is one of this family.
+  // Whether the model can be written as this family.
   bool (*holds)(const config::Model& model);
-  Json (*config)(const config::Model& model);  // what settings() reads, of a model that it holds
-  bool multi_token = false;  // its directories may hold layers of multi-token prediction, num_nextn_predict_layers
+  Json (*config)(const config::Model& model);  // the inverse of settings(); requires holds()
+  bool multi_token = false;  // directories may have multi-token prediction layers (num_nextn_predict_layers)
 };
 
-// Throws base::Error("hf") with the families that are known.
+// Throws base::Error("hf") with a list of the supported families.
 const Family& family_of(const std::string& model_type);
-// The family that a model can be written as. Throws base::Error("hf").
+// Returns the family that a model can be written as. Throws base::Error("hf") if there is none.
 const Family& family_for(const config::Model& model);
 std::vector<std::string> family_names();
 

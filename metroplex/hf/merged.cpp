@@ -17,7 +17,7 @@ std::vector<double> as_double(Dtype dtype, const std::vector<std::byte>& bytes) 
   return values;
 }
 
-// The row of the adapter's output that lies in row `row` of the layer's; -1: none.
+// Returns the row of the adapter's output for row `row` of the layer's output; -1 if there is none.
 int64_t adapter_row(const config::AdapterBox& box, int64_t row) {
   const int64_t group = row / box.width, inside = row % box.width - box.begin;
   return inside >= 0 && inside < box.size ? group * box.size + inside : -1;

@@ -1,6 +1,6 @@
-// A checkpoint whose adapters (config/peft.h) are part of the weights: W + scale B A, in double precision from the
-// main parameters of the adapters where the checkpoint has them, and rounded once. What has adapters is also there as
-// "main" in float32.
+// A checkpoint with its adapters (config/peft.h) merged into the weights: W + scale B A. The sum is computed in
+// double precision from the adapters' main parameters, if the checkpoint has them, and rounded once. Weights with
+// adapters are also available as "main" in float32.
 #pragma once
 
 #include <map>
@@ -15,8 +15,8 @@ namespace metroplex::hf {
 
 class Merged final : public checkpoint::TensorSource {
  public:
-  // `run` outlives it; `config` is the one it was saved with. Throws base::Error("checkpoint") for an adapter that is
-  // not one of config's model.
+  // `run` must outlive the object; `config` is the configuration of the checkpoint. Throws base::Error("checkpoint")
+  // for an adapter that is not part of config's model.
   Merged(checkpoint::Reader& run, const config::Config& config);
 
  private:
@@ -28,10 +28,10 @@ class Merged final : public checkpoint::TensorSource {
 
   checkpoint::Reader& run_;
   double scale_;
-  std::map<std::string, std::vector<Adapter>> adapters_;  // by the weight that they change
+  std::map<std::string, std::vector<Adapter>> adapters_;  // by the weight that they modify
 };
 
-// A tensor of a checkpoint, whole, as double. Of `kind` "main" where there is one.
+// Returns a whole tensor of a checkpoint as double, from `kind` "main" if it exists.
 std::vector<double> whole_values(checkpoint::Reader& run, const std::string& name);
 
 }  // namespace metroplex::hf

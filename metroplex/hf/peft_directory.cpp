@@ -1,5 +1,5 @@
-// Adapters as PEFT's save_pretrained writes them: adapter_config.json and adapter_model.safetensors, with the names
-// of the modules in transformers' model.
+// Writes adapters as PEFT's save_pretrained does: adapter_config.json and adapter_model.safetensors, with the module
+// names of transformers.
 #include <algorithm>
 #include <set>
 
@@ -11,27 +11,27 @@
 namespace metroplex::hf {
 namespace {
 
-constexpr const char* kAhead = "mtp.";  // layers for multi-token prediction, which transformers does not have
+constexpr const char* kAhead = "mtp.";  // multi-token prediction layers, which transformers lacks
 
 struct ExportedTensor {
   files::TensorInfo info;
   std::string ours, kind;
 };
 
-// The tensor as PEFT names it, from the main parameter if the run has one.
+// Returns the tensor under PEFT's name, from the main parameter if the run has one.
 ExportedTensor exported(const checkpoint::Reader& run, const std::string& name, const std::string& theirs) {
   const std::string kind = run.find(name, "main") != nullptr ? "main" : "weight";
   const files::TensorForm& form = *run.find(name, kind);
   return {{"base_model.model." + theirs, form.dtype, {form.shape.begin(), form.shape.end()}}, name, kind};
 }
 
-// "model.layers.0.self_attn.q_proj.weight": the last module.
+// Returns the last module of "model.layers.0.self_attn.q_proj.weight": "q_proj".
 std::string word_of(const std::string& theirs) {
   const size_t end = theirs.rfind('.'), begin = theirs.rfind('.', end - 1);
   return theirs.substr(begin + 1, end - begin - 1);
 }
 
-// Of all adapters of the run, by the parts of the weights that they belong to.
+// Returns all adapters of the run, one pair per part of an adapted weight.
 std::vector<ExportedTensor> exported_adapters(const checkpoint::Reader& run,
                                               const std::vector<MappedTensor>& mapped) {
   std::vector<ExportedTensor> all;
@@ -62,7 +62,7 @@ std::vector<ExportedTensor> exported_adapters(const checkpoint::Reader& run,
   return all;
 }
 
-// With tied embeddings PEFT stores the weight of the head too.
+// With tied embeddings PEFT also stores the weight of the head.
 std::vector<ExportedTensor> exported_modules(const checkpoint::Reader& run, const config::Config& config,
                                              const std::vector<MappedTensor>& mapped) {
   std::vector<ExportedTensor> all;
@@ -74,7 +74,7 @@ std::vector<ExportedTensor> exported_modules(const checkpoint::Reader& run, cons
   return all;
 }
 
-// PEFT takes the words of an MLP, however they are given, for the routed experts of a model that has such.
+// PEFT applies the module names of an MLP to the routed experts of an MoE model, in any notation.
 void check_words(const checkpoint::Reader& run, const config::Model& model, const std::vector<ExportedTensor>& all) {
   if (!model.has_experts()) return;
   for (const ExportedTensor& tensor : all) {

@@ -24,7 +24,7 @@ Json read_json(files::FileSystem& disk, const std::string& path) {
   }
 }
 
-// The overlap of two boxes; false where there is none.
+// Computes the overlap of two regions; returns false if they are disjoint.
 bool overlap(const Dims& a, const Dims& a_size, const Dims& b, const Dims& b_size, Dims& offset, Dims& size) {
   offset.resize(a.size()), size.resize(a.size());
   for (size_t d = 0; d < a.size(); ++d) {
@@ -46,7 +46,7 @@ std::string some(const std::vector<std::string>& lines) {
   return text + (lines.size() > kMost ? base::concat("\n  and ", lines.size() - kMost, " more") : "");
 }
 
-// transformers write no layers of multi-token prediction, whatever config.json says of the model that was read.
+// transformers writes no multi-token prediction layers, even if config.json has num_nextn_predict_layers.
 bool holds_multi_token(files::FileSystem& disk, const std::string& directory, const ConfigReader& config) {
   if (config.integer("num_nextn_predict_layers", 1) == 0) return true;
   const std::string prefix = multi_token_prefix(config.integer("num_hidden_layers"));
@@ -114,7 +114,7 @@ Source::Source(files::FileSystem& disk, const std::string& directory, const conf
   std::vector<MappedTensor> unwanted;
   for (MappedTensor& tensor : family.tensors(model))
     (!is_wanted || is_wanted(tensor.name) ? mapped_ : unwanted).push_back(std::move(tensor));
-  std::vector<std::string> unread;  // layers of multi-token prediction that the model leaves out
+  std::vector<std::string> unread;  // multi-token prediction layers that the model does not use
   for (int64_t i = model.mtp_num_layers; family.multi_token && i < kMostMultiToken; ++i)
     unread.push_back(multi_token_prefix(model.num_layers + i));
   grow_vocabulary();
@@ -124,7 +124,7 @@ Source::Source(files::FileSystem& disk, const std::string& directory, const conf
     add({tensor.name, tensor.kind, stored_.at(tensor.parts.front().name).info.dtype, tensor.shape});
 }
 
-// Lists grow with these numbers: before they are made, there must be a byte of weights for each entry.
+// Bounds allocations by these numbers: each entry needs at least one byte of weights.
 void Source::check_numbers(const config::Model& model) const {
   int64_t bytes = 0;
   for (const auto& [name, stored] : stored_) bytes += static_cast<int64_t>(stored.info.end - stored.info.begin);
@@ -136,7 +136,7 @@ void Source::check_numbers(const config::Model& model) const {
 
 void Source::list_tensors() {
   std::set<std::string> names;
-  // As in transformers, the one file comes first.
+  // As in transformers, the single file takes precedence.
   const std::string index = files::join_path(directory(), kIndex);
   if (!disk_.exists(files::join_path(directory(), kOne)) && disk_.exists(index)) {
     const Json json = read_json(disk_, index);
@@ -192,8 +192,8 @@ void Source::check(const std::vector<MappedTensor>& unwanted, const std::vector<
     for (const TensorPart& part : tensor.parts) wanted.insert(part.name);
   }
   for (const auto& [name, stored] : stored_) {
-    // Tied weights, positions of rotations and masks that older files hold follow from the rest.
-    const std::string& theirs = name;  // clang 14 takes no structured binding into a lambda
+    // Older files contain tied weights, rotary frequencies and masks, which are redundant.
+    const std::string& theirs = name;  // clang 14 cannot capture a structured binding
     const auto begins = [&theirs](const std::string& prefix) { return theirs.starts_with(prefix); };
     const bool follows = name == "lm_head.weight" || std::any_of(unread.begin(), unread.end(), begins) ||
                          name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".attn.bias") ||
@@ -208,7 +208,7 @@ void Source::check(const std::vector<MappedTensor>& unwanted, const std::vector<
                 : "");
 }
 
-// Writers of tied weights store them once or twice; transformers unties them where the two differ.
+// Files may store tied weights once or twice; transformers unties them if the two differ.
 void Source::check_tied() {
   const auto output = stored_.find("lm_head.weight");
   const auto words = std::find_if(mapped_.begin(), mapped_.end(), [](const MappedTensor& tensor) {
@@ -224,7 +224,7 @@ void Source::check_tied() {
             "set model.untie_embeddings_and_output_weights = true to use it, or remove it from the file");
 }
 
-// The parts of a tensor with fewer rows than ours become the stored rows.
+// Shrinks the parts of a tensor to the stored rows if the file has fewer rows than ours.
 void Source::grow_vocabulary() {
   for (size_t i = 0; i < mapped_.size(); ++i) {
     MappedTensor& tensor = mapped_[i];

@@ -18,7 +18,6 @@ static constexpr const char* kInference = "inference_cuda_graph_scope";
 
 static bool is_none_or(const std::optional<std::string>& scope, const char* word) { return !scope || *scope == word; }
 
-// enable_cuda_graph, external_cuda_graph.
 static void migrate_switches(CudaGraphOptions& o, std::vector<config::Violation>& list) {
   if (!o.enable_cuda_graph && !o.external_cuda_graph) return;
   const char* name = o.enable_cuda_graph ? "enable_cuda_graph" : "external_cuda_graph";
@@ -31,7 +30,7 @@ static void migrate_switches(CudaGraphOptions& o, std::vector<config::Violation>
   o.enable_cuda_graph = o.external_cuda_graph = false;
 }
 
-// A word among the modules that says which implementation, or what generation captures.
+// Converts a module name that selects an implementation, or the capture of generation.
 static void migrate_word(const std::string& word, CudaGraphOptions& o, std::vector<config::Violation>& list) {
   const bool iteration = word == "full_iteration";
   const Words impls = iteration ? Words{"none", "local", "full_iteration"} : Words{"none", "local"};

@@ -1,4 +1,4 @@
-// What Megatron can be told of graph capture, its earlier spellings among it, and what they come to.
+// Megatron's options for CUDA graphs, including older spellings, and their conversion to current ones.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@ struct CudaGraphOptions : config::GraphSettings {
   int64_t warmup_steps = 3;
   bool enable_cuda_graph = false, external_cuda_graph = false;
   std::optional<std::vector<std::string>> scope;  // cuda_graph_scope
-  std::optional<std::string> inference_scope;     // none, layer, block; unset: as impl says
+  std::optional<std::string> inference_scope;     // none, layer, block; unset: derived from impl
 };
 
-// The same without earlier spellings: enable_cuda_graph, external_cuda_graph, scope unset, modules without full,
-// full_iteration and full_iteration_inference. What contradicts itself is added to `list`.
+// Converts older spellings. The result has enable_cuda_graph and external_cuda_graph false, scope unset, and modules
+// without full, full_iteration and full_iteration_inference. Appends contradictions to `list`.
 CudaGraphOptions migrated(CudaGraphOptions options, std::vector<config::Violation>& list);
 
 }  // namespace metroplex::megatron

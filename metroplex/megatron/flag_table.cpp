@@ -389,7 +389,7 @@ const std::vector<std::pair<const char*, const char*>>& exclusive_flags() {
       {"--swiglu", "--quick-geglu"},
       {"--group-query-attention", "--multi-latent-attention"},
       {"--global-batch-size", "--step-batch-size-schedule"},
-      // the gate of Megatron-DeepSpeed is another function
+      // the MoE gate of Megatron-DeepSpeed is different
       {"--deepspeed", "--num-experts"},
   };
   return kPairs;

@@ -7,7 +7,7 @@
 
 namespace metroplex::megatron {
 
-// Megatron spells some flags with underscores inside (--override-opt_param-scheduler).
+// Megatron spells some flags with underscores (--override-opt_param-scheduler).
 static std::string with_dashes(std::string flag) {
   std::replace(flag.begin(), flag.end(), '_', '-');
   return flag;
@@ -83,7 +83,7 @@ class Reader {
     refused_.push_back(joined(flag, values) + ": not implemented (" + known->reason + "); expected " + listed(only));
   }
 
-  // The end-of-document token of NullTokenizer is always its last one here.
+  // NullTokenizer always uses its last token as end of document.
   bool is_last_token(const std::string& flag, const std::vector<std::string>& values) const {
     if (flag != "--null-tokenizer-eod-id" || values.size() != 1) return false;
     for (size_t i = 0; i + 1 < tokens_.size(); ++i) {
@@ -93,7 +93,7 @@ class Reader {
     return false;
   }
 
-  // As argparse, which keeps the last value of a repeated flag.
+  // argparse uses the last value of a repeated flag.
   void add(const GivenFlag& given) {
     std::erase_if(flags_, [&](const GivenFlag& earlier) { return earlier.row == given.row; });
     flags_.push_back(given);
@@ -126,7 +126,7 @@ class Reader {
     const bool open = take == Take::kList || take == Take::kText;
     while (is_value(at_) && (open || values.size() < needed)) values.push_back(tokens_[at_++]);
     const bool enough = open ? !values.empty() : values.size() == needed;
-    // An unquoted array of a script keeps the quotes inside its words (--split '99,1,0'); Megatron reads past them.
+    // Unquoted bash arrays keep quotes inside their words (--split '99,1,0'); Megatron accepts them.
     for (auto& value : values) value = without_quotes(value);
     if (enough) return;
     const std::string count = needed == 0   ? "no value"

@@ -1,7 +1,7 @@
-// Megatron's command line. Every flag is in one of three classes: translated into keys (flag_table.cpp,
-// fork_flags.cpp), harmless (harmless_flags.cpp: weights, data and losses do not depend on it), or refused. A whole
-// command line (kWholeCommand) also brings Megatron's defaults where they differ from ours. Single flags next to a
-// YAML file (kSingleFlags) set only their own keys.
+// Megatron's command line. Every flag is translated into keys (flag_table.cpp, fork_flags.cpp), harmless, or refused.
+// Weights, data and losses do not depend on harmless flags (harmless_flags.cpp). A whole command line (kWholeCommand)
+// also sets Megatron's defaults if they differ from ours. Single flags next to a YAML file (kSingleFlags) set only
+// their own keys.
 #pragma once
 
 #include <map>
@@ -20,10 +20,9 @@ struct Arguments {
   std::vector<std::string> notes;               // "FLAG VALUE: why it has no effect here"
 };
 
-// Tokens are --flag value..., --flag=value and --flag. Throws base::Error("config"): first with all refused flags at
-// once (unless `refused` is kNote), then for values that are missing or of the wrong type, for flags that exclude
-// each other, and in a whole command for required flags that are missing. The order of different flags does not
-// matter.
+// Tokens are --flag value..., --flag=value and --flag. The order of different flags does not matter. Throws
+// base::Error("config"), first with all refused flags unless `refused` is kNote. Then it throws for missing values,
+// values of the wrong type and mutually exclusive flags. A whole command must have all required flags.
 Arguments parse_arguments(const std::vector<std::string>& tokens, Form form = Form::kWholeCommand,
                           Refused refused = Refused::kThrow);
 
@@ -32,13 +31,13 @@ bool trains_codegeex(const std::string& program);
 // Whether a .py program does not train a GPT ("pretrain_bert.py", "multimodal/train.py").
 bool trains_another_model(const std::string& program);
 
-// The rest is used inside this module.
+// Internal to this module.
 
-// kText: words that belong together, quoted or not ("0:16 1B:32").
+// kText: a text of several words, quoted or not ("0:16 1B:32").
 enum class Take { kNone, kOne, kList, kThree, kText };
 
-// `sets`: "key=value" pairs with ; between; $ stands for the flag's value. translate_flags.cpp evaluates keys without
-// a section ("query_groups") after all flags are read.
+// `sets`: "key=value" pairs separated by ';'; $ is replaced by the flag's value. translate_flags.cpp evaluates keys
+// without a section ("query_groups") after all flags are read.
 struct FlagRow {
   const char* flag;
   Take take;
@@ -57,7 +56,6 @@ struct HarmlessFlag {
   std::vector<std::string> only;  // the accepted values; empty: any
 };
 
-// One flag of a command line, with its row and its values.
 struct GivenFlag {
   const FlagRow* row;
   std::vector<std::string> values;
@@ -65,29 +63,27 @@ struct GivenFlag {
 };
 
 const std::vector<FlagRow>& flag_table();
-// Spellings of Megatron's forks, part of flag_table().
+// Flags of Megatron's forks, part of flag_table().
 const std::vector<FlagRow>& fork_rows();
 const std::vector<FlagGroup>& fork_harmless();
-// Megatron's own.
 const std::vector<HarmlessFlag>& harmless_flags();
-// Megatron's and its forks'.
+// Searches the flags of Megatron and its forks.
 const HarmlessFlag* find_harmless(const std::string& flag);
-// Why a flag is refused; "" for an unknown one.
+// Returns the reason for refusing a flag; "" for an unknown flag.
 std::string refusal_reason(const std::string& flag);
-// The known flag with the most similar name; "" if none is similar.
+// Returns the known flag with the most similar name; "" if none is similar.
 std::string nearest_flag(const std::string& flag);
 
-// Flags whose value 0 Megatron refuses or cannot run with, while 0 means "derive" in the key that they set.
+// Flags for which Megatron rejects or cannot use the value 0, while 0 means "derive" in the key that they set.
 const std::vector<const char*>& positive_flags();
-// Pairs that Megatron's validate_args or core_transformer_config_from_args refuses.
+// Pairs that Megatron's validate_args or core_transformer_config_from_args rejects.
 const std::vector<std::pair<const char*, const char*>>& exclusive_flags();
-// key=value of every default of Megatron that differs from ours, or that a family would preset.
+// key=value of every Megatron default that differs from ours, or that a model family would preset.
 const std::vector<const char*>& defaults();
 const std::vector<const char*>& required_keys();
 // Megatron's tokenizer types -> data.tokenizer_type.
 const std::vector<std::pair<const char*, const char*>>& tokenizers();
 
-// Assignments of flags that were read (translate_flags.cpp).
 Arguments translate(const std::vector<GivenFlag>& flags, Form form);
 
 }  // namespace metroplex::megatron

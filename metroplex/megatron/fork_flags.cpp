@@ -1,5 +1,5 @@
-// Flags of Megatron's forks that have an exact equivalent, or on which weights, data and losses do not depend. Other
-// flags of forks are refused.
+// Supported flags of Megatron's forks: flags with an exact equivalent, and flags that do not affect weights, data and
+// losses. Other flags of forks are refused.
 #include "megatron/flags.h"
 
 namespace metroplex::megatron {

@@ -1,4 +1,4 @@
-// Flags of Megatron on which weights, data and losses of a GPT do not depend here. They are accepted without a note.
+// Megatron flags that do not affect weights, data and losses of a GPT here. They are accepted without a note.
 #include <algorithm>
 #include <sstream>
 
@@ -259,7 +259,7 @@ constexpr FlagGroup kGroups[] = {
     {"read only with --use-varlen-dataset", "--varlen-mock-dataset-config-json= --varlen-sbhd-validation"},
 };
 
-// Flags that are refused with any other value than these.
+// Flags that are accepted only with these values.
 constexpr FlagGroup kFixedValues[] = {
     {"context-parallel groups of changing size", "--cp-partition-mode=zigzag"},
     {"format of the index files", "--data-impl=infer|mmap"},

@@ -1,12 +1,12 @@
-// Bash functions that a trial defines before a launch script: conditions and "case" on output of programs that do not
-// run. Trial 0 evaluates the text of the mark. Trial 1 takes another branch at each such decision. Further trials
-// take one other branch each ($metroplex_only, a key of trial 0).
+// Bash functions that a trial defines before a launch script: conditions and "case" on output of programs that the
+// trial does not start. Trial 0 evaluates the text of the mark. Trial 1 takes another branch at each such decision.
+// Each further trial takes one other branch ($metroplex_only, a key of trial 0).
 #pragma once
 
 namespace metroplex::megatron {
 
-// Records: a mark, "?" and a key: another branch that a trial can take. A mark, "~" and a command: the other branch
-// cannot be taken.
+// Records: a mark, "?" and a key mean another branch that a trial can take. A mark, "~" and a command mean that the
+// other branch cannot be taken.
 inline constexpr const char* kLaunchBranches = R"BASH(
 metroplex_branches=
 # Succeeds, with the number of the branch in metroplex_pick, if this trial takes another branch of a decision.

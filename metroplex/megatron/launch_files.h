@@ -1,6 +1,6 @@
-// Bash functions that a trial defines before a launch script, like those of launch_tools.h: programs that change
-// files (tee, cp, mv, rm, touch). The files exist in memory only (trial_files.h). A file that another program would
-// change gets a mark as its content.
+// Bash functions that a trial defines before a launch script: programs that change files (tee, cp, mv, rm, touch).
+// The files exist in memory only (trial_files.h). A file that an unknown program would change gets a mark as its
+// content.
 #pragma once
 
 namespace metroplex::megatron {

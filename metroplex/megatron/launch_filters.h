@@ -1,5 +1,5 @@
-// What bash reads, too, before a launch script: functions like those of launch_tools.h, for the small programs that
-// read text (cat, head, tr, cut, grep, ...). A mark in what they read goes through them as it is.
+// Bash functions that a trial defines before a launch script: text filters (cat, head, tr, cut, grep, ...). A mark in
+// their input is copied to their output unchanged.
 #pragma once
 
 namespace metroplex::megatron {

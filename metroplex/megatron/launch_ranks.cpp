@@ -16,14 +16,13 @@ using LauncherWords = std::vector<std::string>;
 
 enum class Launcher { kNone, kTorchrun, kDeepspeed, kAccelerate, kMpi, kSlurm, kSlurmJob, kHorovod, kJsrun, kMsrun };
 
-// One launcher with its own options.
 struct Stage {
   Launcher launcher = Launcher::kNone;
   std::string name;
   LauncherWords options;
 };
 
-// A count that an option states. `text` is the option as written.
+// A count from an option. `text` is the option as written.
 struct Count {
   bool given = false;
   int64_t value = 0;  // 0: given, but not a positive number
@@ -81,7 +80,7 @@ std::vector<Stage> split_launchers(const LauncherWords& words) {
   return stages;
 }
 
-// The word after the option, or after its "="; the last one counts.
+// Returns the word after the option, or after its "="; the last one counts.
 std::optional<std::string> find_value(const LauncherWords& options, const std::string& name) {
   std::optional<std::string> value;
   for (size_t i = 0; i < options.size(); ++i) {
@@ -91,7 +90,7 @@ std::optional<std::string> find_value(const LauncherWords& options, const std::s
   return value;
 }
 
-// Finds "--name N", "--name=N" and, for a name of one dash, also "-nN". `_` and `-` are equal in long names. The last
+// Matches "--name N", "--name=N" and, for names with one dash, "-nN". `_` and `-` are equal in long names. The last
 // one counts.
 Count find_count(const LauncherWords& options, std::initializer_list<const char*> names) {
   Count found;
@@ -115,7 +114,7 @@ Count find_count(const LauncherWords& options, std::initializer_list<const char*
   return found;
 }
 
-// The value of "NAME=VALUE" among the words of a command (environment variables); the last one counts.
+// Returns the value of "NAME=VALUE" among the words of a command (environment variables); the last one counts.
 std::optional<std::string> find_variable(const LauncherWords& words, const std::string& name) {
   const auto found = std::find_if(words.rbegin(), words.rend(),
                                   [&](const std::string& word) { return word.rfind(name + "=", 0) == 0; });
@@ -127,7 +126,7 @@ int64_t visible_devices(const LauncherWords& words) {
   return list.empty() ? 0 : 1 + std::count(list.begin(), list.end(), ',');
 }
 
-// Returns nullopt if the launcher states no count.
+// Returns nullopt if the launcher has no count.
 std::optional<LauncherRanks> multiply(const std::string& launcher, const Count& each, const Count& times) {
   if (!each.given && !times.given) return std::nullopt;
   for (const Count& count : {each, times}) {
@@ -136,7 +135,7 @@ std::optional<LauncherRanks> multiply(const std::string& launcher, const Count& 
   return LauncherRanks{std::max<int64_t>(1, each.value) * std::max<int64_t>(1, times.value), ""};
 }
 
-// A number of torchrun: its option, or else the variable.
+// Returns a count of torchrun: its option, else the environment variable.
 Count torchrun_count(const Stage& stage, const LauncherWords& words, std::initializer_list<const char*> names,
                      const std::string& variable) {
   const Count option = find_count(stage.options, names);
@@ -152,7 +151,7 @@ std::optional<LauncherRanks> count_of_torchrun(const Stage& stage, const Launche
   return multiply(stage.name, each, torchrun_count(stage, words, {"--nnodes", "--nnode"}, "PET_NNODES"));
 }
 
-// The hosts of an option with a list, or with a file that the trial has read; empty for neither.
+// Returns the hosts of a host list option, or of a host file that the trial has read; empty for neither.
 std::vector<HostSlots> find_hosts(const Stage& stage, const LauncherWords& words) {
   const LauncherWords& options = stage.options;
   const bool deepspeed = stage.launcher == Launcher::kDeepspeed;
@@ -168,7 +167,7 @@ std::vector<HostSlots> find_hosts(const Stage& stage, const LauncherWords& words
   return {};
 }
 
-// Slots per host times hosts, or the sum of all slots.
+// Returns slots per host times hosts, or the sum of all slots.
 std::optional<LauncherRanks> count_of_hosts(const Stage& stage, const LauncherWords& words) {
   const std::vector<HostSlots> hosts = find_hosts(stage, words);
   Count each = find_count(stage.options, {"-N", "--npernode", "-npernode", "-ppn"});
@@ -224,7 +223,7 @@ std::optional<LauncherRanks> count_of_accelerate(const Stage& stage, const Launc
 std::optional<LauncherRanks> count_of_slurm(const Stage& stage, const LauncherWords& slurm_options) {
   LauncherWords options = slurm_options;
   options.insert(options.end(), stage.options.begin(), stage.options.end());
-  // An option of srun itself overrides the total of the job.
+  // Options of srun override the total of the job.
   Count total = find_count(stage.options, {"-n", "--ntasks"});
   const Count each = find_count(options, {"--ntasks-per-node", "--tasks-per-node"});
   const Count own_nodes = find_count(stage.options, {"-N", "--nodes"});
@@ -253,7 +252,7 @@ std::optional<LauncherRanks> count_of(const Stage& stage, const LauncherWords& w
     case Launcher::kSlurm:
       return count_of_slurm(stage, slurm_options);
     case Launcher::kNone:
-      // Other launchers with the options of torchrun (ft_launcher, dlrover-run).
+      // Other launchers accept the options of torchrun (ft_launcher, dlrover-run).
       return find_count(options, {"--nproc-per-node"}).given
                  ? count_of_torchrun({Launcher::kTorchrun, stage.name, options}, words)
                  : std::nullopt;
@@ -274,7 +273,6 @@ std::optional<LauncherRanks> count_of(const Stage& stage, const LauncherWords& w
   }
 }
 
-// The options of sbatch or salloc in a command.
 LauncherWords slurm_job_options(const std::vector<Stage>& stages) {
   LauncherWords options;
   for (const Stage& stage : stages) {
@@ -303,19 +301,18 @@ LauncherRanks count_ranks(const LauncherWords& words, const LauncherWords& slurm
   for (auto stage = stages.rbegin(); stage != stages.rend(); ++stage) {
     if (const auto ranks = count_of(*stage, words, job)) return *ranks;
     const bool starts_ranks = stage->launcher != Launcher::kNone && stage->launcher != Launcher::kSlurmJob;
-    // torchrun starts one rank without options.
+    // torchrun without options starts one rank.
     if (starts_ranks && silent.empty()) silent = stage->launcher == Launcher::kTorchrun ? "1" : stage->name;
   }
   if (silent == "1") return {1, ""};
-  // Megatron reads this variable where no launcher sets it.
+  // Megatron reads this variable if no launcher sets it.
   const int64_t world = to_count(find_variable(words, "WORLD_SIZE").value_or(""));
   if (world > 0) return {world, ""};
   return {0, silent};
 }
 
-// Slurm sets these in the job of a batch script.
 std::string slurm_variables(const LauncherWords& options) {
-  // Also the 8 of "--gres=gpu:a100:8".
+  // Also accepts the 8 of "--gres=gpu:a100:8".
   const auto count = [&](std::initializer_list<const char*> names) {
     const Count found = find_count(options, names);
     return found.value > 0 ? found.value : to_count(found.text.substr(found.text.find_last_of(":= ") + 1));

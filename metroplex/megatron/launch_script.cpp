@@ -32,7 +32,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMaxScriptBytes = size_t{1} << 20;
-// All trials together take this time, and each that starts after it a second.
+// kAllTrials limits all trials together; each trial started after that has kLateTrial.
 constexpr std::chrono::milliseconds kAllTrials = std::chrono::seconds(28), kLateTrial = std::chrono::seconds(1);
 
 std::string read_text(const std::filesystem::path& path, size_t limit) {
@@ -43,7 +43,8 @@ std::string read_text(const std::filesystem::path& path, size_t limit) {
   return text;
 }
 
-// The lines that start a .py program, with those that go on behind a backslash: "line 7 (torchrun pretrain_gpt.py)".
+// Returns the lines that start a .py program, with lines continued by a backslash joined: "line 7 (torchrun
+// pretrain_gpt.py)".
 std::string starting_lines(const std::string& text) {
   std::istringstream stream(text);
   std::string found;
@@ -64,7 +65,6 @@ std::string starting_lines(const std::string& text) {
   return found;
 }
 
-// A script and everything that its trials share.
 struct Source {
   std::string path, text, copy, script;
   std::vector<std::string> arguments;
@@ -74,8 +74,8 @@ struct Source {
   Clock::time_point deadline = Clock::now() + kAllTrials;
 };
 
-// Trials differ in the output that they assume for unknown programs (metroplex_trial in launch_trial.h), and in the
-// branch of one decision on such output (metroplex_only in launch_branches.h).
+// Trials differ in the output that they assume for unknown programs (metroplex_trial in launch_trial.h). They also
+// differ in the branch of one decision on such output (metroplex_only in launch_branches.h).
 constexpr int kTrials = 3;
 constexpr size_t kMostBranches = 24;
 
@@ -90,10 +90,10 @@ std::string quoted_for_bash(const std::string& text) {
   return quoted + "'";
 }
 
-// The first statement loads the libraries of user names and then ends the loading of code (trial.cpp).
+// The first statement loads the libraries for user names; afterwards no code can be loaded (trial.cpp).
 Trial run_bash(const Source& source, const Assumption& assumed, std::chrono::milliseconds patience) {
   std::vector<std::string> words{
-      "bash", "--norc", "-c",  // behind ssh, and where the filter hides what stdin is, it would read ~/.bashrc
+      "bash", "--norc", "-c",  // without it bash reads ~/.bashrc after ssh, and if the filter hides the type of stdin
       base::concat(
           ": ~root > /dev/null\nRANDOM=", source.seed, " metroplex_trial=", assumed.number,
           " metroplex_only=", quoted_for_bash(assumed.branch), " metroplex_folders=", source.assumes_folders ? 1 : 0,
@@ -115,7 +115,6 @@ Trial run_bash(const Source& source, const Assumption& assumed, std::chrono::mil
   }
 }
 
-// What metroplex_record of launch_trial.h wrote.
 std::vector<Command> read_record(const std::string& text) {
   struct Writer {
     std::vector<std::string> words;
@@ -141,7 +140,8 @@ std::vector<Command> read_record(const std::string& text) {
   return commands;
 }
 
-// $1, ${2:-x} but not $10 of awk's own program text in single quotes, which no reading tells apart: for a hint only.
+// Returns the highest of $1, ${2:-x} and so on; $10 counts as no argument. Also counts awk code in single quotes, so
+// the result is only a hint.
 int64_t arguments_named(const std::string& text) {
   int64_t highest = 0;
   for (size_t i = 0; i + 2 < text.size(); ++i) {
@@ -153,7 +153,7 @@ int64_t arguments_named(const std::string& text) {
   return highest;
 }
 
-// "awk in line 12 of run.sh" for the mark that stands in `text`.
+// Returns "awk in line 12 of run.sh" for the mark in `text`.
 std::string program_of_mark(const std::string& text, const std::string& path) {
   std::istringstream stream(text.substr(text.find(kMark) + std::string(kMark).size()));
   std::string tool, line, file;
@@ -173,7 +173,7 @@ void add_once(std::string& list, const std::string& item) {
 constexpr const char* kByHand =
     "; a trial starts no program, so give that by hand: write it into the script, in the place of the command";
 
-// Whether weights, data and losses do not depend on a flag, whatever its value.
+// Whether weights, data and losses are independent of a flag for all its values.
 bool is_harmless(std::string flag) {
   std::replace(flag.begin(), flag.end(), '_', '-');
   const HarmlessFlag* const known = find_harmless(flag);
@@ -191,8 +191,8 @@ void check_flags_are_known(const LaunchScript& script, const std::string& path) 
   MPX_CHECK(unknown.empty(), "config", path, ": depends on what a program prints: ", unknown, kByHand);
 }
 
-// The programs of marks that go with a "!" before `end`, and of those in bash's own complaints ("run.sh: line 3: cd:
-// ..."): what they would have said decided what came next.
+// Finds programs whose output decided the next commands: marks with a "!" before `end`, and marks in bash's own
+// errors ("run.sh: line 3: cd: ...").
 void check_course_is_known(const std::vector<Command>& commands, size_t end, const std::string& printed,
                            const std::string& path) {
   std::string unknown;
@@ -227,7 +227,6 @@ std::string last_lines(std::string text) {
   return text.substr(begin == std::string::npos ? 0 : begin + (begin > 0 ? 1 : 0));
 }
 
-// One trial and the training command that it found.
 struct Reading {
   Assumption assumed;
   Trial trial;
@@ -265,7 +264,6 @@ void find_training_command(Reading& reading) {
   if (out.flags.empty()) out.flags = std::move(alone);
 }
 
-// Names the other .py programs that the script starts.
 std::string note_of_others(const Reading& reading) {
   std::map<std::string, int64_t> others;
   for (const Command& command : reading.commands) {
@@ -304,7 +302,6 @@ Reading read_once(const Source& source, const Assumption& assumed, std::chrono::
   return reading;
 }
 
-// The flags whose values differ between two trials.
 std::set<std::string> different_flags(const LaunchScript& first, const LaunchScript& second) {
   std::map<std::string, std::string> values[2];
   for (const int side : {0, 1}) {
@@ -326,7 +323,8 @@ std::set<std::string> different_flags(const LaunchScript& first, const LaunchScr
   return different;
 }
 
-// The programs whose output or status was assumed before the training command; assumed numbers and statuses first.
+// Returns the programs whose output or status was assumed before the training command; assumed numbers and statuses
+// first.
 std::string assumed_programs(const Reading& reading, const std::string& path) {
   std::string found;
   for (const bool value : {true, false}) {
@@ -347,7 +345,7 @@ bool misses_folder(const Reading& reading) {
 
 bool ends_with_error(const Reading& reading) { return reading.script.flags.empty() && reading.trial.status != 0; }
 
-// The keys of branches that trial 0 did not take.
+// Returns the keys of branches that trial 0 did not take.
 std::vector<std::string> other_branches(const Reading& reading) {
   std::vector<std::string> keys;
   for (const Command& command : reading.commands) {
@@ -357,7 +355,7 @@ std::vector<std::string> other_branches(const Reading& reading) {
   return keys;
 }
 
-// Names the decisions of a trial whose other branch cannot be taken.
+// Adds the decisions of a trial whose other branch cannot be taken.
 void note_branches(const Reading& reading, const std::string& path, std::string& note) {
   for (const Command& command : reading.commands) {
     const std::vector<std::string>& words = command.words;
@@ -369,7 +367,7 @@ void note_branches(const Reading& reading, const std::string& path, std::string&
 }
 
 // Repeats the trial with other assumptions about unknown programs. A flag that differs depends on such a program. A
-// trial that ends without training and with an error has met a check of the script; it says nothing about flags.
+// trial that ends with an error and without training is ignored, because a check in the script failed.
 void check_against_assumptions(Reading& first, const Source& source, std::chrono::milliseconds patience) {
   const std::string programs = assumed_programs(first, source.path);
   if (programs.empty()) return;
@@ -378,7 +376,7 @@ void check_against_assumptions(Reading& first, const Source& source, std::chrono
     if (number != first.assumed.number) assumptions.push_back({number, ""});
   }
   const std::vector<std::string> branches = other_branches(first);
-  // All branches of trial 0, but another text of marks.
+  // The branches of trial 0 with another text of marks.
   if (!branches.empty()) assumptions.push_back({0, "none"});
   for (size_t i = 0; i < branches.size() && branches.size() > 1; ++i) assumptions.push_back({0, branches[i]});
   std::string& note = first.script.note;
@@ -402,7 +400,7 @@ void check_against_assumptions(Reading& first, const Source& source, std::chrono
     if (ends_with_error(other)) continue;
     std::set<std::string> different = different_flags(first.script, other.script);
     if (!different.empty()) {
-      const Reading control = read_once(source, first.assumed, patience);  // $$, the time
+      const Reading control = read_once(source, first.assumed, patience);  // excludes values such as $$ and the time
       for (const std::string& flag : different_flags(first.script, control.script)) different.erase(flag);
     }
     std::string list;
@@ -416,7 +414,7 @@ void check_against_assumptions(Reading& first, const Source& source, std::chrono
   }
 }
 
-// A trial. If the script submits a Slurm job, a second one has the variables of that job's options.
+// Runs a trial. If the script submits a Slurm job, runs a second one with the variables of that job's options.
 Reading read_job(Source& source) {
   Reading reading = read_once(source, {}, kPatience);
   std::vector<std::string> options = source.slurm_options;

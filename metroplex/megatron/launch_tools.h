@@ -1,12 +1,12 @@
-// What bash reads, too, before a launch script: functions that answer as the small programs do that scripts ask for
-// words (dirname, date, seq, ...), since a trial starts no program. They know the common forms of their programs; in
-// any other form they print a mark, like any other program (metroplex_unknown of launch_trial.h), or end the reading
-// where a script goes on by their status or its own arguments (metroplex_refuse).
+// Bash functions that a trial defines before a launch script. They emulate small programs (dirname, date, seq, ...)
+// in their common forms, because a trial starts no program. In other forms they print a mark, like any other program
+// (metroplex_unknown of launch_trial.h). They stop the trial (metroplex_refuse) if the script depends on their status
+// or on its own arguments.
 #pragma once
 
 namespace metroplex::megatron {
 
-// The function metroplex_NAME is called as NAME. Variables are named mpx_, for a script may have read-only ones.
+// The function metroplex_NAME replaces NAME. Variables start with mpx_ because a script may have read-only variables.
 inline constexpr const char* kLaunchTools = R"BASH(
 metroplex_dirname() {
   local mpx_name

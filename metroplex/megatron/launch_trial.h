@@ -1,18 +1,18 @@
-// What bash reads before a launch script: every name of a command that would start something becomes a function that
-// writes down its words, so that the script goes on as if it had run. Builtins run as they are, and functions answer
-// for some small programs (launch_tools.h, launch_filters.h). Where a script takes what any other program prints, it
-// gets a mark, by which the reader knows what cannot be known. None of this has to be tight: the filter
-// (make_trial_filter) is.
+// Bash code that runs before a launch script. Every name of an external command becomes a function that records its
+// words, and the script continues. Builtins run unchanged; functions emulate some small programs (launch_tools.h,
+// launch_filters.h). The output of any other program is a mark, so that the reader can detect unknown values.
+// Security does not depend on this code; the filter (make_trial_filter) provides it.
 #pragma once
 
 namespace metroplex::megatron {
 
 // Runs after kLaunchTools, kLaunchFilters and kLaunchFiles; "extdebug" and the trap on metroplex_step come after it.
 // read_record of launch_script.cpp reads its output on descriptor 199 (kRecordFd): for each command the number of its
-// words, the folder and the words. A record of a mark alone (kMark of trial.h): the mark was printed. A mark and "!":
-// the next commands of the script depend on the program, and the script is refused. A mark and "#": the trial assumed
-// a number or a status ($metroplex_trial, 0 to 2, selects it). Records of launch_branches.h have a mark and "?" or
-// "~".
+// words, the folder and the words. Records with a mark (kMark of trial.h):
+//   mark alone: the mark was printed
+//   mark and "!": the next commands depend on the program, and the script is refused
+//   mark and "#": the trial assumed a number or a status ($metroplex_trial, 0 to 2, selects it)
+//   mark and "?" or "~": see launch_branches.h
 inline constexpr const char* kLaunchTrial = R"BASH(
 shopt -s extglob
 builtin exec 197>&1

@@ -1,4 +1,4 @@
-// A launch script that was read, on its way to the processes of the run.
+// Serialization of launch scripts for the processes of the run.
 #include <charconv>
 
 #include "base/error.h"

@@ -1,5 +1,4 @@
-// Assignments of a command line: each flag's own keys, then the keys that depend on several flags, as validate_args
-// and core_transformer_config_from_args of Megatron derive them.
+// Implements Translator: each flag's own keys, then the keys that depend on several flags.
 #include <algorithm>
 #include <charconv>
 #include <iterator>
@@ -46,7 +45,7 @@ Arguments Translator::run() {
   tokenizer();
   evaluation();
   graphs();
-  // auto is nccl on machines with GPUs.
+  // auto selects nccl on machines with GPUs.
   if (later("backend") && later_["backend"] != "nccl")
     derive("run.backend=$", later_["backend"], "--distributed-backend");
   virtual_stages();
@@ -73,8 +72,8 @@ void Translator::apply(const GivenFlag& given) {
   for (std::string pair; std::getline(pairs, pair, ';');) set(pair, value, row.flag);
 }
 
-// Sets one "key=value" of a flag. Two flags that set a key to different values exclude each other, so that their
-// order never matters.
+// Sets one "key=value" of a flag. Two flags that set a key to different values exclude each other, so their order
+// does not matter.
 void Translator::set(const std::string& pair, const std::string& value, const std::string& flag) {
   const std::string key = pair.substr(0, pair.find('='));
   std::string text = pair.substr(pair.find('=') + 1);
@@ -85,7 +84,7 @@ void Translator::set(const std::string& pair, const std::string& value, const st
   derive(pair, value, flag);
 }
 
-// The same without that check: for keys that follow from several flags.
+// The same without the exclusion check, for keys derived from several flags.
 void Translator::derive(const std::string& pair, const std::string& value, const std::string& flag) {
   const std::string key = pair.substr(0, pair.find('='));
   std::string text = pair.substr(pair.find('=') + 1);
@@ -112,7 +111,8 @@ bool Translator::assigned(const char* key, const char* value) const {
   return found != assigned_.end() && found->second == value;
 }
 
-// Without --accumulate-allreduce-grads-in-fp32 Megatron adds fp16 gradients up in fp16, bf16 ones in fp32.
+// Without --accumulate-allreduce-grads-in-fp32 Megatron accumulates fp16 gradients in fp16 and bf16 gradients in
+// fp32.
 void Translator::precision() {
   static constexpr const char* kGrads = "precision.main_grads_dtype";
   const auto grads = [&](const char* value, const char* flag) {
@@ -135,7 +135,7 @@ void Translator::precision() {
   if (!whole_ && format == "fp32") grads("fp32", "--main-grads-dtype");
 }
 
-// auto is the parameters' format.
+// auto is the dtype of the parameters.
 void Translator::fsdp_gradients() {
   static constexpr const char* kFlag = "--megatron-fsdp-main-grads-dtype";
   const std::string& format = later_["fsdp_grads_dtype"];
@@ -155,7 +155,7 @@ void Translator::optimizer() {
   if (sharded_muon) later_["sharded"] = "optim";
 }
 
-// Megatron's fp8 moments have a scale per tensor, ours one per block.
+// Megatron's fp8 moments have a scale per tensor, ours have one per block.
 void Translator::optimizer_state() {
   if (later("no_weight_decay_cond_type")) {
     MPX_CHECK(later_["no_weight_decay_cond_type"] == "apply_wd_to_qk_layernorm", "config",
@@ -182,7 +182,7 @@ int64_t Translator::number(const std::string& key) const {
   return value;
 }
 
-// A decay of 0 iterations keeps the rate up to --lr-decay-iters; the key's 0 would mean "not given".
+// A decay of 0 iterations keeps the learning rate up to --lr-decay-iters; the key's 0 would mean "unset".
 void Translator::wsd_decay() {
   for (const std::string unit : {"iters", "samples"}) {
     const std::string key = "optim.lr_wsd_decay_" + unit, length = "train.train_" + unit;
@@ -196,7 +196,6 @@ void Translator::wsd_decay() {
   }
 }
 
-// ZeRO stages of DeepSpeed.
 std::string Translator::zero_strategy() {
   static constexpr const char* kStages[] = {"no_shard", "optim", "optim_grads", "optim_grads_params"};
   const std::string stage = later_["zero_stage"];
@@ -210,7 +209,7 @@ void Translator::sharding() {
   const bool fsdp = later("fsdp"), counts = later("strategy") && (fsdp || !whole_);
   if (later("strategy") && !counts)
     ignore("--data-parallel-sharding-strategy " + later_["strategy"], "without --use-megatron-fsdp");
-  // FSDP uses the distributed optimizer; the other ways exclude each other.
+  // FSDP uses the distributed optimizer; the other options exclude each other.
   const bool zero = later("zero_stage"), torch = later("torch_fsdp2");
   MPX_CHECK(int{zero} + int{torch} + int{fsdp || later("sharded")} <= 1, "config",
             "Megatron arguments: --zero-stage, --use-torch-fsdp2 and --use-distributed-optimizer or "
@@ -229,13 +228,13 @@ void Translator::sharding() {
   if (later("fsdp2_keeps_weights") && !torch)
     ignore("--torch-fsdp2-no-reshard-after-forward", "without --use-torch-fsdp2");
   if (!strategy.empty()) derive("parallel.data_parallel_sharding_strategy=$", strategy, flag);
-  // Megatron's 0 is one bucket per parameter, as is any size up to that of the smallest one.
+  // In Megatron 0 means one bucket per parameter, as does any size up to that of the smallest parameter.
   if (later("bucket_size"))
     derive("parallel.ddp_bucket_size=$", is_zero(later_["bucket_size"]) ? "1" : later_["bucket_size"],
            "--ddp-bucket-size");
   if (later("align_param_gather") && !whole_)
     derive("parallel.align_param_gather=$", later_["align_param_gather"], "--align-param-gather");
-  // On by default; only the interleaved schedule reads it.
+  // On by default; only the interleaved schedule uses it.
   const config::Parallel p = draft().parallel;
   const bool gathers = p.overlap_param_gather && p.sharding().gathers_updates();
   const bool on = !later("align_param_gather") || later_["align_param_gather"] == "true";
@@ -265,13 +264,13 @@ void Translator::recompute() {
     MPX_CHECK(!assigned("memory.recompute_granularity", "full"), "config",
               "Megatron arguments: --moe-layer-recompute excludes --recompute-granularity full; leave it out");
     derive("memory.recompute_granularity=selective", "", "--moe-layer-recompute");
-    // Megatron adds to its default.
+    // Megatron adds moe to its default.
     list = list.empty() ? "[core_attn, moe]" : list.substr(0, list.size() - 1) + ", moe]";
   }
   if (!list.empty()) derive("memory.recompute_modules=$", list, "--recompute-modules");
 }
 
-// Removes a key of flags that Megatron ignores here.
+// Removes a key whose flag Megatron ignores in this configuration.
 void Translator::drop(const char* key, const char* why) {
   if (!given(key)) return;
   ignore(out_.given_by[key], why);
@@ -279,7 +278,7 @@ void Translator::drop(const char* key, const char* why) {
   assigned_.erase(key);
 }
 
-// The default was 1 up to release 3.0. Megatron recomputes a whole model chunk where the number exceeds its layers.
+// The default was 1 up to release 3.0. Megatron recomputes a whole model chunk if the number exceeds its layers.
 void Translator::recomputed_layers() {
   static constexpr const char *kKey = "memory.recompute_num_layers", *kFlag = "--recompute-num-layers";
   if (!assigned("memory.recompute_granularity", "full")) return;
@@ -295,7 +294,7 @@ void Translator::recomputed_layers() {
   if (!uneven && layers > 0 && number(kKey) > layers) derive(base::concat(kKey, "=", layers), "", kFlag);
 }
 
-// Zero iterations are Megatron's way to have no evaluation, at any interval.
+// In Megatron zero iterations disable evaluation at any interval.
 void Translator::evaluation() {
   if (assigned("train.eval_iters", "0")) derive("train.eval_interval=0", "", "--eval-iters");
 }

@@ -1,4 +1,4 @@
-// Keys of the model and its data that depend on several flags.
+// Model and data keys that depend on several flags.
 #include <algorithm>
 #include <sstream>
 #include <tuple>
@@ -9,7 +9,7 @@
 
 namespace metroplex::megatron {
 
-// In a whole command --num-query-groups has an effect only next to --group-query-attention, where 1 is its default.
+// In a whole command --num-query-groups has an effect only with --group-query-attention, where its default is 1.
 void Translator::heads() {
   if (later("head_type")) {
     const std::string& type = later_["head_type"];
@@ -26,7 +26,7 @@ void Translator::heads() {
     derive("model.num_query_groups=$", later("query_groups") ? later_["query_groups"] : "1", "--num-query-groups");
 }
 
-// Megatron-DeepSpeed writes the values in lower case.
+// Megatron-DeepSpeed uses lower-case values.
 void Translator::normalization() {
   if (!later("normalization")) return;
   const std::string& name = later_["normalization"];
@@ -48,14 +48,14 @@ void Translator::biases() {
   out_.notes.push_back("--num_layers is a flag of Megatron-LLM, where layers have no biases without --use_bias");
 }
 
-// The fused bias + GELU is the tanh form; without biases, or with the fusion off, it is the exact one.
+// The fused bias + GELU is the tanh form. Without biases, or with the fusion off, GELU is exact.
 void Translator::activation() {
   if (later("squared_relu")) return derive("model.activation=squared_relu", "", "--squared-relu");
   if (later("quick_geglu") || later("swiglu")) {
     const char* flag = later("quick_geglu") ? "--quick-geglu" : "--swiglu";
     derive(later("quick_geglu") ? "model.activation=quick_gelu" : "model.activation=silu", "", flag);
     derive("model.gated_linear_unit=true", "", flag);
-    // Megatron narrows the MLP to 8/3 of hidden_size for --swiglu only.
+    // Megatron reduces the MLP width to 8/3 of hidden_size for --swiglu only.
     if (whole_ && later("quick_geglu") && !given("model.ffn_hidden_size"))
       derive("model.ffn_hidden_size=$", std::to_string(4 * draft().model.hidden_size), flag);
     return;
@@ -66,13 +66,13 @@ void Translator::activation() {
   if (!whole_ && later("no_gelu_fusion")) derive("model.activation=gelu", "", "--no-bias-gelu-fusion");
 }
 
-// Without a mask from the data Megatron's attention is causal over the whole sample.
+// Without a mask from the data, Megatron's attention is causal over the whole sample.
 void Translator::attention_mask() {
   if (whole_ && later("no_mask")) drop("data.reset_attention_mask", "with --no-create-attention-mask-in-dataloader");
 }
 
-// Megatron's flex selects between libraries that send rows as alltoall does; hybridep with a capacity per rank uses
-// buffers of fixed size.
+// Megatron's flex dispatcher selects between libraries that are equivalent to alltoall. hybridep with a capacity per
+// rank uses buffers of fixed size.
 void Translator::experts() {
   context_parallel_algorithm();
   static constexpr const char* kDispatcher = "--moe-token-dispatcher-type";
@@ -110,7 +110,7 @@ void Translator::experts() {
   }
 }
 
-// Megatron's pair (earlier, later) of positions; our queries never attend to later ones.
+// Megatron's window is a pair (earlier, later) of positions; our queries never attend to later ones.
 void Translator::window() {
   if (!later("window")) return;
   std::string text = later_["window"], first, second;
@@ -123,7 +123,7 @@ void Translator::window() {
   derive("model.window_size=$", first, "--window-size");
 }
 
-// --use-rotary-position-embeddings wins over any type. --no-position-embedding only removes the learned table.
+// --use-rotary-position-embeddings overrides any type. --no-position-embedding only removes the learned table.
 void Translator::positions() {
   window();
   static constexpr const char* kType = "model.position_embedding_type=$";
@@ -141,7 +141,7 @@ void Translator::positions() {
     derive(kType, type, later("rotary") ? "--use-rotary-position-embeddings" : "--position-embedding-type");
 }
 
-// Megatron rotates whole heads then.
+// With type yarn Megatron rotates whole heads.
 void Translator::yarn_type() {
   static constexpr const char* kFlag = "--position-embedding-type";
   MPX_CHECK(!assigned("model.multi_latent_attention", "true"), "config", "Megatron arguments: ", kFlag,
@@ -166,7 +166,7 @@ void Translator::yarn_frequencies(bool used) {
   }
 }
 
-// Megatron builds the rotary table of latent attention without these.
+// Megatron's rotary table for latent attention ignores these keys.
 void Translator::latent_attention() {
   if (!whole_ || !assigned("model.multi_latent_attention", "true")) return;
   static constexpr const char* kWhy = "with --multi-latent-attention";
@@ -179,7 +179,7 @@ void Translator::latent_attention() {
             "Megatron pairs channels of different frequencies; leave it out");
 }
 
-// GPT2BPETokenizer is the default of pretrain_gpt.py, made of --vocab-file and --merge-file.
+// GPT2BPETokenizer is the default of pretrain_gpt.py if --vocab-file or --merge-file is given.
 void Translator::tokenizer() {
   const bool files = given("data.vocab_file") || given("data.merge_file");
   if (!later("tokenizer") && files && whole_) later_["tokenizer"] = "GPT2BPETokenizer";
@@ -200,7 +200,7 @@ void Translator::tokenizer() {
   derive("model.vocab_size=$", later_["vocab_size"], "--vocab-size");
 }
 
-// The rows of the embedding, whatever tokens the tokenizer has.
+// --padded-vocab-size sets the rows of the embedding, independent of the tokenizer's vocabulary.
 void Translator::padded_vocabulary(bool own_vocabulary) {
   static constexpr const char* kFlag = "--padded-vocab-size";
   MPX_CHECK(own_vocabulary || !later("vocab_size"), "config", "Megatron arguments: ", kFlag,
@@ -210,7 +210,7 @@ void Translator::padded_vocabulary(bool own_vocabulary) {
   derive("model.make_vocab_size_divisible_by=1", "", kFlag);
 }
 
-// MindSpeed's names.
+// Translates MindSpeed's names.
 void Translator::context_parallel_algorithm() {
   if (!later("cp_algorithm")) return;
   const std::string& name = later_["cp_algorithm"];

@@ -1,5 +1,5 @@
-// The assignments of a command line in the making: each flag's own keys, then the keys that depend on several flags,
-// as validate_args and core_transformer_config_from_args of Megatron derive them.
+// Builds the assignments of a command line: each flag's own keys, then the keys that depend on several flags, as
+// validate_args and core_transformer_config_from_args of Megatron derive them.
 #pragma once
 
 #include <map>
@@ -12,7 +12,6 @@
 
 namespace metroplex::megatron {
 
-// Whether a value is the number 0.
 bool is_zero(const std::string& value);
 
 class Translator {
@@ -52,7 +51,7 @@ class Translator {
   void padded_vocabulary(bool own_vocabulary);
   void context_parallel_algorithm();
 
-  // The rest (translate_flags.cpp).
+  // Other keys (translate_flags.cpp).
   void precision();
   void fsdp_gradients();
   void optimizer();

@@ -23,22 +23,21 @@ namespace metroplex::megatron {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-// What a script left in the background may take to reach its command, once the script has ended.
+// Time after the script's end for its background processes to reach their commands.
 constexpr auto kAftermath = std::chrono::milliseconds(500);
 constexpr size_t kMostRecorded = size_t{4} << 20, kMostPrinted = size_t{64} << 10;
 constexpr size_t kMostStarts = 4096;
 constexpr int kMostProcesses = 2048;
 constexpr size_t kMostFiles = 512;
-// The memory of all processes and files of the trial together.
+// Limit for all processes and files of the trial together.
 constexpr size_t kMostMemory = size_t{1} << 30;
 
-// A system call that names a path.
 struct PathCall {
   enum Kind { kOpen, kStatus, kAccess, kRemove } kind = kOpen;
-  int folder = AT_FDCWD;  // the descriptor that a relative path starts from
+  int folder = AT_FDCWD;  // base of a relative path
   uint64_t path = 0;      // address
   int flags = 0;          // of open(2)
-  uint64_t status = 0;    // address of the struct stat
+  uint64_t status = 0;    // address of struct stat
   bool foreign = false;   // is_foreign_stream of a call that opens for reading
 };
 
@@ -70,7 +69,7 @@ PathCall to_path_call(const seccomp_data& call) {
   }
 }
 
-// Zero bytes first: the kernel insists.
+// seccomp_notify_alloc returns zeroed memory, as the kernel requires.
 struct Notices {
   Notices() {
     MPX_CHECK(seccomp_notify_alloc(&request, &response) == 0, "config", "no memory for the trial of a script");
@@ -140,7 +139,7 @@ class Watch {
     return true;
   }
 
-  // Scanning /proc takes longer where there are many processes, so the scans take a tenth of the time at most.
+  // Scanning /proc is slow with many processes, so scans take at most a tenth of the time.
   void limit_memory() {
     const auto now = Clock::now();
     if (now < next_scan_) return;
@@ -152,7 +151,7 @@ class Watch {
 
   void answer() {
     Notices notices;
-    if (seccomp_notify_receive(pipes_.listener.get(), notices.request) != 0) return;  // it was ended meanwhile
+    if (seccomp_notify_receive(pipes_.listener.get(), notices.request) != 0) return;  // the process has ended
     seccomp_notif_resp& response = *notices.response;
     response.id = notices.request->id;
     const seccomp_notif& request = *notices.request;
@@ -182,7 +181,7 @@ class Watch {
       default:
         answer_path(request, response);
     }
-    seccomp_notify_respond(pipes_.listener.get(), &response);  // may fail: it was ended meanwhile
+    seccomp_notify_respond(pipes_.listener.get(), &response);  // may fail if the process has ended
   }
 
   void answer_start(const seccomp_notif& request, seccomp_notif_resp& response) {
@@ -206,14 +205,14 @@ class Watch {
     response.error = -EPERM;
   }
 
-  // Into a pipe that the trial has made for what the program would have printed.
+  // Writes the mark if the program's output is a pipe inside the trial.
   void print_mark(pid_t pid, const std::string& program) const {
     struct stat printed {};
     const std::string out = read_process_link(pid, "fd/1");
     if (out.rfind("pipe:", 0) != 0 || fstat(pipes_.printed.get(), &printed) != 0 ||
         out == base::concat("pipe:[", printed.st_ino, "]"))
       return;
-    // For reading too, so that it cannot break while we write.
+    // O_RDWR avoids SIGPIPE during the write.
     const Descriptor pipe(open(base::concat("/proc/", pid, "/fd/1").c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
     const std::string mark = base::concat(kMark, program.substr(program.rfind('/') + 1), "@@@\n");
     [[maybe_unused]] const ssize_t written = write(pipe.get(), mark.data(), mark.size());
@@ -229,7 +228,7 @@ class Watch {
     const auto pid = static_cast<pid_t>(request.pid);
     const ProcessMemory memory(pid);
     std::string path = memory.text(call.path);
-    if (seccomp_notify_id_valid(pipes_.listener.get(), request.id) != 0) return;  // the memory is another process's
+    if (seccomp_notify_id_valid(pipes_.listener.get(), request.id) != 0) return;  // the pid has been reused
     call.foreign = reads && is_foreign_stream(pid, call.folder, path);
     if (!changes && files_.empty()) return answer_by_kernel(request, response, call);
     const bool removes = call.kind == PathCall::kRemove || (changes && path.rfind(kRemoveFolder, 0) == 0);
@@ -273,13 +272,13 @@ class Watch {
     }
   }
 
-  // The kernel makes the call; a foreign stream is opened as /dev/null instead.
+  // Lets the kernel execute the call; a foreign stream is opened as /dev/null instead.
   void answer_by_kernel(const seccomp_notif& request, seccomp_notif_resp& response, const PathCall& call) const {
     response.flags = call.foreign ? 0 : SECCOMP_USER_NOTIF_FLAG_CONTINUE;
     if (call.foreign) give(request, response, null_.get(), call.flags);
   }
 
-  // The pipe that /dev/stdout, /dev/fd/N and the like name. The pipes of a trial are all its own.
+  // Opens the pipe that /dev/stdout, /dev/fd/N or a similar path names. All pipes of a trial belong to it.
   static Descriptor open_own_pipe(pid_t pid, const std::string& path) {
     std::string name = path.substr(path.rfind('/') + 1);
     if (path == "/dev/stdout") name = "1";

@@ -1,7 +1,7 @@
-// Runs bash inside a kernel filter of system calls and answers the calls that the filter passes on. Bash is the only
-// program that starts; every other start is recorded and refused. Files that the script writes exist in memory only
-// (trial_files.h). All processes end with the trial or with this process. Time, memory, processes and output have
-// limits.
+// Runs bash inside a seccomp filter and handles the system calls that the filter passes on. Bash is the only program
+// that starts; every other start is recorded and refused. Files that the script writes exist in memory only
+// (trial_files.h). All processes end with the trial or with this process. Time, memory, processes and output are
+// limited.
 #pragma once
 
 #include <chrono>
@@ -12,9 +12,9 @@
 
 namespace metroplex::megatron {
 
-// Of bash: where it writes its records, and where it finds a script of which there is no file.
+// Descriptors in bash: the output for records, and a script that is not a file.
 inline constexpr int kRecordFd = 199, kScriptFd = 198;
-// Begins what stands in the place of a program's output, "@not@run@TOOL@LINE@FILE@"; line and file may be empty.
+// Prefix of the text that replaces a program's output, "@not@run@TOOL@LINE@FILE@"; line and file may be empty.
 inline constexpr const char* kMark = "@not@run@";
 
 // Opening kRemoveFolder + PATH for writing removes the file PATH from the trial.
@@ -27,19 +27,20 @@ struct Command {
 
 struct Trial {
   int status = 0;                // bash's exit code
-  std::string record;            // what came through kRecordFd
-  std::string printed;           // the end of its standard output and error
-  std::vector<Command> refused;  // programs that were not started
+  std::string record;            // data from kRecordFd
+  std::string printed;           // the end of bash's standard output and error
+  std::vector<Command> refused;  // programs that the trial did not start
 };
 
-// `words` are the words of bash from $0 on; `script`, if not empty, is the content of kScriptFd. Throws
-// base::Error("config") with the name `source` at a limit, and if the kernel has no such filter.
+// `words` are bash's arguments from $0 on; `script`, if not empty, is the content of kScriptFd. Throws
+// base::Error("config") with the name `source` when a limit is exceeded, and if the kernel does not support the
+// filter.
 inline constexpr std::chrono::milliseconds kPatience = std::chrono::seconds(20);
 Trial run_trial(const std::string& source, const std::vector<std::string>& words, const std::string& script,
                 std::chrono::milliseconds patience = kPatience);
 
-// The processes of a trial. A guard leads their process group, which nothing in it can leave; it
-// ends all of them when we do, by whatever means.
+// The processes of a trial. A guard process leads their process group, and no process can leave it. The guard ends
+// the group when this process ends for any reason.
 
 class Descriptor {
  public:
@@ -55,35 +56,35 @@ class Descriptor {
 };
 
 struct TrialPipes {
-  Descriptor record, printed, listener;  // our ends
+  Descriptor record, printed, listener;  // our ends of the pipes
 };
 
 class TrialProcess {
  public:
-  // Starts bash with `words`; it waits in its first execve until the listener is answered. Throws
-  // base::Error("config") with "the filter" and the reason where it cannot be had.
+  // Starts bash with `words`. Bash waits in its first execve for an answer through the listener. Throws
+  // base::Error("config") with "the filter" and the reason if the filter is not available.
   TrialProcess(const std::vector<std::string>& words, const std::string& script, TrialPipes& pipes);
   ~TrialProcess() { end(); }
   TrialProcess(const TrialProcess&) = delete;
   TrialProcess& operator=(const TrialProcess&) = delete;
 
-  void limit() const;           // memory, seconds of a processor, bytes in files; while bash waits
-  bool ended(int& status);      // bash has, and its exit code
-  void end();                   // the whole group
+  void limit() const;           // sets limits of memory, CPU seconds and file bytes; while bash waits
+  bool ended(int& status);      // returns whether bash has ended; sets its exit code
+  void end();                   // ends the whole group
   size_t memory_bytes() const;  // private memory of the whole group
 
  private:
   void start_guard();
 
-  Descriptor alive_;  // the guard reads its other end
+  Descriptor alive_;  // the guard reads the other end of this pipe
   pid_t guard_ = -1, bash_ = -1;
 };
 
-// Where bash is; empty: nowhere that it is looked for.
+// Returns the path of bash; empty if it is not in the standard locations.
 std::string bash_path();
 
-// Returns the filter of a trial. It allows reading files, making pipes and computing. It passes these calls on to
-// trial.cpp: starting a program, calls with a path, making a process, and mapping code. All other calls fail. Child
+// Returns the filter of a trial. It allows reading files, creating pipes and computing. It passes these calls on to
+// trial.cpp: starting a program, calls with a path, creating a process, and mapping code. All other calls fail. Child
 // processes inherit the filter. The process that becomes bash loads it and sends the listener through `hand_over`.
 // Returns null if libseccomp cannot build the filter for this processor.
 scmp_filter_ctx make_trial_filter(int hand_over);

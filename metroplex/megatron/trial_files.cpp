@@ -27,10 +27,10 @@ bool write_all(int fd, const std::string& text) {
   return ::write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size());
 }
 
-// Copies the real file at `path` to `to`. A file that is too long or no readable file leaves a mark instead.
+// Copies the real file at `path` to `to`. Writes a mark instead if the file is too long or unreadable.
 void copy_real_file(const std::string& path, int to) {
   struct stat real {};
-  // A pipe or a device is not opened: its writer would lose data.
+  // Pipes and devices are not opened, because reading consumes data of their writer.
   const bool regular = stat(path.c_str(), &real) == 0 && S_ISREG(real.st_mode);
   const Descriptor from(regular ? ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1);
   bool copied = from.get() >= 0 && static_cast<size_t>(real.st_size) < kMostFileBytes;
@@ -118,7 +118,7 @@ std::filesystem::path absolute_path(pid_t pid, int folder, const std::string& pa
   return read_process_link(pid, folder == AT_FDCWD ? "cwd" : base::concat("fd/", folder)) / whole;
 }
 
-// Replaces the names that mean another folder in our own process.
+// Replaces names that refer to another folder in our own process.
 std::string translate_own_names(pid_t pid, const std::filesystem::path& path) {
   constexpr std::pair<const char*, const char*> kNames[] = {{"/dev/stdin", "/fd/0"},  {"/dev/stdout", "/fd/1"},
                                                             {"/dev/stderr", "/fd/2"}, {"/dev/fd", "/fd"},
@@ -159,7 +159,7 @@ std::string resolve_path(pid_t pid, int folder, const std::string& path) {
   if (path.empty()) return "";
   const fs::path whole = absolute_path(pid, folder, path);
   std::string plain = whole.lexically_normal().string();
-  // In our own process /proc/self is another folder.
+  // /proc/self is a different folder in our own process.
   if (is_below(plain, "/proc") || is_below(plain, "/dev")) return plain;
   std::error_code code;
   const fs::path real = fs::weakly_canonical(whole, code);

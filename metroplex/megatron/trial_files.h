@@ -1,5 +1,5 @@
-// The files that a script writes during its trial. They exist in memory only: a file that is opened for writing
-// becomes a memfd, later opens of its path get this memfd, and removed files stay hidden. Nothing reaches the disk.
+// The files that a script writes during its trial. They exist in memory only. A file opened for writing becomes a
+// memfd, later opens of its path return this memfd, and removed files stay hidden. The disk does not change.
 #pragma once
 
 #include <map>
@@ -12,13 +12,13 @@
 
 namespace metroplex::megatron {
 
-// RLIMIT_FSIZE of a trial, and the largest real file that a trial can append to.
+// RLIMIT_FSIZE of a trial, and the size limit of real files that a trial can append to.
 inline constexpr size_t kMostFileBytes = size_t{1} << 20;
 
 class TrialFiles {
  public:
   // Opens `path` (absolute, without symbolic links) with the flags of open(2). Returns 0 and sets `file`, or returns
-  // an error number. Returns kNotOurs if the kernel may open the file itself, which then changes nothing.
+  // an error number. Returns kNotOurs if the kernel may open the file, which is then only read.
   int open(const std::string& path, int flags, Descriptor& file);
   // Returns 0 and sets `out` for a file of the trial, ENOENT for a removed one, kNotOurs for any other path.
   int read_status(const std::string& path, struct stat& out) const;
@@ -38,8 +38,8 @@ class TrialFiles {
   std::set<std::string> emptied_folders_;
 };
 
-// Returns true for a device, and for a pipe that the process does not hold: opening or reading one takes input from
-// another process, or changes the device.
+// Returns true for a device, and for a pipe that the process does not hold. Opening or reading these would change the
+// device or consume input of another process.
 bool is_foreign_stream(pid_t pid, int folder, const std::string& path);
 
 // Returns `path` as the process sees it: absolute, without "..", and without symbolic links except in /dev and /proc.

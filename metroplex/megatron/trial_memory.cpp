@@ -17,7 +17,7 @@ std::string ProcessMemory::text(uint64_t address) const {
   std::string out;
   while (out.size() < (size_t{128} << 10)) {
     char page[256];
-    const size_t wanted = sizeof page - address % sizeof page;  // never across the end of a mapping
+    const size_t wanted = sizeof page - address % sizeof page;  // never crosses the end of a mapping
     const ssize_t got = pread(file_.get(), page, wanted, static_cast<off_t>(address));
     if (got <= 0) break;
     const void* zero = std::memchr(page, 0, static_cast<size_t>(got));

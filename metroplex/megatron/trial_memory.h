@@ -1,4 +1,4 @@
-// Reads the memory and the descriptors of a trial's process while it waits for the answer to a system call.
+// Reads the memory and the descriptors of a trial's process while it waits for the result of a system call.
 #pragma once
 
 #include <cstdint>

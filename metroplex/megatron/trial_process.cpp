@@ -28,8 +28,8 @@ namespace metroplex::megatron {
 namespace {
 
 constexpr rlim_t kMemory = rlim_t{1} << 30, kProcessorSeconds = 10;
-constexpr int kHandOver = 197;     // the child's end of the socket, until bash begins
-constexpr int kFirstFreeFd = 256;  // above every number that bash gets
+constexpr int kHandOver = 197;     // the child's end of the socket, until bash starts
+constexpr int kFirstFreeFd = 256;  // above all numbers that bash uses
 
 std::pair<Descriptor, Descriptor> make_pipe() {
   int ends[2];
@@ -37,7 +37,7 @@ std::pair<Descriptor, Descriptor> make_pipe() {
   return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 
-// Sends one number and, at success, the listener.
+// Sends one number and, on success, the listener.
 void hand_over(int problem, int listener) {
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   iovec part{&problem, sizeof problem};
@@ -86,7 +86,7 @@ struct Child {
 
 void only_these_descriptors(const Child& child) {
   const int null = open("/dev/null", O_RDONLY);
-  // First out of the way of the numbers that they get.
+  // Moves the descriptors above all target numbers first.
   std::array<std::pair<int, int>, 4> wanted{
       {{child.record, kRecordFd}, {child.script, kScriptFd}, {child.socket, kHandOver}, {child.printed, 1}}};
   for (auto& [fd, number] : wanted) fd = fd < 0 ? -1 : fcntl(fd, F_DUPFD, kFirstFreeFd);
@@ -110,7 +110,7 @@ void prefer_for_oom_killer() {
 [[noreturn]] void become_bash(const Child& child) {
   setpgid(0, child.group);
   for (const int signal : {SIGPIPE, SIGCHLD, SIGINT, SIGQUIT, SIGTERM, SIGHUP}) std::signal(signal, SIG_DFL);
-  std::signal(SIGXFSZ, SIG_IGN);  // a write past kMostFileBytes fails, and the script goes on
+  std::signal(SIGXFSZ, SIG_IGN);  // a write past kMostFileBytes fails, and the script continues
   prefer_for_oom_killer();
   sigset_t none;
   sigemptyset(&none);
@@ -175,7 +175,7 @@ void TrialProcess::start_guard() {
     ::_exit(0);
   }
   MPX_CHECK(guard_ > 0, "config", "no process for bash (", std::strerror(errno), ")");
-  setpgid(guard_, guard_);  // whoever comes first
+  setpgid(guard_, guard_);  // avoids a race with the guard's own setpgid
   alive_ = std::move(writing);
 }
 
@@ -247,7 +247,7 @@ size_t TrialProcess::memory_bytes() const {
     if (name_end == std::string::npos ||
         std::sscanf(status.c_str() + name_end, ") %c %d %d", &state, &parent, &group) != 3 || group != guard_)
       continue;
-    // The guard, and a child that is about to become bash, hold the memory of this program, not of the script.
+    // The guard, and a child before its exec of bash, have the memory of this program, not of the script.
     if (read_process_link(std::atoi(entry.path().filename().c_str()), "exe") == own) continue;
     size_t size = 0, resident = 0, shared = 0;
     std::ifstream memory(folder + "/statm");
@@ -262,7 +262,7 @@ bool TrialProcess::ended(int& status) {
   const pid_t found = waitpid(bash_, &how, WNOHANG);
   if (found == 0 || (found < 0 && errno == EINTR)) return false;
   bash_ = -1;
-  // Where our children's ends are ignored, nobody can tell.
+  // If this process ignores SIGCHLD, the exit code is lost.
   status = found < 0 ? 0 : WIFEXITED(how) ? WEXITSTATUS(how) : 128 + WTERMSIG(how);
   return true;
 }

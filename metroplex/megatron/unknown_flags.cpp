@@ -1,4 +1,4 @@
-// Flags and programs that are refused: why, and what to use instead.
+// Refused flags and programs: the reason and the alternative.
 #include <algorithm>
 #include <sstream>
 #include <string>
@@ -127,7 +127,7 @@ const char* find_reason(const Reasons& reasons, const std::string& flag) {
   return nullptr;
 }
 
-// Words of a program's name: "tools/pretrain_gpt.py" has tools, pretrain, gpt, py.
+// Returns the words of a program's name: "tools/pretrain_gpt.py" has tools, pretrain, gpt, py.
 std::vector<std::string> name_words(const std::string& name) {
   std::vector<std::string> words(1);
   for (const char c : name) {
@@ -173,7 +173,7 @@ bool trains_another_model(const std::string& program) {
       "bert",      "t5",    "hybrid", "mamba", "vlm",     "ict",   "rl",   "retro", "vision", "mimo",   "multimodal",
       "biencoder", "dino",  "mae",    "yuan",  "inpaint", "glm",   "rwkv", "vit",   "dit",    "clip",   "llava",
       "chatglm",   "gemma", "falcon", "jamba", "zamba",   "realm", "sora", "gan",   "swin",   "whisper"};
-  // The name of the program, and of its folder for names like train.py.
+  // The program's name and its folder, for names such as train.py.
   const size_t name = base_name_start(program);
   if (program.compare(name, std::string::npos, "pretrain_gpt.py") == 0) return false;
   const size_t folder = name < 2 ? std::string::npos : program.rfind('/', name - 2);

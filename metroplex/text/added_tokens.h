@@ -1,5 +1,6 @@
-// Tokens that are found in the text before anything else looks at it, and become one id each: special tokens, and
-// whatever a tokenizer.json adds to its model's vocabulary. Leftmost match first, the longest there.
+// Finds added tokens in a text before pre-tokenization; each becomes one id. Added tokens are the special tokens and
+// the entries that a tokenizer.json adds to its model's vocabulary. The leftmost match wins; at one position the
+// longest.
 #pragma once
 
 #include <functional>
@@ -16,25 +17,24 @@ struct AddedToken {
   int32_t id = 0;
   std::string content;
   bool single_word = false;  // only between characters that are not \w
-  bool lstrip = false;       // takes the white space before it
-  bool rstrip = false;       // and behind it
-  bool normalized = false;   // looked for in the normalized text
-  bool special = false;      // left out by decode_skip_special
+  bool lstrip = false;       // also consumes the white space before it
+  bool rstrip = false;       // also consumes the white space after it
+  bool normalized = false;   // matched in the normalized text
+  bool special = false;      // skipped by decode_skip_special
 };
 
-// A stretch of text, or a token found there.
 struct AddedSplit {
   std::string_view text;
-  int32_t id = -1;  // of the token; -1 for text
+  int32_t id = -1;  // -1 for plain text
 };
 
 class AddedTokenFinder {
  public:
-  // Adds a token to look for under the spelling `content`. An empty spelling is never found.
+  // Matches `token` where the text has the spelling `content`. An empty spelling never matches.
   void add(const AddedToken& token, const std::string& content);
   bool empty() const { return tokens_.empty(); }
 
-  // Covers `text` from left to right, without empty stretches.
+  // Covers `text` from left to right, without empty ranges.
   void split(std::string_view text, std::vector<AddedSplit>& out) const;
 
  private:
@@ -46,7 +46,7 @@ class AddedTokenFinder {
 
   std::vector<AddedToken> tokens_;
   bool begins_[256] = {};
-  std::vector<int> token_at_{-1};               // trie: per node the token that ends there
+  std::vector<int> token_at_{-1};               // trie: the token that ends at each node
   std::unordered_map<uint64_t, int> child_of_;  // (node << 8 | byte) -> node
 };
 

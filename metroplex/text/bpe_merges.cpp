@@ -6,11 +6,11 @@
 namespace metroplex::text {
 namespace {
 
-constexpr size_t kScanLimit = 40;  // symbols; beyond it the heap is faster
+constexpr size_t kScanLimit = 40;  // symbols; the heap is faster above it
 constexpr uint32_t kNoRank = ~uint32_t{0};
 
 void merge_by_scanning(const MergeTable& table, std::vector<int32_t>& symbols, MergeScratch& scratch) {
-  auto& ranks = scratch.ranks;  // of the pair that begins at i
+  auto& ranks = scratch.ranks;  // rank of the pair that begins at i
   auto& joined = scratch.ids;
   size_t count = symbols.size();
   ranks.resize(count);
@@ -40,7 +40,7 @@ void merge_by_scanning(const MergeTable& table, std::vector<int32_t>& symbols, M
   symbols.resize(count);
 }
 
-// Entries are rank << 32 | position; one whose pair has changed meanwhile is dropped when it comes up.
+// Heap entries are rank << 32 | position. Entries of pairs that have changed since are discarded when popped.
 void merge_by_heap(const MergeTable& table, std::vector<int32_t>& symbols, MergeScratch& scratch) {
   const auto count = static_cast<int32_t>(symbols.size());
   auto &previous = scratch.previous, &next = scratch.next;

@@ -85,8 +85,8 @@ void BpeModel::add_merges(const BpeSpec& spec) {
   }
 }
 
-// Unknown characters that fuse or are dropped, or that stand behind the byte tokens that follow them (as in
-// tokenizers), and byte tokens that merge, are joined by more than the spelling tells.
+// Texts cannot be split if their tokens depend on more than adjacent spellings. Unknown characters may be fused,
+// dropped or moved after the following byte tokens (as in `tokenizers`). Byte tokens may merge.
 void BpeModel::find_cuts(const BpeSpec& spec) {
   std::unordered_set<std::string> apart;
   bool all_bytes = byte_fallback_;
@@ -121,7 +121,7 @@ BpeModel::Entry BpeModel::enter(std::string_view character) const {
 void BpeModel::fill_symbols(std::string_view part, std::vector<int32_t>& symbols,
                             std::vector<TextRange>* ranges) const {
   symbols.clear();
-  std::optional<TextRange> unknown;  // one that waits for the next that is no byte tokens
+  std::optional<TextRange> unknown;  // pending until the next character that has no byte tokens
   const auto push = [&](int32_t id, TextRange range) {
     symbols.push_back(id);
     if (ranges) ranges->push_back(range);
@@ -158,7 +158,7 @@ void BpeModel::append_ranges(std::string_view word, std::span<const int32_t> ids
   fill_symbols(word, symbols, &of_symbols);
   size_t next = 0;
   for (const int32_t id : ids) {
-    // A token is spelled by the symbols that were merged into it.
+    // A token's spelling is the concatenation of the symbols merged into it.
     TextRange range = of_symbols.at(next);
     const size_t spelled = tokens_[static_cast<size_t>(id)].size();
     for (size_t bytes = 0; next < symbols.size() && (bytes < spelled || bytes == 0); ++next) {

@@ -1,5 +1,6 @@
-// A vocabulary with merge rules: turns words into ids. Words are either bytes, with tokens spelled in GPT-2's
-// alphabet, or characters, where what the vocabulary lacks becomes <0xNN> byte tokens or the unknown token.
+// Byte-pair encoding: a vocabulary with merge rules that turns words into ids. At byte level, tokens are spelled in
+// GPT-2's alphabet. Otherwise words are characters; characters outside the vocabulary become <0xNN> byte tokens or
+// the unknown token.
 #pragma once
 
 #include <array>
@@ -18,19 +19,19 @@
 
 namespace metroplex::text {
 
-// The merge rules of byte-pair encoding and the loop that applies them: while any neighbouring pair has a rule, the
-// pair of the lowest rank is joined, the leftmost of equals first (Sennrich et al., arXiv:1508.07909).
+// Merge rules of byte-pair encoding (Sennrich et al., arXiv:1508.07909). The pair of the lowest rank is merged first,
+// the leftmost of equal ranks first, until no neighboring pair has a rule.
 
 struct Merge {
   uint32_t rank;
-  int32_t id;  // of the joined token
+  int32_t id;  // the merged token
 };
 
 class MergeTable {
  public:
-  // A pair given twice keeps its last rank.
+  // The last rank wins for a pair that is set twice.
   void set(int32_t left, int32_t right, Merge merge);
-  // Null when the pair has no rule.
+  // Returns null for a pair without a rule.
   const Merge* find(int32_t left, int32_t right) const {
     if (slots_.empty()) return nullptr;
     const uint64_t key = pair_key(left, right);
@@ -53,11 +54,10 @@ class MergeTable {
   size_t slot_of(uint64_t key) const { return (key * 0x9E3779B97F4A7C15ull >> 20) & (slots_.size() - 1); }
   void grow();
 
-  std::vector<Slot> slots_;  // open addressing; a power of two
+  std::vector<Slot> slots_;  // open addressing; the size is a power of two
   size_t size_ = 0;
 };
 
-// Working memory of merge_all, kept between words.
 struct MergeScratch {
   std::vector<uint32_t> ranks;
   std::vector<int32_t> ids;
@@ -65,21 +65,21 @@ struct MergeScratch {
   std::vector<uint64_t> heap;
 };
 
-// Joins until no rule applies; `symbols` shrinks. Short words by scanning, long ones with a heap: O(n log n).
+// Merges until no rule applies; `symbols` shrinks. Short words are scanned; long ones use a heap, O(n log n).
 void merge_all(const MergeTable& table, std::vector<int32_t>& symbols, MergeScratch& scratch);
 
-// How a byte is spelled by a token of its own: "<0x41>".
+// Returns the spelling of a byte token: "<0x41>".
 std::string byte_piece(unsigned char byte);
 
 struct BpeSpec {
   std::vector<std::pair<std::string, int32_t>> vocab;       // spelling, id
   std::vector<std::pair<std::string, std::string>> merges;  // by rank
-  std::vector<uint32_t> merge_ranks;                        // where some are equal; else empty
+  std::vector<uint32_t> merge_ranks;                        // only if some ranks are equal; else empty
   std::optional<std::string> unk_token;
   bool byte_level = false;
   bool byte_fallback = false;
   bool fuse_unk = false;
-  bool ignore_merges = false;  // a word that is a token as a whole is that token
+  bool ignore_merges = false;  // a word that is in the vocabulary is not merged
 };
 
 struct BpeScratch {
@@ -90,16 +90,16 @@ struct BpeScratch {
 
 class BpeModel {
  public:
-  // Throws base::Error for ids given twice, merges of tokens that the vocabulary lacks, an unknown unk_token.
+  // Throws base::Error for duplicate ids, for merges of tokens outside the vocabulary and for an unknown unk_token.
   explicit BpeModel(const BpeSpec& spec);
   BpeModel(BpeModel&&) = default;
   BpeModel(const BpeModel&) = delete;  // ids_ points into tokens_
 
-  // Appends the ids of one word of the pre-tokenizer; it must be valid UTF-8 or, at byte level, may be anything.
+  // Appends the ids of one pre-tokenized word. The word must be valid UTF-8; at byte level it may be any bytes.
   void encode(std::string_view word, BpeScratch& scratch, std::vector<int32_t>& out) const;
 
-  // The bytes of `word` that each of its ids stands for; ids are those that encode appended for it. A byte
-  // token stands for its byte.
+  // Appends the byte range in `word` of each id. `ids` must be the output of encode for this word. A byte token has
+  // the range of its byte.
   void append_ranges(std::string_view word, std::span<const int32_t> ids, std::vector<TextRange>& ranges) const;
 
   const std::string* token(int32_t id) const;
@@ -107,7 +107,7 @@ class BpeModel {
   int64_t num_ids() const { return static_cast<int64_t>(tokens_.size()); }  // largest id + 1
 
  private:
-  // How one character enters: its token, else byte tokens, else unknown.
+  // The initial symbols of one character: its token, else its byte tokens, else the unknown token.
   struct Entry {
     int32_t id = -1;
     std::vector<int32_t> bytes;
@@ -118,21 +118,21 @@ class BpeModel {
   void find_cuts(const BpeSpec& spec);
   Entry enter(std::string_view character) const;
   void encode_part(std::string_view part, BpeScratch& scratch, std::vector<int32_t>& out) const;
-  // `ranges`, which may be null, gets the bytes that each symbol stands for.
+  // `ranges`, which may be null, receives the byte range of each symbol.
   void fill_symbols(std::string_view part, std::vector<int32_t>& symbols, std::vector<TextRange>* ranges) const;
 
   bool byte_level_, byte_fallback_, fuse_unk_, ignore_merges_;
   int32_t unk_ = -1;
-  std::vector<std::string> tokens_;  // by id; "" where there is none
+  std::vector<std::string> tokens_;  // by id; "" for unused ids
   std::vector<bool> present_;
   std::unordered_map<std::string_view, int32_t> ids_;
   std::unordered_map<std::string, int32_t> whole_;  // bytes of a word -> id, for ignore_merges at byte level
   MergeTable merges_;
-  std::array<Entry, 256> byte_entries_;   // at byte level
-  std::array<Entry, 128> ascii_entries_;  // else
+  std::array<Entry, 256> byte_entries_;   // used at byte level
+  std::array<Entry, 128> ascii_entries_;  // used otherwise
 
-  // No merge reaches over a cut, so a text of words without cuts (Llama 2 has no pre-tokenizer) is done in parts that
-  // are short and known to the cache.
+  // No merge crosses a split position of cuts_. Texts without pre-tokenization (Llama 2) are encoded in the short
+  // parts between these positions, which fit into the cache.
   bool cuttable_ = false;
   TextCuts cuts_;
 };

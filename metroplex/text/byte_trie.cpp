@@ -7,7 +7,7 @@ namespace {
 
 constexpr size_t kBytes = 256;
 
-// Sorted entries that begin with the same `depth` bytes.
+// Sorted entries that share their first `depth` bytes.
 struct Range {
   size_t begin, end, depth;
   int32_t node;
@@ -45,8 +45,8 @@ ByteTrie::ByteTrie(Entries entries) : units_(kBytes + 1) {
   units_.shrink_to_fit();
 }
 
-// The first place where all of a node's children are free; kBytes units behind it exist, so that any byte may be
-// asked.
+// Finds the first base for which the units of all children are free. kBytes units after it are allocated, so that
+// child() can read the unit of any byte.
 int32_t ByteTrie::find_base(const std::vector<unsigned char>& labels) {
   size_t first_free = 0, taken = 0, at = std::max<size_t>(search_from_, size_t{labels[0]} + 1);
   const size_t start = at;
@@ -61,7 +61,7 @@ int32_t ByteTrie::find_base(const std::vector<unsigned char>& labels) {
     const auto is_free = [&](unsigned char label) { return units_[base + label].parent < 0; };
     if (std::all_of(labels.begin(), labels.end(), is_free)) break;
   }
-  // What lies far behind is mostly taken; scanning its last holes for every node would be quadratic.
+  // Units far before `at` are mostly taken; scanning their last holes for every node would be quadratic.
   const bool far = at - start > 16 * kBytes, full = taken * 20 >= (at - start) * 19;
   search_from_ = far ? at - kBytes : full ? at : std::max(search_from_, first_free);
   return static_cast<int32_t>(at - labels[0]);

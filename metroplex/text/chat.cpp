@@ -13,7 +13,7 @@ using OrderedJson = nlohmann::ordered_json;
 
 constexpr const char* kReasoning[] = {"reasoning_content", "thinking", "reasoning"};
 
-// Keys of other programs that decide whether a message is learned, and whether 1 stands for "learned".
+// Keys of other programs that decide whether a message is learned, and whether the value 1 means "learned".
 constexpr std::pair<const char*, bool> kLearningKeys[] = {
     {"weight", true}, {"train", true}, {"training", true}, {"loss", true}, {"masked", false}};
 
@@ -36,7 +36,7 @@ bool is_list_of_objects(const OrderedJson& json) {
          std::all_of(json.begin(), json.end(), [](const OrderedJson& item) { return item.is_object(); });
 }
 
-// Many datasets store lists of objects as JSON text; `note` says so.
+// Parses lists of objects that many datasets store as JSON text, and adds a note to `notes`.
 OrderedJson read_objects(const char* key, const OrderedJson& value, std::set<std::string>& notes) {
   if (value.is_null()) return value;
   OrderedJson list = value;
@@ -51,7 +51,7 @@ OrderedJson read_objects(const char* key, const OrderedJson& value, std::set<std
   return list;
 }
 
-// ShareGPT's call of a function: {"name", "arguments"} or a list of them, usually as a JSON text.
+// Parses ShareGPT's function call: {"name", "arguments"} or a list of them, usually as JSON text.
 OrderedJson read_calls(const OrderedJson& value) {
   OrderedJson calls = value;
   if (value.is_string() && OrderedJson::accept(value.get<std::string>()))
@@ -72,7 +72,7 @@ OrderedJson read_calls(const OrderedJson& value) {
   return out;
 }
 
-// A turn of ShareGPT as a message. Other keys of the turn stay.
+// Converts a ShareGPT turn to a message. Other keys of the turn stay.
 OrderedJson message_of(const OrderedJson& turn) {
   static constexpr std::pair<const char*, const char*> kRoles[] = {
       {"human", "user"},      {"gpt", "assistant"},    {"chatgpt", "assistant"},     {"bot", "assistant"},
@@ -95,7 +95,7 @@ OrderedJson message_of(const OrderedJson& turn) {
   return message;
 }
 
-// Datasets with columns of both forms have null in the unused ones.
+// Null counts as absent: datasets with columns of both forms have null in the unused ones.
 bool has_value(const OrderedJson& json, const char* key) {
   return json.is_object() && json.contains(key) && !json[key].is_null();
 }
@@ -106,8 +106,7 @@ void convert_turns(OrderedJson& messages) {
   }
 }
 
-// As transformers: keys with the value null are dropped, and reasoning under one name is there under the names that
-// templates read.
+// Drops keys with the value null and copies reasoning to the names that templates read, as transformers does.
 OrderedJson normalized(const OrderedJson& message) {
   OrderedJson out = OrderedJson::object();
   for (const char* name : kReasoning) {

@@ -16,7 +16,7 @@ std::string_view trimmed(std::string_view text) {
   return jinja::without_trailing_space(jinja::without_leading_space(text));
 }
 
-// Whether the rendered chat has the text: as it is, without its reasoning, or as JSON.
+// Whether the rendered chat contains the text: unchanged, without its reasoning, or as JSON.
 bool is_written(std::string_view content, std::string_view rendered) {
   constexpr std::string_view kEndOfReasoning = "</think>";
   if (rendered.find(trimmed(content)) != std::string_view::npos) return true;
@@ -73,7 +73,6 @@ void add_facts_about_content(const OrderedJson& message, std::set<std::string>& 
   }
 }
 
-// Facts about the keys and contents that a chat has.
 std::set<std::string> facts_about_keys(const Chat& chat, const ChatTemplate& chat_template) {
   std::set<std::string> facts;
   for (const std::string& key : chat.chat_keys)

@@ -1,4 +1,4 @@
-// Counts over the chats of a dataset: data that was converted or is not used, and turns that do not end.
+// Statistics of the chats of a dataset: converted data, unused data, and turns without an end token.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace metroplex::text {
 
-// Several threads may add chats at once.
+// Thread-safe.
 class ChatReport {
  public:
   // The template must outlive the report. `end_tokens`: the tokens that end a turn.
@@ -21,18 +21,18 @@ class ChatReport {
 
   // `text`: the longest of the chat's texts.
   void add_chat(const Chat& chat, const ChatText& text);
-  // `num_kept`: the tokens of the text that the dataset keeps, from the first.
+  // `num_kept`: the number of leading tokens of the text that the dataset stores.
   void add_turns(const ChatText& text, const ChatTokens& tokens, size_t num_kept);
 
-  // A line for each fact, without a line end.
+  // One line per fact, without line ends.
   std::vector<std::string> lines() const;
 
  private:
   const ChatTemplate& template_;
   std::vector<int32_t> end_tokens_;
   mutable std::mutex mutex_;
-  std::map<std::string, int64_t> chats_;      // a fact about chats -> how many
-  std::map<std::string, int64_t> unwritten_;  // a role -> messages whose text the template does not write
+  std::map<std::string, int64_t> chats_;      // fact -> number of chats
+  std::map<std::string, int64_t> unwritten_;  // role -> messages whose text the template omits
   int64_t turns_ = 0, turns_without_end_ = 0;
 };
 

@@ -32,7 +32,7 @@ const char* kind_of_content(const OrderedJson& message) {
   return content.is_array() ? "a list of parts for its content" : "no text for its content";
 }
 
-// Where a template fails: the first message without a text, which may be why.
+// Returns a hint for a template's error: the first message without a text, a likely cause.
 std::string hint_of(const OrderedJson& messages, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     const OrderedJson& message = messages[i];
@@ -44,12 +44,12 @@ std::string hint_of(const OrderedJson& messages, size_t count) {
   return "";
 }
 
-// Messages that are not learned: all but the assistant's, and those marked by "weight": 0 and similar keys.
+// Only assistant messages are learned, except those with "weight": 0 or a similar key.
 bool is_learned(const Chat& chat, size_t message) {
   return is_assistant(chat.messages[message]) && (message >= chat.not_learned.size() || !chat.not_learned[message]);
 }
 
-// The answer as many templates write it: without its reasoning and without white space around it.
+// The answer without its reasoning and without surrounding white space, as many templates write it.
 std::string_view without_reasoning(std::string_view answer) {
   constexpr std::string_view kEnd = "</think>";
   const size_t end = answer.rfind(kEnd);
@@ -57,7 +57,7 @@ std::string_view without_reasoning(std::string_view answer) {
   return jinja::without_trailing_space(jinja::without_leading_space(answer));
 }
 
-// Gives all texts of a message another first and last character, except those that a template may compare.
+// Changes the first and last character of all texts of a message, except texts that a template may compare.
 void change_texts(OrderedJson& json) {
   if (json.is_string()) {
     const std::string text = json;
@@ -121,7 +121,6 @@ void ChatTemplate::set_variable(const std::string& assignment) {
   const std::string name = assignment.substr(0, equals), value = assignment.substr(equals + 1);
   check_variable_name(name);
   MPX_CHECK(valid_utf8_prefix(value) == value.size(), "config", "the value of ", name, " is not UTF-8");
-  // Whatever is no JSON is a text.
   const bool is_json = OrderedJson::accept(value);
   try {
     set_variable(name, is_json ? files::parse_ordered_json(value) : OrderedJson(value));
@@ -153,19 +152,19 @@ std::string ChatTemplate::text(const Chat& chat, bool add_generation_prompt) con
   return render(chat, chat.messages.size(), add_generation_prompt).text;
 }
 
-// The text that message `turn` adds after its common prefix with the generation prompt. nullopt: the prompt is no
-// prefix. `until`: the chat up to the turn.
+// Returns the text that message `turn` adds after its common prefix with the generation prompt. Returns nullopt if
+// the prompt is no prefix. `until`: the chat up to and including the turn.
 std::optional<LearnedRange> ChatTemplate::turn_range(const Chat& chat, size_t turn, const std::string& until) const {
   const std::string prompt = render(chat, turn, true).text;
   const auto differs = std::mismatch(prompt.begin(), prompt.end(), until.begin(), until.end());
   auto begin = static_cast<size_t>(differs.first - prompt.begin());
   if (begin == prompt.size()) return LearnedRange{begin, until.size()};
-  // The prompt for an answer may hold text that a finished turn lacks, such as an opened <think>.
+  // The generation prompt may contain text that a finished turn lacks, such as an opened <think>.
   const std::string before = turn == 0 ? "" : render(chat, turn, false).text;
   if (begin < before.size() || !prompt.starts_with(before)) return std::nullopt;
   const auto content = chat.messages[turn].find("content");
   if (content != chat.messages[turn].end() && content->is_string()) {
-    // The prefix may reach into an answer that begins like that text.
+    // The common prefix may extend into an answer that begins like that text.
     const std::string& answer = content->get_ref<const std::string&>();
     for (const std::string_view written : {std::string_view(answer), without_reasoning(answer)}) {
       const size_t at = until.rfind(written, begin);
@@ -176,10 +175,10 @@ std::optional<LearnedRange> ChatTemplate::turn_range(const Chat& chat, size_t tu
   return LearnedRange{begin, until.size()};
 }
 
-// For a turn that changes the text of the messages before it, as gpt-oss drops their reasoning after an answer:
-// replaces `text`, the chat up to the turn, by the prompt and the turn. The turn begins at the last generation prompt
-// before its own texts, which are found by rendering it with other texts. nullopt: there is none, or it is that of an
-// earlier message.
+// Handles a turn that changes the text of earlier messages; gpt-oss drops their reasoning after an answer. Replaces
+// `text`, the chat up to the turn, by the prompt and the turn. The turn begins at the last generation prompt before
+// its own texts. Rendering the turn with other texts finds them. Returns nullopt if there is no such prompt, or if it
+// belongs to an earlier message.
 std::optional<LearnedRange> ChatTemplate::take_prompt(const Chat& chat, size_t turn, std::string& text) const {
   const std::string before = turn == 0 ? "" : render(chat, turn, false).text;
   const std::string prompt = render(chat, turn, true).text;
@@ -221,7 +220,7 @@ std::vector<LearnedRange> ChatTemplate::ranges_by_prefixes(const Chat& chat, siz
   return ranges;
 }
 
-// Each message has as many blocks as it adds to the rendering of the messages before it.
+// A message owns the blocks that it adds to the rendering of the messages before it.
 std::vector<LearnedRange> ChatTemplate::generated_ranges(const Chat& chat, size_t count, const jinja::Rendered& whole,
                                                          bool only_last) const {
   const size_t total = whole.generated.size();
@@ -294,7 +293,7 @@ struct NamedTemplate {
 std::vector<NamedTemplate> templates_of_files(const std::string& folder) {
   files::PosixFileSystem disk;
   std::vector<NamedTemplate> found;
-  // A checkpoint holds the second template under its bare name.
+  // Checkpoints store the second template under its plain name.
   for (const auto& [name, file] : {std::pair{"default", files::join_path(folder, "chat_template.jinja")},
                                    {"tool_use", files::join_path(folder, path_in_directory(kToolUseTemplate))},
                                    {"tool_use", files::join_path(folder, kToolUseTemplate)}}) {

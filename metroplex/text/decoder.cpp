@@ -16,7 +16,7 @@ int hex_digit(char c) {
   return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-// The byte of "<0xNN>", -1 for any other token.
+// Returns the byte of "<0xNN>", -1 for any other token.
 int byte_of_token(const std::string& token) {
   if (token.size() != 6 || token.compare(0, 3, "<0x") != 0 || token[5] != '>') return -1;
   if (token[3] == '+') return hex_digit(token[4]);
@@ -24,7 +24,7 @@ int byte_of_token(const std::string& token) {
   return high < 0 || low < 0 ? -1 : high * 16 + low;
 }
 
-// A run of byte tokens becomes its text, or, if any of it is bad, one U+FFFD a byte.
+// Decodes a run of byte tokens to text. If the run is not valid UTF-8, each byte becomes U+FFFD.
 Tokens join_byte_tokens(const Tokens& tokens) {
   Tokens out;
   std::string run;

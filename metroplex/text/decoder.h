@@ -1,5 +1,5 @@
-// The way back from tokens to text, as the "decoder" of a tokenizer.json describes it: functions on the list of
-// token spellings, applied in order; what is left is joined.
+// Converts tokens to text with the "decoder" of a tokenizer.json: functions on the list of token spellings, applied
+// in order. The remaining strings are joined.
 #pragma once
 
 #include <functional>
@@ -13,10 +13,10 @@ namespace metroplex::text {
 
 class Decoder {
  public:
-  // Tokens are joined with spaces between for null. Throws base::Error for a type it does not know.
+  // For null, tokens are joined with spaces. Throws base::Error for an unknown type.
   explicit Decoder(const JsonPart& part);
 
-  // Bytes spelled in GPT-2's alphabet.
+  // The decoder of GPT-2's byte alphabet.
   static Decoder byte_level();
 
   std::string decode(std::vector<std::string> tokens, RegexScratch& scratch) const;

@@ -9,7 +9,7 @@
 namespace metroplex::text {
 namespace {
 
-// The names of end tokens, tried in this order among the special added tokens if no file names one.
+// Candidates for the end token among the special added tokens, in this order, if no file names one.
 constexpr const char* kUsualEndTokens[] = {"<|endoftext|>",
                                            "</s>",
                                            "<|end_of_text|>",
@@ -102,7 +102,7 @@ void JsonTokenizer::encode_valid(std::string_view text, Scratch& scratch, std::v
   }
 }
 
-// `first`: the text begins with this split. The ranges are those in the split.
+// `first`: the split is at the start of the text. Ranges are relative to the split.
 void JsonTokenizer::encode_split(std::string_view split, bool first, Scratch& scratch, std::vector<int32_t>& out,
                                  std::vector<TextRange>* ranges) const {
   std::string_view normalized = split;
@@ -147,7 +147,7 @@ LocatedIds JsonTokenizer::encode_with_ranges(std::string_view text) const {
   return located;
 }
 
-// As process_offsets of the package.
+// Follows process_offsets of the `tokenizers` package.
 void JsonTokenizer::trim_ranges(LocatedIds& located) const {
   constexpr char32_t kSpaceByte = 0x120;  // a space in GPT-2's alphabet
   for (size_t i = 0; i < located.ids.size(); ++i) {
@@ -162,7 +162,7 @@ void JsonTokenizer::trim_ranges(LocatedIds& located) const {
       trailing = space ? trailing + 1 : 0;
     }
     auto& [begin, end] = located.ranges[i];
-    // A single space in front may be one that the pre-tokenizer added.
+    // The pre-tokenizer may have added a single leading space.
     if (leading == 1 && parts_.keeps_first_space && (i == 0 || begin == 0)) leading = 0;
     begin = std::min(begin + leading, end);
     if (end >= trailing) end = std::max(end - trailing, begin);

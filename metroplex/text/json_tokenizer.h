@@ -1,6 +1,6 @@
-// A byte-pair tokenizer as a Hugging Face tokenizer.json describes it: added tokens are cut out of the text, the rest
-// is normalized, cut into words, and each word merged. Equal to the `tokenizers` package, id for id and text for
-// text. The file's truncation and padding are not applied: documents are never cut here.
+// A byte-pair tokenizer from a Hugging Face tokenizer.json. Added tokens are extracted from the text; the rest is
+// normalized, split into words, and each word is merged. Ids and decoded texts are equal to those of the `tokenizers`
+// package. The file's truncation and padding settings are ignored.
 #pragma once
 
 #include <memory>
@@ -27,21 +27,21 @@ struct JsonTokenizerParts {
   Decoder decoder;
   BpeModel model;
   std::vector<AddedToken> added;
-  std::vector<int32_t> around;  // special tokens before and after the text; kText stands for the text
-  // The post-processor takes white space off both ends of the ranges of tokens. With `keeps_first_space` a single
-  // space in front of the first token stays.
+  std::vector<int32_t> around;  // special tokens around the text; kText marks the text's position
+  // trims_ranges: the post-processor removes white space from both ends of the token ranges. keeps_first_space: a
+  // single space before the first token stays in its range.
   bool trims_ranges = false, keeps_first_space = false;
   static constexpr int32_t kText = -1;
 };
 
-// `where` names the file in messages. Throws base::Error for anything that is damaged or not known.
+// `where` names the file in error messages. Throws base::Error for damaged or unsupported content.
 JsonTokenizerParts parse_tokenizer_json(std::string_view json_text, const std::string& where);
 
-// Appends the tokens of `names.added` that `parts` lacks. Throws base::Error for an id that another token has.
+// Appends the tokens of `names.added` that `parts` lacks. Throws base::Error for an id that is already in use.
 void add_tokens(JsonTokenizerParts& parts, const SpecialNames& names);
 
-// GPT-2's two files. The end token (its name from `names`, else <|endoftext|>) gets the next id if the vocabulary
-// lacks it.
+// Parses GPT-2's two files. The end token is named by `names`, else <|endoftext|>; it gets the next id if the
+// vocabulary lacks it.
 JsonTokenizerParts parse_vocab_and_merges(std::string_view vocab_json, std::string_view merges,
                                           const std::string& where, const SpecialNames& names);
 
@@ -65,7 +65,7 @@ class JsonTokenizer final : public Tokenizer {
   std::optional<int32_t> pad() const override { return pad_; }
 
  private:
-  struct Scratch;  // what encoding writes to
+  struct Scratch;
 
   std::string decode(const std::vector<int32_t>& ids, bool skip_special) const;
   // `ranges` may be null.
@@ -77,11 +77,12 @@ class JsonTokenizer final : public Tokenizer {
   void find_special_ids(const SpecialNames& names, const std::unordered_set<std::string>& special);
   const std::string* spelling(int32_t id) const;
 
-  // An added token as the package stores it: its normalized text if it is found in normalized text.
+  // An added token as the `tokenizers` package stores it: with its normalized text if it is matched in normalized
+  // text.
   struct Stored {
     size_t added;  // index in parts_.added
     std::string text;
-    bool skipped;  // by decode_skip_special: the stored text is that of a special token
+    bool skipped;  // by decode_skip_special: the stored text equals that of a special token
   };
 
   JsonTokenizerParts parts_;

@@ -123,7 +123,7 @@ int32_t second_of_pair(const JsonPart& part) {
   return part.value()[1].get<int32_t>();
 }
 
-// `parts.around` is replaced by the one processor that adds ids; more than one cannot be said for a single text.
+// Sets `parts.around` from the only processor that adds ids. Two such processors are not supported.
 void parse_post_processor(const JsonPart& part, JsonTokenizerParts& parts, int depth) {
   if (part.is_null()) return;
   part.check(depth <= kMaxSequenceDepth, "Sequence holds Sequence more than ", kMaxSequenceDepth, " times");
@@ -165,7 +165,7 @@ std::vector<std::pair<std::string, std::string>> parse_merge_lines(std::string_v
   return out;
 }
 
-// Errors of rooms below do not know the file.
+// Adds the file name to errors of lower modules.
 template <class Make>
 auto in_file(const std::string& where, Make make) {
   try {

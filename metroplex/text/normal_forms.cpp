@@ -15,8 +15,8 @@ namespace {
 
 using CodePoint = utf8proc_int32_t;
 
-// A character of the result. `change` has the meaning that the package gives it: 0 replaces the next character of the
-// input, -n also removes the n characters after it, 1 is inserted after the characters so far.
+// A character of the result. `change` is defined as in the `tokenizers` package. 0 replaces the next input character;
+// -n also removes the n characters after it; 1 inserts a character.
 struct Produced {
   CodePoint character;
   int combining_class;
@@ -43,7 +43,7 @@ std::vector<Produced> decompose(std::string_view text, int options) {
   std::vector<Produced> out;
   const int decomposing = (options & ~UTF8PROC_COMPOSE) | UTF8PROC_DECOMPOSE;
   const auto by_class = [](const Produced& a, const Produced& b) { return a.combining_class < b.combining_class; };
-  size_t marks = 0;  // the index of the first of the marks at the end
+  size_t marks = 0;  // index of the first trailing mark
   for (size_t position = 0; position < text.size();) {
     CodePoint parts[32];
     int boundary = 0;
@@ -63,7 +63,7 @@ std::vector<Produced> decompose(std::string_view text, int options) {
   return out;
 }
 
-// -1: the two do not compose.
+// Returns -1 if the two do not compose.
 CodePoint compose_pair(CodePoint first, CodePoint second) {
   CodePoint both[2] = {first, second};
   const auto size =
@@ -76,7 +76,7 @@ std::vector<Produced> compose(const std::vector<Produced>& parts) {
   std::vector<Produced> out;
   size_t starter = kNone;
   for (const Produced& part : parts) {
-    // A mark composes unless one of its class or a higher one is between.
+    // A mark composes with the starter unless a mark of the same or a higher class is between them.
     const bool adjacent = starter != kNone && out.size() == starter + 1;
     const bool reachable = starter != kNone && (adjacent || out.back().combining_class < part.combining_class);
     const CodePoint joined = reachable ? compose_pair(out[starter].character, part.character) : -1;

@@ -1,5 +1,5 @@
-// Unicode normal forms with the source of each character, as the `tokenizers` package aligns them: a composed
-// character stands for the first of its parts, and each character of a decomposition for the whole.
+// Unicode normal forms with the source of each character, aligned as in the `tokenizers` package. A composed
+// character maps to the first of its parts. Each character of a decomposition maps to the whole character.
 #pragma once
 
 #include <string>
@@ -11,8 +11,8 @@ namespace metroplex::text {
 
 enum class NormalForm { nfc, nfd, nfkc, nfkd };
 
-// `text` must be valid UTF-8. Appends to `sources`, which may be null; without it the function is several times
-// faster.
+// `text` must be valid UTF-8. `sources` may be null, which is several times faster; otherwise the function appends to
+// it.
 std::string normalize(std::string_view text, NormalForm form, Sources* sources);
 
 }  // namespace metroplex::text

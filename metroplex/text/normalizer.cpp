@@ -18,7 +18,7 @@ std::string lowercase(std::string_view text, Sources* sources) {
     const char32_t c = next_code_point(text, position);
     std::string lower;
     append_utf8(lower, static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c))));
-    if (c == 0x130) lower = "i\xCC\x87";  // the one character whose lower case is two: i and a dot above
+    if (c == 0x130) lower = "i\xCC\x87";  // the only character with a two-character lower case: i and a dot above
     append_from(out, sources, lower, begin);
   }
   return out;
@@ -50,7 +50,7 @@ std::optional<NormalForm> to_form(const std::string& type) {
   return std::nullopt;
 }
 
-// `matches` from left to right, none overlapping. The content stands for the last character that it replaces.
+// `matches` must be in ascending order without overlaps. The content maps to the last character that it replaces.
 std::string replace_matches(std::string_view text, const std::vector<TextRange>& matches, const std::string& content,
                             Sources* sources) {
   std::string out;

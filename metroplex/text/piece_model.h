@@ -1,4 +1,4 @@
-// How a sentencepiece model cuts a normalized text into its pieces. Safe from any thread.
+// Splits a normalized text into the pieces of a sentencepiece model. Thread-safe.
 #pragma once
 
 #include <array>
@@ -23,17 +23,18 @@ namespace metroplex::text {
 class PieceModel {
  public:
   virtual ~PieceModel() = default;
-  // The ids of a text that the model's normalizer has been over. `ranges`, which may be null, gets the bytes of
-  // `normalized` that each id stands for; all byte pieces of a character have the range of the character.
+  // `normalized` must be the output of the model's normalizer. `ranges`, which may be null, receives the byte range
+  // of each id in `normalized`. All byte pieces of a character have the range of the character.
   virtual std::vector<int32_t> encode(std::string_view normalized, std::vector<TextRange>* ranges) const = 0;
 };
 
-// Unigram and BPE models; null for what is left to the library: words, characters, and BPE with unused pieces.
+// Supports unigram and BPE models. Returns null for models that the sentencepiece library encodes: words, characters,
+// and BPE with unused pieces.
 std::unique_ptr<PieceModel> make_piece_model(const SentencePieceFile& file);
 
-// A BPE model of sentencepiece: it joins any two neighbours whose joint spelling is a piece, the best score first,
-// the leftmost of equals. Said in merge rules: one for every way to cut a piece in two, all of a piece with its rank.
-// Symbols that the user has defined are never joined with anything.
+// A sentencepiece BPE model. It merges any two neighbors whose concatenation is a piece, the best score first, the
+// leftmost of equal scores first. As merge rules: every split of a piece into two is a rule with the rank of the
+// piece. User-defined symbols are never merged.
 
 class SentencePieceBpe final : public PieceModel {
  public:
@@ -49,26 +50,26 @@ class SentencePieceBpe final : public PieceModel {
   BpeModel model_;
   ByteTrie user_defined_;
   bool has_user_defined_ = false;
-  // Characters that pieces are made of but that are no piece themselves: BpeModel gives them ids from num_pieces_ on.
+  // BpeModel assigns ids from num_pieces_ on to characters that occur in pieces but are no pieces themselves.
   int32_t num_pieces_;
   bool byte_fallback_;
   int32_t unknown_ = -1;
   mutable ScratchPool<BpeScratch> pool_;
 };
 
-// The best segmentation of a text under a unigram model: the pieces whose log probabilities sum to the most (Kudo,
-// arXiv:1804.10959), the first of equals kept. Releases of the sentencepiece package differ in how they round the sum
-// over a document; this follows 0.2.3: float, and set back to zero where it has passed 100,000.
+// The best segmentation of a text under a unigram model: the pieces with the largest sum of log probabilities (Kudo,
+// arXiv:1804.10959), the first of equals. Releases of the sentencepiece package round the sum over a document
+// differently. This class follows 0.2.3: float, reset to zero after it exceeds 100,000.
 //
-// Rounding can only decide where two segmentations are nearly equal. A part that no piece leads out of (text_cuts.h)
-// is remembered when its best segmentation is ahead of any other by more than rounding can make.
+// Rounding only matters if two segmentations are nearly equal. A part that no piece crosses (text_cuts.h) is cached
+// if its best segmentation leads all others by more than the rounding error.
 
 class UnigramModel final : public PieceModel {
  public:
   // The pieces need not outlive the call.
   explicit UnigramModel(const SentencePieceFile& file);
 
-  // What no piece covers becomes byte pieces where the model has them, else one unknown id for a run.
+  // Text outside all pieces becomes byte pieces if the model has them, else one unknown id per run.
   std::vector<int32_t> encode(std::string_view normalized, std::vector<TextRange>* ranges) const override;
 
  private:
@@ -83,9 +84,9 @@ class UnigramModel final : public PieceModel {
     std::vector<std::pair<double, double>> two_best;
   };
 
-  // `score` is that of the document before the part, and then behind it.
+  // `score` is the document's score before the part; the call updates it.
   void encode_part(std::string_view part, Scratch& scratch, float& score, std::vector<int32_t>& ids) const;
-  // Leaves the best segmentation in scratch.steps and scratch.path.
+  // Stores the best segmentation in scratch.steps and scratch.path.
   void find_best(std::string_view part, float& score, Scratch& scratch) const;
   bool is_certain(std::string_view part, std::vector<std::pair<double, double>>& two_best) const;
   template <class Visit>
@@ -97,10 +98,10 @@ class UnigramModel final : public PieceModel {
   ByteTrie trie_;
   TextCuts cuts_;
   std::vector<float> scores_;
-  std::vector<int32_t> byte_ids_;     // 256, or none
-  int32_t unknown_;                   // an id, or one more than the largest in a model without
-  std::array<int32_t, 128> ascii_{};  // the piece of one character, or the unknown one
-  float certain_limit_ = 0;           // scores of a document that leave a remembered part no room to pass 100,000
+  std::vector<int32_t> byte_ids_;     // 256, or empty
+  int32_t unknown_;                   // without an unknown piece: the largest id + 1
+  std::array<int32_t, 128> ascii_{};  // the piece of each ASCII character, or unknown_
+  float certain_limit_ = 0;           // below this document score a cached part cannot reach 100,000
   mutable ScratchPool<Scratch> pool_;
 };
 

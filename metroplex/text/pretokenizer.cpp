@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kGpt2Pattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// What becomes of the matches of a pattern.
+// The treatment of a pattern's matches.
 enum class Behavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
 
 struct Part {
@@ -20,7 +20,6 @@ struct Part {
   bool match;
 };
 
-// Joins the parts of a cut as `behavior` says and appends the words.
 void emit(std::string_view word, const std::vector<Part>& parts, Behavior behavior, Words& out) {
   const auto push = [&](size_t begin, size_t end) {
     if (begin < end) out.next.push_back(word.substr(begin, end - begin));
@@ -31,7 +30,7 @@ void emit(std::string_view word, const std::vector<Part>& parts, Behavior behavi
     }
     return;
   }
-  // A part joins the one before it, or starts a new word.
+  // A part extends the previous one or starts a new word.
   size_t begin = 0, end = 0;
   bool last_match = false, first = true;
   for (const Part& part : parts) {
@@ -84,7 +83,6 @@ class SplitStep final : public PreTokenizer::Step {
   bool invert_;
 };
 
-// Cuts by a property of single characters.
 class CharacterStep final : public PreTokenizer::Step {
  public:
   using Predicate = bool (*)(char32_t);
@@ -159,7 +157,7 @@ class MetaspaceStep final : public PreTokenizer::Step {
   bool split_;
 };
 
-// Runs a step that follows ByteLevel. The step sees each byte of a word as its character of GPT-2's alphabet.
+// Wraps a step after ByteLevel. The step sees each byte of a word as its character in GPT-2's alphabet.
 class AlphabetStep final : public PreTokenizer::Step {
  public:
   explicit AlphabetStep(std::unique_ptr<PreTokenizer::Step> step) : step_(std::move(step)) {}
@@ -221,7 +219,7 @@ std::unique_ptr<PreTokenizer::Step> make_metaspace(const JsonPart& part) {
   const std::string mark = part.string("replacement", "\xE2\x96\x81");
   part.check(!mark.empty() && mark.size() == code_point_size(static_cast<unsigned char>(mark[0])),
              "replacement is not one character");
-  // Files of before prepend_scheme say add_prefix_space instead.
+  // Older files have add_prefix_space instead of prepend_scheme.
   const std::string scheme = part.string("prepend_scheme", part.flag("add_prefix_space", true) ? "always" : "never");
   part.check(scheme == "always" || scheme == "first" || scheme == "never", "prepend_scheme is '", scheme,
              "', not always, first or never");

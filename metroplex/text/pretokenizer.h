@@ -1,5 +1,5 @@
-// Cuts a text into the words that the model works on one at a time: no merge crosses a cut. A PreTokenizer is a list
-// of steps; each cuts every word of the step before.
+// Splits a text into words, which the model encodes one at a time. A PreTokenizer is a list of steps; each splits
+// every word of the previous step.
 #pragma once
 
 #include <deque>
@@ -14,28 +14,28 @@
 
 namespace metroplex::text {
 
-// A word that a step wrote anew, such as one with a space in front.
+// A word that a step has rewritten, for example with a leading space.
 struct RewrittenWord {
   std::string text;
   std::string_view original;  // in the text or in an earlier rewritten word
   Sources sources;            // positions in `original`; empty unless Words::has_sources
 };
 
-// What cutting one text writes to; the words point into the text or into `rewritten`.
+// Buffers for one text. The words point into the text or into `rewritten`.
 struct Words {
   std::vector<std::string_view> words, next;
   std::vector<TextRange> matches;
   std::deque<RewrittenWord> rewritten;
   RegexScratch regex;
-  bool at_start = false;     // the text begins where the whole input begins
+  bool at_start = false;     // the text is at the start of the whole input
   bool has_sources = false;  // steps fill RewrittenWord::sources
 
   void start(std::string_view text, bool text_at_start);
-  // The byte of the text that the byte at `at` of a word comes from. Fast if called for one word after another.
+  // Returns the byte of the text from which the byte `at` of a word originates. Fast for words in ascending order.
   const char* source(const char* at);
 
  private:
-  size_t last_rewritten_ = 0;  // where source() found the last word
+  size_t last_rewritten_ = 0;  // cache of source(): the last word's index
 };
 
 class PreTokenizer {
@@ -43,20 +43,20 @@ class PreTokenizer {
   class Step {
    public:
     virtual ~Step() = default;
-    // Appends the parts of `word` to out.next (empty ones may be among them).
+    // Appends the parts of `word` to out.next; empty parts are allowed.
     virtual void cut(std::string_view word, Words& out) const = 0;
   };
 
-  // One word a text for null. Throws base::Error for a type it does not know.
+  // For null, the whole text is one word. Throws base::Error for an unknown type.
   explicit PreTokenizer(const JsonPart& part);
 
-  // GPT-2's: its regular expression, then bytes.
+  // GPT-2's regular expression, then the byte alphabet.
   static PreTokenizer gpt2(bool add_prefix_space);
 
-  // Words are to be read as bytes: vocabulary and merges are written in GPT-2's alphabet of 256 characters.
+  // Whether words are bytes: vocabulary and merges are spelled in GPT-2's alphabet of 256 characters.
   bool byte_level() const { return byte_level_; }
 
-  // Leaves the words, none empty, in out.words; out.start must have been called.
+  // Stores the words, none empty, in out.words. Requires a preceding out.start.
   void cut(Words& out) const;
 
  private:

@@ -12,7 +12,7 @@ namespace metroplex::text {
 namespace {
 
 constexpr size_t kMaxPatternBytes = 1 << 16;
-constexpr uint32_t kMatchLimit = 100'000'000;  // a second or so of backtracking
+constexpr uint32_t kMatchLimit = 100'000'000;  // about a second of backtracking
 constexpr size_t kJitStackStart = 32 << 10, kJitStackMax = 64 << 20;
 
 struct FreeCode {
@@ -47,7 +47,7 @@ bool holds_updated_characters(std::string_view text) {
   while (position < text.size()) {
     const auto lead = static_cast<unsigned char>(text[position]);
     if (lead < 0xE0) {
-      ++position;  // continuation bytes of two-byte characters fall in here too
+      ++position;  // also covers continuation bytes of two-byte characters
       continue;
     }
     if (find_category_update(next_code_point(text, position))) return true;
@@ -77,7 +77,8 @@ struct RegexScratch::State {
 RegexScratch::RegexScratch() : state_(std::make_unique<State>()) {}
 RegexScratch::~RegexScratch() = default;
 
-// The plain form is several times faster on text that is not ASCII, and nearly all text needs no more.
+// The plain form is several times faster on text that is not ASCII. Only texts with updated characters need the
+// other.
 struct Regex::Code {
   std::string pattern;
   CodePointer plain;

@@ -1,5 +1,5 @@
-// A compiled regular expression over UTF-8 text, run by PCRE2's JIT. The expression is shared by all threads; what a
-// match writes to lives in a RegexScratch that one thread holds at a time.
+// A compiled regular expression over UTF-8 text, run by PCRE2's JIT. Threads share the expression; each match needs a
+// RegexScratch that no other thread uses.
 #pragma once
 
 #include <functional>
@@ -28,14 +28,14 @@ class RegexScratch {
 
 class Regex {
  public:
-  // `pattern` in Oniguruma's dialect. Throws base::Error with the place of a mistake.
+  // `pattern` is in Oniguruma's dialect. Throws base::Error with the position of a syntax error.
   explicit Regex(std::string_view pattern);
   ~Regex();
   Regex(Regex&&) noexcept;
   Regex& operator=(Regex&&) noexcept;
 
-  // All matches from left to right, none overlapping, in `matches` (cleared first). `text` must be valid UTF-8.
-  // Throws base::Error when a match takes more steps than PCRE2's limits allow.
+  // Stores all non-overlapping matches, from left to right, in `matches` (cleared first). `text` must be valid UTF-8.
+  // Throws base::Error when a match exceeds PCRE2's limits.
   void find_all(std::string_view text, RegexScratch& scratch, std::vector<TextRange>& matches) const;
 
  private:
@@ -43,18 +43,18 @@ class Regex {
   std::unique_ptr<Code> code_;
 };
 
-// tokenizer.json holds regular expressions in Oniguruma's dialect; PCRE2 matches them here. The two differ in what
-// \s, \w, \p{Han} and nested or intersected classes mean; this rewrites a pattern so that PCRE2 means the same.
+// Rewrites an Oniguruma pattern (tokenizer.json) to an equivalent PCRE2 pattern. The dialects differ in \s, \w,
+// \p{Han} and in nested or intersected classes.
 
-// With `updated_unicode` the categories also take in what category_updates() lists. Throws base::Error for what
-// cannot be said in PCRE2 (a negated class among others inside a class, nesting deeper than 16).
+// With `updated_unicode` the categories include category_updates(). Throws base::Error for patterns that PCRE2 cannot
+// express: a negated class among other items of a class, nesting deeper than 16.
 std::string translate_regex(std::string_view pattern, bool updated_unicode);
 
-// A pattern that matches the string itself.
+// Returns a pattern that matches exactly the string.
 std::string quote_regex(std::string_view literal);
 
-// Code points that Unicode 15 to 16 assigned, with their general category. The distribution's PCRE2 and utf8proc
-// know Unicode 14 and before; tokenizers of today split text by Unicode 16. This table is the difference.
+// Code points that Unicode 15 and 16 assigned, with their general category. The distribution's PCRE2 and utf8proc
+// implement Unicode 14 or older; current tokenizers split text by Unicode 16. This table is the difference.
 
 struct CategoryRange {
   char32_t first, last;
@@ -64,7 +64,7 @@ struct CategoryRange {
 // Ascending, disjoint.
 std::span<const CategoryRange> category_updates();
 
-// The range that holds `code_point`, or null.
+// Returns the range that contains `code_point`, or null.
 const CategoryRange* find_category_update(char32_t code_point);
 
 }  // namespace metroplex::text

@@ -34,7 +34,7 @@ class Translator {
   }
 
  private:
-  // items, minus or plus a negation; further classes that must also hold (&&).
+  // A character class: items, with optional negation, and further classes that must also match (&&).
   struct Class {
     bool negated = false;
     std::string items;
@@ -66,7 +66,7 @@ class Translator {
     return out;
   }
 
-  // Inside a class: items of \p{name} without brackets.
+  // Returns the items of \p{name} inside a class, without brackets.
   std::string category_items(const std::string& name) const {
     return "\\p{" + name + "}" + (updated_ ? ranges_of(name) : "");
   }
@@ -76,7 +76,7 @@ class Translator {
            category_items("Pc") + kCircledLetters;
   }
 
-  // One escape sequence; at_ moves behind it. Outside of a class it must be a pattern of its own.
+  // Translates one escape sequence and advances at_ past it. Outside a class the result must be a complete pattern.
   std::string escape(bool in_class) {
     if (at_ + 1 >= pattern_.size()) fail("it ends in a backslash");
     const char letter = pattern_[at_ + 1];
@@ -100,7 +100,7 @@ class Translator {
         items = "0-9a-fA-F";
         break;
       default: {
-        const size_t size = static_cast<unsigned char>(letter) >= 0x80 ? 1 : 2;  // rest of a code point follows as is
+        const size_t size = static_cast<unsigned char>(letter) >= 0x80 ? 1 : 2;  // the caller copies the other bytes
         std::string out(pattern_.substr(at_, size));
         if (size == 1) out.clear();
         at_ += size;
@@ -111,7 +111,7 @@ class Translator {
     const bool negated = letter < 'a';
     if (!in_class) return (negated ? "[^" : "[") + items + "]";
     if (!negated) return items;
-    return std::string("\\") + letter;  // PCRE2's own: it differs in U+180E and in what is newer than it
+    return std::string("\\") + letter;  // PCRE2's own class; it differs in U+180E and in newer characters
   }
 
   std::string property(bool in_class) {
@@ -161,7 +161,7 @@ class Translator {
     return "sc:" + name;
   }
 
-  // Behind '['; returns behind the matching ']'.
+  // Starts after '['; returns after the matching ']'.
   Class char_class(int depth) {
     if (depth > kMaxClassDepth) fail("classes are nested too deep");
     Class result;
@@ -204,7 +204,7 @@ class Translator {
       result.items += inner.items;
       return;
     }
-    // A class that is a whole operand of && may be anything; beside other items only a plain union can be said.
+    // A class that is a whole operand of && may have any form. PCRE2 can combine only plain unions with other items.
     const bool operand_ends = pattern_.substr(at_, 2) == "&&" || pattern_.substr(at_, 1) == "]";
     if (!result.items.empty() || !operand_ends)
       fail("a negated class beside other items of a class is not supported");

@@ -1,5 +1,5 @@
-// Working memory that const functions of a shared object write to: a thread takes one, uses it alone and gives it
-// back, so that buffers and caches live on without a lock held while they are used.
+// A pool of buffers for const functions of a shared object. A thread leases one Scratch and returns it afterwards.
+// Buffers and caches are reused, and no lock is held during their use.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@ class ScratchPool {
  public:
   class Lease {
    public:
-    // For a text of so many bytes. What a very long one has made large is not kept.
+    // `text_bytes`: size of the text. A Scratch is freed after a text larger than kKeptBytes.
     Lease(ScratchPool& pool, size_t text_bytes)
         : pool_(pool), keeps_(text_bytes <= kKeptBytes), scratch_(pool.take()) {}
     ~Lease() {

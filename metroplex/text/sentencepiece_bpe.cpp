@@ -11,7 +11,7 @@
 namespace metroplex::text {
 namespace {
 
-// A spelling that no text has, for a piece that is not made of text.
+// Returns a spelling that occurs in no text, for pieces that are not text.
 std::string hidden(std::string_view text) { return "\xFF" + std::string(text); }
 
 template <class Visit>
@@ -121,7 +121,7 @@ std::vector<int32_t> SentencePieceBpe::encode(std::string_view normalized, std::
   return ids;
 }
 
-// Characters that were not joined become bytes or, a run of them, one unknown id.
+// Characters that were not merged become bytes or, per run of them, one unknown id.
 void SentencePieceBpe::settle_unknown(std::vector<int32_t>& ids, std::vector<TextRange>* ranges) const {
   std::vector<int32_t> settled;
   std::vector<TextRange> settled_ranges;

@@ -16,9 +16,8 @@
 namespace metroplex::text {
 namespace {
 
-constexpr size_t kMaxPieceBytes = 4096;  // rules are looked for at every cut of a piece
+constexpr size_t kMaxPieceBytes = 4096;  // merge rules are searched at every split of a piece
 
-// One field of a protobuf message: its number, and bytes or a number.
 struct Field {
   uint32_t number = 0;
   uint32_t wire_type = 0;
@@ -92,7 +91,7 @@ class Reader {
         out.type = static_cast<PieceType>(field.value);
       }
     });
-    const bool is_nul = out.text == std::string_view("\0", 1);  // pieces() decides
+    const bool is_nul = out.text == std::string_view("\0", 1);  // pieces() validates it
     require(is_nul || (!out.text.empty() && out.text.find('\0') == std::string_view::npos &&
                        valid_utf8_prefix(out.text) == out.text.size()),
             "has a piece ", index, " that is empty or not text");
@@ -102,7 +101,7 @@ class Reader {
     return out;
   }
 
-  // The rules that the package has for the pieces together. With byte_fallback it never uses a piece that is NUL.
+  // Applies the package's rules for the set of pieces. With byte_fallback it never uses a piece that is NUL.
   void pieces(SentencePieceFile& file) const {
     std::unordered_set<std::string_view> searched, reserved;
     int num_unknown = 0, num_bytes = 0;
@@ -136,7 +135,7 @@ class Reader {
         if (field.number == 35) file.byte_fallback = field.value != 0;
       } else if (field.wire_type == 2) {
         if (field.number == 44) file.unknown_text = field.bytes;
-        // An empty name means the usual one.
+        // An empty name means the default.
         const std::pair<uint32_t, std::string_view*> names[] = {
             {46, &file.bos_piece}, {47, &file.eos_piece}, {48, &file.pad_piece}};
         for (const auto& [number, name] : names) {
@@ -177,16 +176,16 @@ class Reader {
     return map;
   }
 
-  // Every place that any text can lead to lies in the array, no path comes back to where it was, and none passes more
-  // than 32 values: the library's buffer for what it finds. Paths may meet (the array is a graph, not a tree).
+  // Checks that every unit reachable by any text is in the array. Paths must have no cycle and at most 32 values. The
+  // library's buffer for matches has 32 entries. Paths may share units, so the array is a graph, not a tree.
   void trie(const std::vector<uint32_t>& units, std::string_view replacements) const {
     constexpr int kMaxValuesOnPath = 32;
     constexpr int kNew = -2, kOpen = -1;
     struct Place {
-      uint64_t index;     // of the unit that led here
+      uint64_t index;     // of the unit on the path
       uint64_t base;      // index that the next byte is XORed into
-      uint64_t byte = 0;  // to try next
-      int values = 0;     // most on a path from here
+      uint64_t byte = 0;  // the next byte to try
+      int values = 0;     // maximum on a path from here
     };
     std::vector<int> values_below(units.size(), kNew);
     std::vector<Place> path{{0, CharacterMap::offset(units[0])}};

@@ -1,5 +1,5 @@
-// What a tokenizer.model says, read from its protobuf with every number checked: framing, pieces, and the
-// double-array trie of a character map, whose offsets could lead anywhere.
+// Parses the protobuf of a tokenizer.model and validates every number: framing, pieces, and the double-array trie of
+// the character map, whose offsets could be out of bounds.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,10 @@ struct Piece {
   PieceType type = PieceType::normal;
 };
 
-// What characters become: a trie in the format of Darts-clone, whose values are places in `replacements`, NUL behind
-// each. Paths stay inside of the array and values inside of the replacements.
+// A trie in the format of Darts-clone. Its values are offsets into `replacements`, whose strings end with NUL. The
+// parser has validated all paths and values.
 struct CharacterMap {
-  std::vector<uint32_t> units;  // none: characters stay as they are
+  std::vector<uint32_t> units;  // empty: characters stay unchanged
   std::string_view replacements;
 
   static uint64_t offset(uint32_t unit) { return uint64_t(unit >> 10) << ((unit & (1u << 9)) >> 6); }
@@ -43,15 +43,15 @@ struct SentencePieceFile {
   bool byte_fallback = false;
   bool space_as_suffix = false;
   NormalizerSpec normalizer;
-  NormalizerSpec denormalizer;                       // acts only if it has a character map
-  std::string_view unknown_text = " \xE2\x81\x87 ";  // what the unknown piece is decoded to
+  NormalizerSpec denormalizer;                       // used only if it has a character map
+  std::string_view unknown_text = " \xE2\x81\x87 ";  // decoded text of the unknown piece
   std::string_view bos_piece = "<s>", eos_piece = "</s>", pad_piece = "<pad>";
 };
 
 // Throws base::Error "<where> ...".
 SentencePieceFile read_sentencepiece_file(std::string_view model, const std::string& where);
 
-// Of the spelling of a byte piece, "<0x41>"; -1 for any other.
+// Returns the byte of a byte piece, "<0x41>"; -1 for any other spelling.
 int byte_of_piece(std::string_view text);
 
 }  // namespace metroplex::text

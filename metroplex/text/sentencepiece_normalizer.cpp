@@ -43,7 +43,7 @@ void SentencePieceNormalizer::find_plain_bytes() {
   }
 }
 
-// The longest rule of the character map that the text begins with; no bytes where none does.
+// Returns the longest rule of the character map that is a prefix of the text; bytes = 0 if none is.
 SentencePieceNormalizer::Prefix SentencePieceNormalizer::longest_rule(std::string_view text) const {
   Prefix longest;
   if (units_.empty()) return longest;
@@ -70,8 +70,8 @@ SentencePieceNormalizer::Prefix SentencePieceNormalizer::normalize_prefix(std::s
   return {kReplacementCharacter, 1};
 }
 
-// Appends what needs no looking up and returns where that ends. A character of ASCII may still be the first of a rule
-// when what follows is not (e and an accent).
+// Appends characters without rules and returns the end of them. An ASCII character before a non-ASCII one may begin a
+// rule (e and an accent).
 size_t SentencePieceNormalizer::append_plain(std::string_view text, size_t at, bool& after_space,
                                              std::string& out) const {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };

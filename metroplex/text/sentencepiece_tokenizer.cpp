@@ -18,7 +18,7 @@ std::vector<std::string_view> user_defined(const std::vector<Piece>& pieces) {
   return texts;
 }
 
-// One U+FFFD for every byte that is not part of valid UTF-8.
+// Appends `bytes`; U+FFFD replaces every byte that is not part of valid UTF-8.
 void append_bytes(std::string_view bytes, std::string& out) {
   for (size_t at = 0; at < bytes.size();) {
     const std::string_view rest = bytes.substr(at);
@@ -58,7 +58,7 @@ SentencePieceTokenizer::SentencePieceTokenizer(const SentencePieceFile& file, co
       invalid_utf8_(invalid_utf8) {
   for (const Piece& piece : file.pieces) pieces_.push_back({std::string(piece.text), piece.type});
   add_tokens(names);
-  // A spelling that two pieces have names the one that text does not lead to.
+  // If two pieces have the same spelling, token_to_id returns the one that no text encodes to.
   for (const bool in_text : {false, true}) {
     for (size_t id = 0; id < pieces_.size(); ++id) {
       const PieceType type = pieces_[id].type;
@@ -187,7 +187,7 @@ LocatedIds SentencePieceTokenizer::encode_by_library(std::string_view text) cons
   return found;
 }
 
-// Older libraries give an unused piece of one character its id; it is unknown.
+// Older libraries return an unused piece of one character; release 0.2.3 returns the unknown id.
 LocatedIds SentencePieceTokenizer::settle_unused(const LocatedIds& found) const {
   LocatedIds settled;
   bool after_unknown = false;

@@ -1,8 +1,8 @@
-// A tokenizer.model of the sentencepiece library. A document ends with the model's eos. Ids and texts are those of
-// the package's release 0.2.3, whichever release of the library is installed: it trains models and cuts text into
-// words or characters (and knows no control pieces in text there), the rest is done here, several times faster.
-// Tokens that the files next to the model add (SpecialNames::added) are cut out of the text first. The text between
-// two of them gets no space in front, as in LlamaTokenizer of transformers 5.
+// A tokenizer.model of the sentencepiece library. A document ends with the model's eos. Ids and texts equal those of
+// release 0.2.3 of the package with any installed release of the library. The library trains models, and encodes with
+// word and character models (without control pieces in text). This class does the rest, several times faster.
+// Tokens of the files next to the model (SpecialNames::added) are extracted from the text first. The text between two
+// of them gets no leading space, as in LlamaTokenizer of transformers 5.
 #pragma once
 
 #include <array>
@@ -26,31 +26,31 @@ class SentencePieceProcessor;
 
 namespace metroplex::text {
 
-// What a sentencepiece model does to a text before cutting it: characters become others (NFKC and such, as a table in
-// the file), spaces become U+2581, one more is put in front, extra ones go. Symbols that the user has defined are
-// left as they are. As the package's release 0.2.3 does it.
+// The normalizer of a sentencepiece model. It replaces characters by a table in the file (NFKC and similar), writes
+// spaces as U+2581, adds a leading space and removes extra spaces. User-defined symbols stay unchanged. Equal to
+// release 0.2.3 of the package.
 
 constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
 
 class SentencePieceNormalizer {
  public:
-  // `verbatim` need not outlive the call, but `spec` points into the file, which is copied.
+  // `verbatim` need not outlive the call. `spec` points into the file; its tables are copied.
   SentencePieceNormalizer(const NormalizerSpec& spec, bool space_as_suffix,
                           const std::vector<std::string_view>& verbatim);
 
-  // Any bytes; the result is valid UTF-8. One U+FFFD stands for every byte that is not part of valid UTF-8.
+  // Accepts any bytes; the result is valid UTF-8. U+FFFD replaces every byte that is not part of valid UTF-8.
   std::string apply(std::string_view text) const { return apply(text, nullptr, {}); }
-  // The position of the text in a longer one. Only the first text gets a space in front, only the last at the end.
+  // The position of the text in a longer one. Only the first text gets a leading space, only the last a trailing one.
   struct Position {
     bool first = true, last = true;
   };
-  // Also gives for each byte of the result the place in `text` where its rule begins, and as a last entry the place
-  // where the rules end. A space that is put in front has the place of the byte after it.
+  // `places` receives, per byte of the result, the offset in `text` where its rule begins. Its last entry is the
+  // offset where the rules end. An inserted leading space has the offset of the byte after it.
   std::string apply(std::string_view text, std::vector<size_t>* places, Position position) const;
 
  private:
   struct Prefix {
-    std::string_view text;  // what it becomes
+    std::string_view text;  // the replacement
     size_t bytes = 0;
   };
   Prefix normalize_prefix(std::string_view text) const;
@@ -63,13 +63,13 @@ class SentencePieceNormalizer {
   ByteTrie verbatim_;
   std::string_view space_;
   bool dummy_prefix_, dummy_suffix_, remove_extra_spaces_;
-  // Characters of ASCII that no rule and no symbol of the user's begins with, whatever of ASCII stands behind them.
+  // ASCII characters that start no rule and no user-defined symbol, for any following ASCII character.
   std::array<bool, 128> plain_{};
 };
 
 class SentencePieceTokenizer final : public Tokenizer {
  public:
-  // `model` are the bytes of the file and `where` its name in messages. Throws base::Error for a damaged one.
+  // `model`: the bytes of the file. `where`: its name in error messages. Throws base::Error for a damaged file.
   SentencePieceTokenizer(std::string_view model, const std::string& where, const SpecialNames& names,
                          InvalidUtf8 invalid_utf8);
   ~SentencePieceTokenizer() override;
@@ -79,7 +79,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   LocatedIds encode_with_ranges(std::string_view text) const override;
   LocatedIds encode_chat(std::string_view text) const override;
   SpecialTokens special_tokens() const override { return special_; }
-  // Control pieces give no text.
+  // Control pieces decode to no text.
   std::string decode(const std::vector<int32_t>& ids) const override { return decode(ids, false); }
   std::string decode_skip_special(const std::vector<int32_t>& ids) const override { return decode(ids, true); }
   bool is_special(int32_t id) const override;
@@ -107,12 +107,12 @@ class SentencePieceTokenizer final : public Tokenizer {
   void check_utf8(std::string_view text) const;
   void load_library(std::string_view model, const std::string& where);
 
-  std::vector<OwnPiece> pieces_;  // by id; those of the model, then added tokens
-  AddedTokenFinder added_;        // found in any text
-  AddedTokenFinder marks_;        // added tokens and control pieces; found in chats
+  std::vector<OwnPiece> pieces_;  // by id; the model's pieces, then added tokens
+  AddedTokenFinder added_;        // matched in any text
+  AddedTokenFinder marks_;        // added tokens and control pieces; matched in chats
   std::unordered_map<std::string_view, int32_t> ids_;
   std::unique_ptr<PieceModel> model_;
-  std::unique_ptr<sentencepiece::SentencePieceProcessor> library_;  // where there is no model_
+  std::unique_ptr<sentencepiece::SentencePieceProcessor> library_;  // only if model_ is null
   SentencePieceNormalizer normalizer_;
   std::optional<SentencePieceNormalizer> denormalizer_;
   std::string unknown_text_;

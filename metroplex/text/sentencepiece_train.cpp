@@ -12,7 +12,7 @@
 namespace metroplex::text {
 namespace {
 
-constexpr size_t kMaxSentenceBytes = 4000;  // longer lines are cut between characters
+constexpr size_t kMaxSentenceBytes = 4000;  // longer lines are split between characters
 
 class Lines final : public sentencepiece::SentenceIterator {
  public:
@@ -37,7 +37,7 @@ void append_cut(std::string_view line, std::vector<std::string>& lines) {
   if (!line.empty()) lines.emplace_back(line);
 }
 
-// Without the place in the library's own source.
+// Removes the library's source location from the message.
 std::string reason_of(const std::string& message) {
   const size_t place = message.rfind("] ");
   return place == std::string::npos ? message : message.substr(place + 2);

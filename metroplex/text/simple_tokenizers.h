@@ -5,7 +5,7 @@
 
 namespace metroplex::text {
 
-// Every byte is its own id; 256 ends a document. Takes any bytes and gives them back.
+// Every byte is its own id; 256 is the end of a document. Accepts any bytes and decodes to the same bytes.
 class ByteTokenizer final : public Tokenizer {
  public:
   std::string name() const override { return "bytes"; }
@@ -18,7 +18,7 @@ class ByteTokenizer final : public Tokenizer {
   std::optional<int32_t> eod() const override { return 256; }
 };
 
-// Text is ids already: decimal numbers with white space between. The last id ends a document.
+// The text is decimal ids separated by white space. The last id of the vocabulary is the end of a document.
 class NullTokenizer final : public Tokenizer {
  public:
   explicit NullTokenizer(int64_t vocab_size);

@@ -62,7 +62,7 @@ void add_names(const JsonPart& list, std::set<std::string>& special) {
   }
 }
 
-// added_tokens.json: {"<|im_end|>": 32000}. It does not say which tokens are special; the other files name those.
+// added_tokens.json: {"<|im_end|>": 32000}. The other files name the special tokens.
 void take_added_file(const std::string& directory, const std::set<std::string>& special, SpecialNames& names) {
   files::PosixFileSystem disk;
   const std::string path = files::join_path(directory, "added_tokens.json");
@@ -81,7 +81,7 @@ void take_added_file(const std::string& directory, const std::set<std::string>& 
   }
 }
 
-// Classes of transformers that add tokens without add_bos_token and add_eos_token.
+// Classes of transformers that add tokens by default, without add_bos_token and add_eos_token.
 void take_class_defaults(const std::string& tokenizer_class, SpecialNames& names) {
   if (!names.add_bos && tokenizer_class.starts_with("CodeLlamaTokenizer")) names.add_bos = true;
   if (!names.add_eos && tokenizer_class.starts_with("T5Tokenizer")) names.add_eos = true;
@@ -120,7 +120,7 @@ SpecialNames read_special_names(const std::string& directory) {
     const std::string path = files::join_path(directory, file_name);
     if (!disk.exists(path)) continue;
     const auto json = nlohmann::json::parse(disk.read(path), nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object()) continue;  // its errors are of no concern to a tokenizer
+    if (!json.is_object()) continue;  // other code reports its errors
     const JsonPart file(json, path);
     take_id(file, "bos_token_id", names.bos_id);
     take_id(file, "eos_token_id", names.eos_id);

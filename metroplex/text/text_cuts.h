@@ -1,6 +1,6 @@
-// Places where a text may be cut without changing its tokens: between two characters that no token holds side by
-// side. The parts are short and come again, so that what they become can be remembered. A pair may be taken for
-// joined that is not (pairs beyond ASCII are hashed): that only makes a part longer.
+// Positions where a text can be split without changing its tokens: between two characters that are adjacent in no
+// token. The parts are short and repeat, so their ids can be cached. Pairs beyond ASCII are hashed; a collision only
+// makes a part longer.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,12 @@ class TextCuts {
  public:
   TextCuts() : joined_(kAsciiPairs / 64 + kHashedPairs / 64) {}
 
-  // Some token holds `left` and behind it `right`.
+  // Records that a token has `right` directly after `left`.
   void join(char32_t left, char32_t right) {
     const size_t at = place(left, right);
     joined_[at / 64] |= uint64_t{1} << (at % 64);
   }
-  // All neighbours inside of a token, which must be valid UTF-8.
+  // Joins all neighbors inside a token, which must be valid UTF-8.
   void join_all(std::string_view token) {
     char32_t last = 0;
     for (size_t position = 0; position < token.size();) {

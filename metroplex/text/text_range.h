@@ -1,4 +1,4 @@
-// Positions in a text, and where the bytes of a rewritten text come from.
+// Positions in a text, and the origin of each byte of a rewritten text.
 #pragma once
 
 #include <cstddef>
@@ -12,12 +12,12 @@ struct TextRange {
   size_t begin = 0, end = 0;  // bytes
 };
 
-// Has an entry for each byte of a rewritten text: the byte of the input whose character it stands for, or kNoSource
-// for text inserted at the start of an empty range.
+// Has one entry per byte of a rewritten text: the input byte of the corresponding character. It is kNoSource for text
+// that is inserted at the start of an empty range.
 using Sources = std::vector<size_t>;
 constexpr size_t kNoSource = ~size_t{0};
 
-// Appends `added`, which stands for the character at byte `source` of the input. `sources` may be null.
+// Appends `added`, which replaces the character at byte `source` of the input. `sources` may be null.
 inline void append_from(std::string& out, Sources* sources, std::string_view added, size_t source) {
   out.append(added);
   if (sources) sources->resize(out.size(), source);
@@ -29,7 +29,7 @@ inline void append_unchanged(std::string& out, Sources* sources, std::string_vie
   for (size_t at = range.begin; sources && at < range.end; ++at) sources->push_back(at);
 }
 
-// The characters of valid UTF-8 `text` that bytes [begin, end) of a rewritten text stand for.
+// Returns the characters of valid UTF-8 `text` that correspond to bytes [begin, end) of a rewritten text.
 TextRange original_range(std::string_view text, const Sources& sources, TextRange rewritten);
 
 }  // namespace metroplex::text

@@ -9,7 +9,7 @@ namespace {
 
 constexpr float kUnknownPenalty = 10.0f;
 constexpr float kResetThreshold = 100000.0f;
-constexpr double kHalfUlp = 1.0 / 256;  // of a float between 65,536 and 131,072: how far one addition may round
+constexpr double kHalfUlp = 1.0 / 256;  // rounding error of one float addition between 65,536 and 131,072
 
 }  // namespace
 
@@ -20,7 +20,7 @@ UnigramModel::UnigramModel(const SentencePieceFile& file) : byte_ids_(file.byte_
   for (const Piece& piece : file.pieces) {
     const auto id = static_cast<int32_t>(scores_.size());
     const bool user_defined = piece.type == PieceType::user_defined;
-    // A symbol that the user has defined wins over anything else.
+    // A user-defined symbol takes precedence over any other piece.
     scores_.push_back(user_defined ? static_cast<float>(0.1 * static_cast<double>(piece.text.size() - 1))
                                    : piece.score);
     if (piece.type == PieceType::unknown) unknown_ = id;
@@ -42,8 +42,8 @@ UnigramModel::UnigramModel(const SentencePieceFile& file) : byte_ids_(file.byte_
   certain_limit_ = kResetThreshold - 1 - largest * WordCache::kMaxBytes;
 }
 
-// visit(piece, end) for every piece of `part` that starts at `begin`, the unknown one where no piece is the character
-// alone.
+// Calls visit(piece, end) for every piece of `part` that starts at `begin`. If no piece is the single character, the
+// unknown piece is visited.
 template <class Visit>
 void UnigramModel::for_each_piece(std::string_view part, size_t begin, size_t character, Visit visit) const {
   bool alone = false;
@@ -87,9 +87,9 @@ void UnigramModel::find_best(std::string_view part, float& score, Scratch& scrat
     scratch.path.push_back(static_cast<int32_t>(end));
 }
 
-// The float sums of two segmentations are off by half an ulp for each piece at most, so what is ahead of all others
-// by more than both may be off is found whatever the document's score is before the part. (The best sum is the
-// largest of the rounded sums of all segmentations, since rounding keeps order.)
+// Rounding changes a float sum by at most half an ulp per piece. A segmentation that leads all others by more than
+// both errors is the best for any previous document score. Rounding is monotonic, so the best rounded sum is the
+// maximum over all segmentations.
 bool UnigramModel::is_certain(std::string_view part, std::vector<std::pair<double, double>>& two_best) const {
   constexpr double kNone = -std::numeric_limits<double>::infinity();
   two_best.assign(part.size() + 1, {kNone, kNone});
@@ -126,7 +126,7 @@ void UnigramModel::append_unknown(std::string_view text, std::vector<int32_t>& i
   }
 }
 
-// `offset`: the place of the part in the text that the ranges refer to.
+// `offset`: the position of the part in the text of the ranges.
 void UnigramModel::append_path(std::string_view part, size_t offset, const Scratch& scratch,
                                std::vector<int32_t>& ids, std::vector<TextRange>* ranges) const {
   for (auto end = scratch.path.rbegin(); end != scratch.path.rend(); ++end) {
@@ -143,7 +143,7 @@ void UnigramModel::append_path(std::string_view part, size_t offset, const Scrat
 
 void UnigramModel::encode_part(std::string_view part, Scratch& scratch, float& score,
                                std::vector<int32_t>& ids) const {
-  if (part.size() == 1 && std::abs(score) <= kResetThreshold) {  // needs no choosing
+  if (part.size() == 1 && std::abs(score) <= kResetThreshold) {  // has one segmentation
     const int32_t piece = ascii_[static_cast<unsigned char>(part[0])];
     score += scores_[static_cast<size_t>(piece)];
     if (piece == unknown_) {
@@ -162,7 +162,7 @@ void UnigramModel::encode_part(std::string_view part, Scratch& scratch, float& s
   }
   find_best(part, score, scratch);
   append_path(part, 0, scratch, ids, nullptr);
-  // No ids at all are kept for a part that must be looked at again.
+  // Zero ids are cached for a part whose best segmentation is not certain, to skip a second is_certain.
   if (usual && !seen) {
     const bool certain = is_certain(part, scratch.two_best);
     scratch.cache.keep(part, ids.data() + num_before, certain ? ids.size() - num_before : 0);

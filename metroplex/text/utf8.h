@@ -1,4 +1,4 @@
-// Code points of UTF-8 and their classes.
+// UTF-8 code points and their classes.
 #pragma once
 
 #include <array>
@@ -17,7 +17,8 @@ using base::code_point_size;
 using base::replace_invalid_utf8;
 using base::valid_utf8_prefix;
 
-// The code point at `position`, which moves behind it. `text` must be valid UTF-8 and position inside it.
+// Returns the code point at `position` and advances `position` past it. `text` must be valid UTF-8 and position
+// inside it.
 char32_t next_code_point(std::string_view text, size_t& position);
 
 void append_utf8(std::string& out, char32_t code_point);
@@ -39,16 +40,15 @@ bool is_punctuation(char32_t code_point);
 // Two-letter general category in Unicode 16 ("Lu", "Nd", ..., "Cn").
 const char* general_category(char32_t code_point);
 
-// GPT-2 writes bytes as characters: printable Latin-1 stands for itself, the other 68 bytes for U+0100 and on, in
-// order.
+// GPT-2's byte alphabet: printable Latin-1 characters represent themselves; the other 68 bytes map to U+0100 and up,
+// in order.
 class ByteAlphabet {
  public:
   ByteAlphabet();
 
-  // The character of a byte, in UTF-8.
   const std::string& spelling(unsigned char byte) const { return spelling_[byte]; }
 
-  // The bytes that a token spells; nullopt when it holds a character outside of the alphabet.
+  // Returns the bytes that a token spells; nullopt if it has a character outside the alphabet.
   std::optional<std::string> bytes(std::string_view token) const;
 
  private:

@@ -1,5 +1,5 @@
-// What words became last time; the newest wins its place. A word of up to 24 bytes and 9 ids is one cache line, one
-// of up to 64 bytes and 15 ids two; what is longer is not kept. Belongs to one thread at a time.
+// Caches the ids of words; a new word replaces the old one in its entry. A word of up to 24 bytes and 9 ids uses one
+// cache line, one of up to 64 bytes and 15 ids two. Longer words are not cached. Not thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ class WordCache {
 
   WordCache() : entries_(kEntries) {}
 
-  // Appends the word's ids to `out` and returns true when they are known.
+  // Appends the word's ids to `out` and returns true on a hit.
   bool find(std::string_view word, std::vector<int32_t>& out) const {
     if (word.size() > kMaxBytes) return false;
     const Key key(word);
@@ -44,7 +44,7 @@ class WordCache {
   }
 
  private:
-  static constexpr size_t kEntries = 1 << 14;  // of 128 bytes: 2 MiB
+  static constexpr size_t kEntries = 1 << 14;  // 128 bytes each: 2 MiB
   static constexpr size_t kShortBytes = 24;
 
   template <class Number>
@@ -54,8 +54,8 @@ class WordCache {
     return number;
   }
 
-  // Short words of one size have the same key only if they are the same; of a longer one it is the beginning and the
-  // end. Loads that overlap spare a copy of any size.
+  // Equal keys of short words of one size imply equal words. For longer words the key has the beginning and the end.
+  // Overlapping loads avoid a copy of variable size.
   struct Key {
     std::array<uint64_t, 3> words{};
     explicit Key(std::string_view word) {
@@ -82,7 +82,7 @@ class WordCache {
     }
   };
 
-  // Of a longer word: what lies between its first 16 and its last 8 bytes.
+  // For longer words: the bytes between the first 16 and the last 8.
   using Rest = std::array<uint64_t, 5>;
   static Rest rest_of(std::string_view word) {
     Rest rest{};

@@ -1,8 +1,9 @@
-"""A configuration as a walker holds it: ranks and the keys that differ from the defaults; and as one line of words."""
+"""A configuration of a sweep: ranks and the keys that differ from the defaults; and its form as one line of words."""
 import dataclasses
 import shlex
 
-# What every run here has: made-up tokens (Bench.train puts a small dataset in their place), one thread a rank, a quiet console.
+# Settings of every run: synthetic tokens (Bench.train uses a small dataset instead), one thread per rank, a quiet
+# console.
 FIXED = {
     "data.mock_data": "true",
     "run.device": "cpu",
@@ -19,7 +20,7 @@ class Case:
     keys: dict
 
     def words(self, **more):
-        """Arguments of `train` and `verify`; `more` maps keys with __ for the dot, and None leaves one out."""
+        """Returns the arguments of `train` and `verify`; `more` maps keys with __ for the dot, and None removes one."""
         keys = {**FIXED, **self.keys, **{key.replace("__", "."): value for key, value in more.items()}}
         return ["--nproc", str(self.ranks)] + [f"--{key}={value}" for key, value in keys.items() if value is not None]
 
@@ -53,7 +54,7 @@ class Case:
 
 
 def read_line(line):
-    """The case of what line() wrote."""
+    """Parses the output of line()."""
     ranks, keys = 1, {}
     words = shlex.split(line)
     while words:

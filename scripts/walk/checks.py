@@ -1,5 +1,5 @@
-"""What a walk asks of a configuration: each check runs the program another way and compares. A check returns nothing, or
-the one line that says what is wrong; the part of it before the first colon is its kind."""
+"""The checks of a sweep. Each runs the program in another way and compares. A check returns nothing, or one line with
+the problem; the text before the first colon is its kind."""
 import json
 import math
 import os
@@ -20,7 +20,7 @@ EPSILON = {"fp32": 2.0**-23, "bf16": 2.0**-8, "fp16": 2.0**-11, "fp64": 2.0**-52
 
 
 class Bench:
-    """The binary, a folder of its own with a dataset of few tokens, and how long a run may take."""
+    """The binary, a private folder with a small dataset, and the time limit of a run."""
 
     def __init__(self, binary, folder, limit=120):
         self.binary, self.folder, self.limit = str(pathlib.Path(binary).resolve()), pathlib.Path(folder), limit
@@ -32,7 +32,7 @@ class Bench:
         return Outcome(self, [self.binary, command, *words])
 
     def train(self, case, extra=(), **more):
-        """On the dataset, in place of the made-up data."""
+        """Runs train on the dataset instead of synthetic data."""
         if not (self.folder / "corpus.idx").exists():
             corpus.write(self.folder / "corpus", case.number("model.vocab_size", 0))
         return self.run("train", [*case.words(data__mock_data=None, data__data_path="corpus", **more), *extra])
@@ -49,7 +49,7 @@ class Outcome:
         self.out, self.err = out.decode(errors="replace"), err.decode(errors="replace")
 
     def broken(self):
-        """What no run may do, whatever it was given; None where it did none of it."""
+        """Returns an error that no run may cause, whatever its arguments; else None."""
         tail = " / ".join(self.err.strip().splitlines()[-3:])[:300]
         if self.code is None:
             return "hang: no end in time"
@@ -69,7 +69,7 @@ class Outcome:
 
 
 class Base:
-    """The case run as it is, with a save every second step and one at the end: what the checks compare with."""
+    """The unmodified run of a case, with a save every second step and one at the end: the reference of the checks."""
 
     def __init__(self, bench, case):
         self.bench, self.case = bench, case
@@ -84,7 +84,7 @@ def train(bench, case, name, **more):
     for key, value in (("train.tensorboard_dir", f"{name}.tb"), ("train.expert_trace_file", f"{name}.trace")):
         if key in case.keys:
             where[key.replace(".", "__")] = value
-    for path in bench.folder.glob(f"{name}.*"):  # of a check that has the name too
+    for path in bench.folder.glob(f"{name}.*"):  # of a check with the same name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return bench.train(case, **{**where, **more})
 
@@ -100,7 +100,7 @@ def metrics(bench, name):
 
 
 def finite(base):
-    """The run as it is ended well, and its losses are numbers."""
+    """The unmodified run must succeed, and its losses must be finite."""
     problem = base.outcome.failed()
     if problem:
         return problem
@@ -114,7 +114,7 @@ def finite(base):
 
 
 def held_rates(base):
-    """A skipped step does not count for the learning rate: the next one has the same."""
+    """A skipped step must not advance the learning rate: the next step has the same."""
     for (split, step), line in base.metrics.items():
         after = base.metrics.get((split, step + 1))
         if split == "train" and line.get("skipped") and after and after["learning-rate"] != line["learning-rate"]:
@@ -123,14 +123,15 @@ def held_rates(base):
 
 
 def steady(value):
-    """Of a line of metrics, what is the same in every run."""
+    """Returns the values of a line of metrics that are equal in every run."""
     if isinstance(value, list):
         return [steady(part) for part in value]
     return {field: steady(part) for field, part in value.items() if not VARYING.search(field)} if isinstance(value, dict) else value
 
 
 def same_end(base, name, since=0):
-    """The last checkpoint and the metrics of another run against the base's: tensors bit for bit, numbers exactly."""
+    """Compares the last checkpoint and the metrics of another run with the reference: tensors bit for bit, numbers
+    exactly."""
     last = base.saves[-1]
     if saves(base.bench, name)[-1:] != [last]:
         return f"other checkpoints: {saves(base.bench, name)} instead of {last}"
@@ -155,7 +156,7 @@ def same_end(base, name, since=0):
 
 
 def resume(base, rng):
-    """From the middle on, in another folder: the same end."""
+    """A run resumed from the middle, in another folder, must have the same end."""
     if len(base.saves) < 2:
         return None
     middle = base.saves[rng.randrange(len(base.saves) - 1)]
@@ -164,7 +165,7 @@ def resume(base, rng):
 
 
 def captured(impl, modules):
-    """Under graphs: the same end."""
+    """A run with CUDA graphs must have the same end."""
 
     def check(base, rng):
         more = {"train__cuda_graph_impl": impl, "train__cuda_graph_modules": modules,
@@ -180,9 +181,9 @@ CAPTURED = re.compile(r"has captured (\d+) graphs of (\d+) operations")
 
 
 def same_capture(base, outcome, more):
-    """The second step, which runs as it is where memory is logged, leaves the capture of the step as it would be."""
+    """The second step is eager if memory is logged. It must not change the capture."""
     if {"train.rampup_batch_size", "train.step_batch_size_schedule"} & base.case.keys.keys():
-        return None  # the step captured may have another number of microbatches
+        return None  # the captured step may have another number of microbatches
     logged = "true" if base.case.get("memory.log_memory") == "false" else "false"
     other = train(base.bench, base.case, "recaptured", **more, memory__log_memory=logged)
     problem = other.failed()
@@ -203,23 +204,24 @@ def capturable(impl, modules):
 
 
 def depends_on_layout(case):
-    """Settings that mean another computation on another layout, by design."""
+    """Settings that by design change the computation with the layout."""
     return ("global_aux_loss" in case.get("model.moe_router_load_balancing_type") or
             case.get("model.moe_overflow_policy") == "drop" or
             "model.moe_expert_capacity_factor" in case.keys or "sinkhorn" in case.get("model.moe_router_load_balancing_type"))
 
 
 def regroups_samples(case):
-    """Without data_sharding the number of data-parallel ranks decides which samples share a microbatch, as in Megatron. What
-    is no sum over samples changes with that: aux_loss, a product of means over a microbatch, and the mean over a microbatch
-    whose samples count unequally many tokens (train.calculate_per_token_loss takes that over the whole step)."""
+    """Without data_sharding the number of data-parallel ranks determines which samples share a microbatch, as in
+    Megatron. Values that are not sums over samples change with it. These are aux_loss, a product of means over a
+    microbatch, and the mean over a microbatch with unequal token counts per sample. (train.calculate_per_token_loss
+    computes that mean over the whole step.)"""
     aux = "aux_loss" in case.get("model.moe_router_load_balancing_type", "").split(",")
     means = case.get("data.eod_mask_loss") == "true" and case.get("train.calculate_per_token_loss") != "true"
     return (aux or means) and case.data_parallel() > 1 and case.get("data.data_sharding") == "false"
 
 
 def layout(base, rng):
-    """In float64 the layout changes nothing, but where verify says that it does by design."""
+    """In float64 the layout must not change the result, except for the settings that verify lists."""
     outcome = base.bench.run("verify", base.case.words())
     if outcome.code == 2 and "depend on the layout, so nothing was compared" in outcome.err:
         return None
@@ -236,14 +238,14 @@ def on_one_rank(case):
 
 
 def close(base, name, since, all_of_it):
-    """The losses of another layout: of the first step after `since`, which no update has carried apart, within the
-    rounding of the number format; in float64 all of them."""
+    """Compares losses of another layout. Compares the first step after `since`, before any update, within the rounding
+    of the number format; in float64 all steps."""
     there = metrics(base.bench, name)
     steps = sorted(i for split, i in base.metrics if split == "train" and i > since)
     dtype = base.case.get("precision.params_dtype", "fp32")
-    # A loss is a mean over tokens of sums over the vocabulary and the layers' widths, at most some thousand roundings
-    # that partly cancel: a hundred of them in fp32; half precision rounds at the borders of layers, a dozen times. A
-    # token near a tie may go to another expert.
+    # A loss is a mean over tokens of sums over the vocabulary and the layers' widths. These are at most some thousand
+    # roundings that partly cancel: about a hundred in fp32. Half precision rounds at layer boundaries, about a dozen
+    # times. A token near a tie may be routed to another expert.
     allowed = EPSILON[dtype] * {"fp32": 128, "fp64": 2.0**16, "bf16": 8, "fp16": 16}[dtype] * (8 if base.case.has_experts() and dtype != "fp64" else 1)
     for step in steps if all_of_it and dtype == "fp64" else steps[:1]:
         one, two = base.metrics[("train", step)], there.get(("train", step))
@@ -260,13 +262,13 @@ def close(base, name, since, all_of_it):
 
 
 def one_rank(base, rng):
-    """The run's own number format, on one rank."""
+    """Runs with the same number format on one rank."""
     outcome = train(base.bench, on_one_rank(base.case), "one")
     return outcome.failed() or close(base, "one", 0, True)
 
 
 def moved(base, rng):
-    """A checkpoint of this layout goes on on one rank."""
+    """A checkpoint of this layout must resume on one rank."""
     if len(base.saves) < 2:
         return None
     middle = base.saves[0]
@@ -275,10 +277,10 @@ def moved(base, rng):
 
 
 def twin(base, rng):
-    """What may change no bit: where activations are kept, when buckets travel, who reads ahead, what is logged."""
+    """Settings that must not change any bit: storage of activations, timing of buckets, prefetching, logging."""
     keys = base.case.keys
     ways = [{"data__num_workers": "3"}, {"train__timing_log_level": "2"}]
-    if keys.get("parallel.data_parallel_sharding_strategy") != "optim":  # there buckets cut what a norm is summed of
+    if keys.get("parallel.data_parallel_sharding_strategy") != "optim":  # with optim, buckets split the sum of a norm
         ways.append({"parallel__overlap_grad_reduce": "true" if "parallel.overlap_grad_reduce" in keys else "false"})
     if "parallel.align_param_gather" not in keys:
         ways.append({"parallel__overlap_param_gather": "true" if "parallel.overlap_param_gather" in keys else "false"})
@@ -287,7 +289,7 @@ def twin(base, rng):
         again = rng.choice(({"memory__recompute_granularity": "full", "memory__recompute_method": "uniform", "memory__recompute_num_layers": "1"},
                             {"memory__recompute_granularity": "selective", "memory__recompute_modules": "core_attn,mlp,layernorm,activation"}))
     ways += [again, again]
-    if "memory.offload_activations" not in keys and "model.moe_paged_stash" not in keys:  # which excludes it
+    if "memory.offload_activations" not in keys and "model.moe_paged_stash" not in keys:  # these exclude it
         ways.append({"memory__offload_activations": "file"})
     if "model.moe_enable_echo" in keys:
         ways += 2 * [{"model__moe_echo_recompute_expert_dispatch": "false" if "model.moe_echo_recompute_expert_dispatch" in keys else "true"},
@@ -305,7 +307,8 @@ PREDICTED = re.compile(r"maximum over ranks.* peak ([\d.]+) \(([\d.]+)\)")
 
 
 def dry(base, rng):
-    """What a dry run says holds: it fits as the run did, its peak is the one the run predicted, and nearly what it took."""
+    """A dry run must predict the run: whether it fits, the same peak as the run's prediction, and approximately the
+    measured peak."""
     where = {"checkpoint__save": "dry.ck", "checkpoint__save_interval": "2"}
     outcome = base.bench.train(base.case, ("--dry-run", "--json"), **where)
     problem = outcome.failed()
@@ -327,7 +330,7 @@ def dry(base, rng):
 
 
 def alone(base, rng):
-    """With one data-parallel rank there is nothing to shard: ZeRO takes no more and no less memory than none."""
+    """With one data-parallel rank ZeRO shards nothing, so its memory must equal that without ZeRO."""
     peaks = []
     for more in ({}, {f"parallel__{key}": None for key in SHARDING_KEYS}):
         outcome = base.bench.train(base.case, ("--dry-run", "--json"), checkpoint__save="alone.ck", checkpoint__save_interval="2", **more)
@@ -339,7 +342,7 @@ def alone(base, rng):
 
 
 def sends_by_documents(case):
-    """Documents decide what context-parallel ranks hold or send: no capture could be replayed."""
+    """Documents determine what context-parallel ranks store or send, so captures cannot be replayed."""
     if "parallel.context_parallel_token_slack" in case.keys:
         return True
     if "parallel.context_parallel_size" not in case.keys or case.keys.get("data.reset_attention_mask") not in (True, "true"):
@@ -349,7 +352,7 @@ def sends_by_documents(case):
 
 
 def checks_of(case, ways):
-    """(name, check, weight) of what can be asked of a case; `ways` are those it may be captured in."""
+    """Returns (name, check, weight) of the checks for a case; `ways` are its possible forms of capture."""
     found = [("resume", resume, 3), ("twin", twin, 2), ("dry", dry, 1)]
     for impl, modules in ways if not sends_by_documents(case) else ():
         found.append((f"graphs={impl}={modules or ''}", captured(impl, modules), 3 / len(ways)))
@@ -359,7 +362,7 @@ def checks_of(case, ways):
         found.append(("alone", alone, 2))
     if case.ranks > 1 and not depends_on_layout(case):
         found.append(("layout", layout, 3))
-        rounds = "train.decrease_batch_size_if_needed" in case.keys  # on one rank to another batch
+        rounds = "train.decrease_batch_size_if_needed" in case.keys  # on one rank to another batch size
         other = rounds or regroups_samples(case)
         if "model.sharded_initialization" not in case.keys and not other:
             found.append(("one_rank", one_rank, 1.5))

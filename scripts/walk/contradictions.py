@@ -1,5 +1,5 @@
-"""Settings each of which is valid and that cannot stand together, or texts that cannot be read: (ranks, settings, the key
-that the refusal names). What is wrong with the list is the program's to say; this only says what must be refused."""
+"""Valid settings that contradict each other, or texts that cannot be parsed: (ranks, settings, the key in the refusal).
+The program must refuse each; its message is not checked further."""
 
 EXPERTS = {"model.family": "mixtral", "model.num_moe_experts": "4", "model.ffn_hidden_size": "64"}
 

@@ -1,5 +1,5 @@
-"""A small indexed dataset (PREFIX.bin and PREFIX.idx, Megatron's format): the tokens of data.mock_data are some 200 million,
-which every run would cut into samples of its sequence length and shuffle anew."""
+"""A small indexed dataset (PREFIX.bin and PREFIX.idx, Megatron's format). data.mock_data has about 200 million tokens,
+which every run would split into samples and shuffle again."""
 import random
 import struct
 

@@ -1,10 +1,11 @@
-"""Draws configurations that the program should accept: small, odd, and over all keys of the tables. What the rules of
-metroplex/config/rules_*.cpp ask of several keys together is kept here by construction where it is simple; the rest is
-refused by the program, which a walk counts."""
+"""Samples configurations that the program should accept: small, unusual, and over all keys of the tables. Simple rules
+of metroplex/config/rules_*.cpp for several keys are satisfied by construction. The program refuses the other invalid
+ones, and the sweep counts them."""
 from walk.case import Case
 from walk.experts import Experts
 
-# Keys that no draw sets, each with its reason. tests/apps/wrong_inputs_test.sh holds the tables to the two together.
+# Keys that no sample sets, each with its reason. tests/apps/wrong_inputs_test.sh checks that samples and this list
+# cover the tables.
 NOT_DRAWN = {
     "files and folders, which the checks name": [
         "checkpoint.save", "checkpoint.load", "checkpoint.save_interval", "checkpoint.ckpt_step", "data.data_path",
@@ -115,7 +116,7 @@ class Drawing(Experts):
         self.put("model.family", self.family)
         bare = self.family in ("mixtral", "qwen3_moe", "llama")
         self.experts = self.family in ("mixtral", "qwen3_moe") or (self.family != "codegeex" and self.chance(0.3))
-        self.expert_ranks = 1  # that share the experts of a layer
+        self.expert_ranks = 1  # ranks that share the experts of a layer
         rope = bare or self.chance(0.3)
         if not bare:
             self.put("model.position_embedding_type", "rope" if rope else self.one("learned_absolute", "learned_absolute", "none"))
@@ -236,7 +237,7 @@ class Drawing(Experts):
                 self.put("parallel.hierarchical_context_parallel_sizes", f"{neighbours},{self.cp // neighbours}")
 
     def hybrid_sizes(self):
-        """Documents of any length on 1, 2, 4, ... ranks each, a sample on the largest of them."""
+        """Documents of any length on 1, 2, 4, ... ranks each; each sample is on the largest group of its documents."""
         self.put("parallel.hybrid_context_parallel", True)
         ranks = self.dp * self.cp
         largest = max(n for n in (1, 2, 4, 8) if ranks % n == 0)
@@ -409,7 +410,7 @@ class Drawing(Experts):
         self.maybe("optim.muon_split_qkv", "false", odds=0.3)
 
     def part(self):
-        """Parameters that are frozen, or adapters that are trained instead of all."""
+        """Frozen parameters, or adapters that are trained instead of all parameters."""
         way = self.one("", "", "", "freeze", "trainable", "adapters") if self.family != "codegeex" else ""
         if way == "freeze":
             self.put("train.freeze", self.one("embedding.*", "*.mlp.*", "decoder.layers.0.*", "*linear_proj*,*layernorm*"))
@@ -460,7 +461,7 @@ class Drawing(Experts):
             keys[layout] = keys[layout].replace("L", "m" * int(keys["model.mtp_num_layers"]) + "L")
 
     def graphs(self):
-        """Settings under which the same run may be captured: [] where none may."""
+        """Settings for capturing the same run; [] if it cannot be captured."""
         ways = []
         if self.hybrid:
             return ways
@@ -482,7 +483,7 @@ class Drawing(Experts):
 
 
 def draw(rng):
-    """(case, its ways to be captured)"""
+    """Returns (case, its forms of capture)."""
     d = Drawing(rng)
     d.layout()
     d.stages()

@@ -1,8 +1,8 @@
-"""What a drawn configuration says of experts."""
+"""Expert settings of a sampled configuration."""
 
 
 class Experts:
-    """A part of Drawing."""
+    """Mixin of Drawing."""
 
     def route(self):
         experts_ranks = self.ranks // self.pp
@@ -99,7 +99,7 @@ class Experts:
     def pages(self):
         static = self.keys.get("model.moe_token_dispatcher_type") == "static_buffer"
         recomputed = "moe" in str(self.keys.get("memory.recompute_modules", "")).split(",")
-        # Block repeats the first layer of every chunk: all of them, where chunks have one.
+        # Block repeats the first layer of every chunk: all layers, if chunks have one.
         block = self.keys.get("memory.recompute_method") == "block" and self.pp == 1 and self.layers > 1
         all_layers = "memory.recompute_method" in self.keys and not block
         excluded = (recomputed or all_layers or "model.moe_overflow_policy" in self.keys or
@@ -134,7 +134,7 @@ class Experts:
         self.maybe("model.moe_echo_enable_random_offloading", "true", odds=0.2)
 
     def token_slack_fits(self):
-        """Whether whatever the layers have of experts takes ranks that differ in tokens."""
+        """Whether all MoE settings of the layers support different numbers of tokens per rank."""
         keys = self.keys
         return ("model.moe_expert_capacity_factor" not in keys and "model.moe_enable_echo" not in keys
                 and keys.get("model.moe_token_dispatcher_type") in (None, "local", "alltoall"))

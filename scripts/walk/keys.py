@@ -1,4 +1,4 @@
-"""The key tables metroplex/config/*_keys.inc, as the program's own list of what can be configured."""
+"""The key tables metroplex/config/*_keys.inc: all configuration keys of the program."""
 import dataclasses
 import pathlib
 import re
@@ -11,7 +11,7 @@ ENTRY = re.compile(r"^KEY\((?P<type>.+?), (?P<name>\w+), (?P<default>.+?), (?P<l
 class Key:
     name: str  # section.key
     type: str  # int64_t, double, bool, std::string, std::vector<std::string>, Choice<...>
-    default: str  # as the table writes it
+    default: str  # as written in the table
     limits: str  # "between(0, 1e9)", "any()"
 
     @property
@@ -20,7 +20,7 @@ class Key:
 
     @property
     def bounds(self):
-        """(function, numbers) of the limits; no numbers where any value will do."""
+        """Returns (function, numbers) of the limits; no numbers if any value is valid."""
         function, arguments = re.fullmatch(r"(\w+)\((.*)\)", self.limits).groups()
         if function == "or_infinite":
             function, arguments = re.fullmatch(r"(\w+)\((.*)\)", arguments).groups()

@@ -1,13 +1,13 @@
-"""What a reader of errors and warnings would hear twice."""
+"""Finds repeated text in errors and warnings."""
 import re
 
 # "[config] [files] ...", "metroplex: metroplex: ...", "rank 1: rank 1: ...", "warning: warning: ..."
 DOUBLED_PREFIX = re.compile(r"(?:^|[:\s])(?:\[[a-z]+\] +\[[a-z]+\]|([\w.][\w.() -]{2,}:) +\1)(?:\s|$)", re.MULTILINE)
-SHORTEST = 20  # characters of a line that is no coincidence
+SHORTEST = 20  # characters; shorter lines may repeat by coincidence
 
 
 def said_twice(text):
-    """The doubled prefix, or the first line that is there twice; None where nothing is."""
+    """Returns the doubled prefix, or the first repeated line; None if nothing repeats."""
     doubled = DOUBLED_PREFIX.search(text)
     if doubled:
         return f"doubled prefix: {doubled.group(0).strip()}"

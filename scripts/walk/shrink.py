@@ -1,4 +1,4 @@
-"""Makes a failing case small: keys are left out, ranks and numbers lowered, as long as the same kind of failure stays."""
+"""Reduces a failing case: removes keys, and lowers ranks and numbers, as long as the same kind of failure remains."""
 import random
 import time
 
@@ -12,7 +12,7 @@ SMALLER = {"model.num_layers": (1, 2), "model.num_attention_heads": (1, 2), "mod
 
 
 def ask(options, case, check, salt, verbose=False):
-    """The problem that `check` finds with the case, or None; None too for a case that is refused."""
+    """Returns the problem that `check` finds with the case, or None; also None for a refused case."""
     with checks.Scratch() as folder:
         base = checks.Base(checks.Bench(options.binary, folder, options.limit), case)
         if verbose and base.refused:
@@ -28,7 +28,7 @@ def kind(problem):
 
 
 def smaller(case):
-    """Cases one step smaller, the boldest first."""
+    """Returns cases one step smaller, the largest reductions first."""
     for axis in ("tensor", "pipeline"):
         key = f"parallel.{axis}_model_parallel_size"
         size = case.number(key, 1)
@@ -50,13 +50,13 @@ def smaller(case):
 
 
 def shrink(options, result):
-    """(case, problem, tries)"""
+    """Returns (case, problem, tries)."""
     case, problem, wanted, tries, end = result.case, result.problem, kind(result.problem), 0, time.monotonic() + LIMIT
     salt, again = f"{options.seed}:{result.number}:{result.check}", True
     while again and time.monotonic() < end:
         again = False
         seen = set()
-        for step in range(200):  # of each pass; `smaller` begins anew where one was taken
+        for step in range(200):  # per pass; `smaller` restarts after an accepted reduction
             candidate = next((c for c in smaller(case) if c.line() not in seen), None)
             if candidate is None or time.monotonic() > end:
                 break

@@ -1,7 +1,7 @@
-// DeepseekV2ForCausalLM, arXiv 2405.04434, and DeepseekV3ForCausalLM, arXiv 2412.19437: latent attention; behind the
-// first dense layers experts with shared ones. Version 2 weighs experts by a softmax over all and ranks groups by
-// their best; version 3 weighs by sigmoids, chooses by these and a bias, and ranks groups by their two best. Layers
-// of multi-token prediction may follow those of version 3.
+// DeepseekV2ForCausalLM, arXiv 2405.04434, and DeepseekV3ForCausalLM, arXiv 2412.19437: latent attention; the first
+// layers are dense, the others are MoE layers with shared experts. Version 2 weights experts by a softmax over all
+// and ranks groups by their best expert. Version 3 uses sigmoid weights, selects by weight plus bias, and ranks
+// groups by their two best experts. Version 3 may have additional multi-token prediction layers.
 #include <algorithm>
 #include <cmath>
 
@@ -11,7 +11,7 @@
 namespace metroplex::hf {
 namespace deepseek {
 
-constexpr double kLatentEpsilon = 1e-6;  // of their norms of latents, whatever rms_norm_eps says
+constexpr double kLatentEpsilon = 1e-6;  // of the latents' norms; rms_norm_eps does not apply to them
 
 static void add_attention(const ConfigReader& config, Settings& s) {
   const int64_t heads = config.integer("num_attention_heads");
@@ -35,7 +35,7 @@ struct Defaults {
   double scaling;
 };
 
-// False where all layers are dense.
+// Returns false if all layers are dense.
 static bool add_experts(const ConfigReader& config, const Defaults& d, Settings& s) {
   const int64_t layers = num_layers(config);
   const int64_t dense = config.integer("first_k_dense_replace", d.first_dense);
@@ -104,7 +104,7 @@ static Settings settings_v3(const Json& given) {
   return s;
 }
 
-// Dense layers, then layers of experts, or dense ones only.
+// Returns the number of leading dense layers.
 static int64_t dense_layers(const config::Model& m) {
   if (!m.has_experts()) return m.num_layers;
   const std::vector<bool> experts = config::moe_layers(m);
@@ -115,7 +115,7 @@ static bool holds(const config::Model& m, int64_t best_of_group) {
   if (!decoder_layers(m) || m.has_window() || !m.multi_latent_attention || !m.qk_layernorm || m.add_bias_linear ||
       m.add_mlp_bias || m.add_qkv_bias != m.add_attention_output_bias)
     return false;
-  // config.json has a scale of the softmax with YaRN only.
+  // config.json has a softmax scale only with YaRN.
   if (!m.yarn() && m.mscale_all_dim != 0) return false;
   const double epsilon = m.latent_layernorm_epsilon > 0 ? m.latent_layernorm_epsilon : m.layernorm_epsilon;
   if (epsilon != kLatentEpsilon) return false;

@@ -1,7 +1,7 @@
-// Gemma2ForCausalLM, arXiv 2408.00118, and Gemma3ForCausalLM, arXiv 2503.19786: norms before and behind attention and
-// MLP that multiply by 1 + weight, scaled embeddings, GELU units, windows in some layers. Version 2 caps scores and
-// logits; version 3 has norms of queries and keys, rotates layers with a window by a base of their own, and caps no
-// scores, whatever attn_logit_softcapping says.
+// Gemma2ForCausalLM, arXiv 2408.00118, and Gemma3ForCausalLM, arXiv 2503.19786. Both have norms before and after
+// attention and MLP that multiply by 1 + weight, scaled embeddings, GELU units, and windows in some layers. Version 2
+// has softcaps for attention scores and logits. Version 3 has QK norms and a separate rotary base for layers with a
+// window. It ignores attn_logit_softcapping.
 #include <algorithm>
 #include <cmath>
 
@@ -96,7 +96,7 @@ static std::vector<MappedTensor> tensors(const config::Model& m) {
   return decoder_tensors(m, {.qkv_bias = m.add_qkv_bias, .output_bias = m.add_qkv_bias, .qk_norm = m.qk_layernorm});
 }
 
-// Of a scale that came of a whole number, that number.
+// Returns an integer if the scale was computed from one.
 static Json scalar_of(double scale) {
   const double scalar = 1 / (scale * scale), whole = std::round(scalar);
   return whole > 0 && 1 / std::sqrt(whole) == scale ? Json(static_cast<int64_t>(whole)) : Json(scalar);

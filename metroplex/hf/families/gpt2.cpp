@@ -1,5 +1,5 @@
-// GPT2LMHeadModel: learned positions, LayerNorm, biases everywhere, the head tied to the embedding. Its linear layers
-// are stored [in, out] (Conv1D), queries, keys and values side by side.
+// GPT2LMHeadModel: learned positions, LayerNorm, biases everywhere, output layer tied to the embedding. Linear layers
+// are stored as [in, out] (Conv1D), with queries, keys and values concatenated.
 #include "base/error.h"
 #include "hf/decoder.h"
 
@@ -16,7 +16,7 @@ struct Mapping {
   void transposed(const std::string& ours, const std::string& theirs, int64_t out, int64_t in) {
     all.push_back({ours, {out, in}, {{theirs, {in, out}, {0, 0}, {out, in}, 0, {1, out}}}});
   }
-  // Of every head its rows of queries, keys and values; theirs has all queries, then all keys, then all values.
+  // Ours: per head, the rows of its queries, keys and values. Theirs: all queries, then all keys, then all values.
   void qkv(const std::string& ours, const std::string& theirs) {
     const int64_t h = model.hidden_size, d = h / model.num_attention_heads;
     MappedTensor weight{ours + "weight", {3 * h, h}, {}}, bias{ours + "bias", {3 * h}, {}};

@@ -1,12 +1,11 @@
-// GptOssForCausalLM, arXiv 2508.10925: attention sinks, windows in every other layer, biases everywhere, experts
-// whose units are limited.
+// GptOssForCausalLM, arXiv 2508.10925: attention sinks, windows in every other layer, biases everywhere, experts with
+// clamped activations.
 #include "config/experts.h"
 #include "hf/decoder.h"
 
 namespace metroplex::hf {
 namespace gpt_oss {
 
-// What transformers takes for keys that are not there.
 static Json with_their_defaults(const Json& json) {
   Json defaults{{"num_key_value_heads", 8}, {"head_dim", 64},           {"rms_norm_eps", 1e-5},
                 {"sliding_window", 128},    {"num_local_experts", 128}, {"num_experts_per_tok", 4},
@@ -19,7 +18,7 @@ static Json with_their_defaults(const Json& json) {
                                 {"truncate", false},   {"original_max_position_embeddings", 4096}};
   }
   Json all = with_defaults(json, defaults);
-  if (defaults.contains("rope_scaling")) all["rope_scaling"] = defaults["rope_scaling"];  // in place of null
+  if (defaults.contains("rope_scaling")) all["rope_scaling"] = defaults["rope_scaling"];  // replaces null
   return all;
 }
 

@@ -1,4 +1,4 @@
-// MixtralForCausalLM, arXiv 2401.04088: experts in every layer, the softmax over the chosen ones.
+// MixtralForCausalLM, arXiv 2401.04088: experts in every layer, softmax over the selected experts.
 #include "config/experts.h"
 #include "hf/decoder.h"
 

@@ -1,4 +1,4 @@
-// Qwen2ForCausalLM, arXiv 2407.10671: queries, keys and values have biases, nothing else has.
+// Qwen2ForCausalLM, arXiv 2407.10671: only queries, keys and values have biases.
 #include "hf/decoder.h"
 
 namespace metroplex::hf {

@@ -1,5 +1,6 @@
-// Qwen3MoeForCausalLM, arXiv 2505.09388: qwen3 with experts in some layers; the weights of the chosen experts are a
-// softmax over all experts, and add up to 1 only with norm_topk_prob, which is a softmax over the chosen ones.
+// Qwen3MoeForCausalLM, arXiv 2505.09388: qwen3 with experts in some layers. The weights of the selected experts come
+// from a softmax over all experts. With norm_topk_prob they are normalized to a sum of 1, which is a softmax over the
+// selected experts.
 #include <algorithm>
 
 #include "config/experts.h"

@@ -6,7 +6,7 @@
 namespace metroplex::text::jinja {
 namespace {
 
-// What a method or a function of a table is as a value.
+// Wraps a method or function of a table as a value.
 Value bound(std::string name, std::function<Value(Arguments&)> call) {
   auto made = std::make_shared<Callable>();
   made->name = std::move(name);
@@ -201,7 +201,7 @@ Value Interpreter::call_filter(const std::string& name, const Value& input, Argu
 bool Interpreter::call_test(const std::string& name, const Value& input, const Arguments& given) {
   const Test test = find_test(name);
   MPX_CHECK(test != nullptr, "text", "the test 'is ", name, "' is not known here");
-  // What compares goes through both.
+  // The cost covers tests that compare both values.
   if (input.is_string()) spend(static_cast<size_t>(input.weight()));
   for (const Value& other : given.positional) spend(static_cast<size_t>(other.weight()));
   return test(*this, input, given);

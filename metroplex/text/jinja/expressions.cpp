@@ -314,7 +314,7 @@ ExpressionPtr Parser::filtered(ExpressionPtr value) {
 }
 
 ExpressionPtr Parser::one_filter(ExpressionPtr value) {
-  const int line = next().line;  // the bar, or the word filter
+  const int line = next().line;  // the bar, or the keyword filter
   auto made = make(Op::filter, line, expect_name());
   while (skip_sign(".")) made->name += "." + expect_name();
   adopt(*made, std::move(value));

@@ -1,4 +1,4 @@
-// Filters of single values; those of lists and of the layout of text are in list_filters.cpp and text_filters.cpp.
+// Filters for single values; list_filters.cpp and text_filters.cpp have those for lists and text layout.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -15,7 +15,7 @@ namespace {
 
 void defined(const Value& value) { MPX_CHECK(!value.is_undefined(), "text", value.undefined().what); }
 
-// int() and float() of a text; nullopt where Python refuses it.
+// int() and float() of a text; nullopt if Python raises ValueError.
 std::optional<int64_t> whole_of(std::string_view text, int64_t base) {
   std::string digits(without_trailing_space(without_leading_space(text)));
   digits.erase(std::remove(digits.begin(), digits.end(), '_'), digits.end());
@@ -74,7 +74,7 @@ Value absolute(Interpreter&, const Value& v, Arguments& a) {
   return v.is_integer() ? Value(std::abs(v.integer())) : Value(std::fabs(v.real()));
 }
 
-// To a multiple of 10^digits; halves to the even multiple.
+// Rounds to a multiple of 10^digits; halves round to the even multiple.
 Value rounded_before_point(const Value& v, int digits) {
   const double unit = std::pow(10.0, digits);
   if (!v.is_integer()) return std::nearbyint(v.real() / unit) * unit;
@@ -244,7 +244,7 @@ Value format(Interpreter& run, const Value& v, Arguments& a) {
   return formatted(run, text_like(v, run.text_of(v)), a.positional);
 }
 
-// Unlike value.name no key of a dict.
+// Unlike value.name, it does not look up keys of a dict.
 Value attribute_of(Interpreter& run, const Value& v, Arguments& a) {
   const std::string name = run.text_of(a.need(0, "name"));
   if (v.is_dict() && !has_method(v, name)) return Undefined{"'dict object' has no attribute '" + name + "'"};

@@ -1,4 +1,4 @@
-// The functions that templates call by name: Jinja's range, namespace, dict, and those that transformers adds.
+// Global functions of templates: Jinja's range, namespace and dict, and the functions that transformers adds.
 #include <ctime>
 
 #include "base/error.h"
@@ -54,8 +54,8 @@ Value raise_exception(Interpreter& run, Arguments& a) {
   base::throw_error("text", "the template refuses this chat: " + run.text_of(a.need(0, "message")));
 }
 
-// The format without the directives that C and Python's datetime without a zone write differently: microseconds,
-// which the clock here does not have, and the zone.
+// Removes microseconds and the time zone from the format. C and Python's naive datetime write these directives
+// differently.
 std::string without_zone(const std::string& format) {
   std::string out;
   for (size_t at = 0; at < format.size(); ++at) {

@@ -51,7 +51,7 @@ Interpreter::~Interpreter() {
 Rendered Interpreter::run(const Statements& statements, const Dict& variables) {
   const auto scope = std::make_shared<Scope>();
   for (const auto& [name, value] : variables.items()) scope->variables.emplace_back(name.string(), value);
-  // What the template sets at its top is a scope of its own, as a variable given is found in one place only.
+  // Variables that the template sets at its top level have a separate scope.
   const auto top = std::make_shared<Scope>();
   top->parent = scope;
   std::string out;
@@ -79,7 +79,7 @@ Value Interpreter::text(std::string text) {
 }
 
 std::string Interpreter::text_of(const Value& value) {
-  // Escaped, a byte of a text in a list is four.
+  // A byte of a text in a list can take four bytes when escaped.
   if (value.is_string()) pay_text(value.string().size());
   else spend(static_cast<size_t>(16 * value.weight()));
   return to_text(value);
@@ -229,7 +229,7 @@ void Interpreter::run_call(const Statement& s, const ScopePtr& scope, std::strin
   write(text_of(called(*s.expression, scope, &caller)), out);
 }
 
-// A macro, or the body of a call block, over the variables around it.
+// A macro, or the body of a call block, with the surrounding variables.
 Value Interpreter::closure(const std::string& name, const Statement& s, const ScopePtr& scope) {
   spend(16);
   closed_over_.push_back(scope);
@@ -277,7 +277,7 @@ void Interpreter::assign(const Target& target, const Value& value, const ScopePt
   const Value* space = scope->find(target.name);
   MPX_CHECK(space != nullptr && space->is(Kind::space), "text", "'", target.name,
             "' is no namespace: its attribute cannot be set");
-  // A value that no container takes does not enter, nor does a macro: its variables could hold the namespace.
+  // Container rules apply to the value. Macros are rejected because their variables could hold the namespace.
   const Value checked = Value::tuple({value});
   MPX_CHECK(!checked.holds_macro(), "text", "a macro cannot be kept in a namespace here");
   space->space()->attributes[target.attribute] = value;

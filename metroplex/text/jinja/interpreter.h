@@ -1,6 +1,6 @@
-// Runs a parsed template: a walk over its tree with bounded steps, text and depth, so that no template runs or grows
-// without end. One Interpreter renders once. Operators, methods, filters, tests and functions are in the files of
-// these names, as tables.
+// Evaluates a parsed template by walking its tree. Steps, text and depth are bounded, so that no template runs or
+// grows without limit. One Interpreter renders once. Operators, methods, filters, tests and functions are tables in
+// the files of these names.
 #pragma once
 
 #include <algorithm>
@@ -17,11 +17,11 @@
 namespace metroplex::text::jinja {
 
 struct Limits {
-  int64_t steps = 100'000'000;  // evaluations, and what values cost that grow
-  int depth = 500;              // of evaluations in each other
+  int64_t steps = 100'000'000;  // evaluations, plus the cost of values that grow
+  int depth = 500;              // of nested evaluations
 };
 
-// Variables of one block; looked up outwards.
+// Variables of one block; lookup continues in `parent`.
 struct Scope {
   std::shared_ptr<Scope> parent;
   std::vector<std::pair<std::string, Value>> variables;
@@ -35,7 +35,7 @@ struct Rendered {
   // Bytes of `text` between {% generation %} and its end, in order.
   std::vector<std::pair<size_t, size_t>> generated;
   bool generated_elsewhere =
-      false;  // a generation block ran inside of a macro, a set or another: its place is unknown
+      false;  // a generation block ran inside a macro, a set or another block: its range is unknown
 };
 
 class Interpreter {
@@ -45,19 +45,20 @@ class Interpreter {
   Interpreter(const Interpreter&) = delete;
   Interpreter& operator=(const Interpreter&) = delete;
 
-  // Throws base::Error; line() is where.
+  // Throws base::Error; line() is its line.
   Rendered run(const Statements& statements, const Dict& variables);
   int line() const { return line_; }
 
-  // For the tables.
+  // The tables call these functions.
   void spend(size_t steps);
-  // Before a text or a list is made, so that one that is too large never is: 4 bytes are a step, an item is 16.
+  // Charges the cost before a text or list is created, so that a too large one is never allocated. 4 bytes of text
+  // cost a step, a list item 16.
   void pay_text(size_t bytes);
   void pay_items(size_t items) { spend(16 * std::min(items, size_t{1} << 36)); }
-  Value text(std::string text);  // of about the size of one that was paid for
+  Value text(std::string text);  // requires a preceding pay_text of about its size
   Value list(List items);
   Value generator(List items);
-  std::string text_of(const Value& value);  // to_text
+  std::string text_of(const Value& value);  // to_text, with its cost
   Value call_filter(const std::string& name, const Value& input, Arguments& arguments);
   bool call_test(const std::string& name, const Value& input, const Arguments& arguments);
   std::shared_ptr<Namespace> new_space();
@@ -95,7 +96,7 @@ class Interpreter {
   int depth_ = 0, line_ = 1;
   std::string* top_ = nullptr;
   Rendered rendered_;
-  std::vector<std::weak_ptr<Scope>> closed_over_;  // emptied at the end: their variables hold what holds them
+  std::vector<std::weak_ptr<Scope>> closed_over_;  // cleared at the end to break reference cycles
 };
 
 // operators.cpp
@@ -104,35 +105,35 @@ bool contains(Interpreter& run, const Value& container, const Value& item);
 Value attribute(Interpreter& run, const Value& object, const std::string& name);
 Value item(Interpreter& run, const Value& object, const Value& key);
 Value slice(Interpreter& run, const Value& object, const Value& from, const Value& to, const Value& step);
-List elements(Interpreter& run, const Value& value);  // what a for over it takes
+List elements(Interpreter& run, const Value& value);  // the items that a for loop iterates over
 // Calls `visit` for each item of a dict, or for each pair in a list of pairs. `taker` is named in the error.
 void for_each_pair(Interpreter& run, const Value& value, const char* taker,
                    const std::function<void(const Value& key, const Value& value)>& visit);
 Value formatted(Interpreter& run, const Value& format, const List& values);  // Python's %
 
-// methods.cpp and string_methods.cpp: whether a value has a method of this name, and its call.
+// methods.cpp and string_methods.cpp
 bool has_method(const Value& object, std::string_view name);
 Value call_method(Interpreter& run, const Value& object, const std::string& name, Arguments& arguments);
 bool has_string_method(std::string_view name);
 Value call_string_method(Interpreter& run, const std::string& text, const std::string& name, Arguments& arguments);
 
-// Tables by name; null where there is none.
+// Lookup by name; null if there is none.
 using Filter = Value (*)(Interpreter&, const Value&, Arguments&);
 using Test = bool (*)(Interpreter&, const Value&, const Arguments&);
 using Function = Value (*)(Interpreter&, Arguments&);
-Filter find_filter(std::string_view name);  // in its own table and in the two below
+Filter find_filter(std::string_view name);  // searches its own table and the two below
 Filter find_list_filter(std::string_view name);
 Filter find_text_filter(std::string_view name);
 Test find_test(std::string_view name);
 Function find_function(std::string_view name);
 
-// string_methods.cpp: letters of any script, by Unicode's simple mappings ('ß' in upper case is 'SS').
+// string_methods.cpp: letters of any script, by Unicode's simple case mappings ('ß' in upper case is 'SS').
 std::string upper(std::string_view text);
 std::string lower(std::string_view text);
 std::string capitalized(std::string_view text);
 std::string title(std::string_view text, bool after_any_other);
 std::string escaped(std::string_view text);                      // for HTML
-std::string escaped_text(Interpreter& run, const Value& value);  // to_text, escaped unless it is marked as such
+std::string escaped_text(Interpreter& run, const Value& value);  // to_text, escaped unless marked as escaped
 Value text_like(const Value& source, std::string text);          // marked as escaped if `source` is
 std::string stripped(Interpreter& run, std::string_view text, const Value* characters, bool left, bool right);
 std::string replaced(Interpreter& run, std::string_view text, std::string_view from, std::string_view to,
@@ -145,8 +146,8 @@ enum class Side { left, right, both };
 // Adds `fill`, one character, on a side until the text has `width` characters.
 std::string padded(Interpreter& run, const std::string& text, int64_t width, std::string_view fill, Side side);
 
-// search.cpp: the first or last occurrence of a part, npos if there is none, in time linear in both: std::string's
-// find takes their product for texts that repeat themselves. `part` must outlive it.
+// search.cpp: finds the first or last occurrence of `part`, npos if there is none, in linear time. std::string's find
+// is quadratic for repetitive texts. `part` must outlive the object.
 class Search {
  public:
   Search(Interpreter& run, std::string_view part, bool last = false);
@@ -155,7 +156,7 @@ class Search {
  private:
   std::string_view part_;
   bool last_;
-  std::vector<uint32_t> borders_;  // of each prefix (or suffix) the longest that is also its other end
+  std::vector<uint32_t> borders_;  // of each prefix (or suffix): its longest border
 };
 
 // to_json.cpp: json.dumps.

@@ -12,7 +12,7 @@ namespace {
 bool name_begins(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// One kind of newline, and none at the end.
+// Normalizes newlines to \n and removes the last one.
 std::string normalized(std::string_view source) {
   std::string out;
   for (size_t i = 0; i < source.size(); ++i) {
@@ -47,7 +47,7 @@ class Lexer {
     return source_.size() - without_leading_space(std::string_view(source_).substr(at)).size();
   }
 
-  // Text up to the next tag, and the tag.
+  // Reads the text up to the next tag, and the tag.
   void between_tags() {
     size_t tag = at_;
     while (true) {
@@ -80,7 +80,8 @@ class Lexer {
     if (!text.empty()) add(TokenKind::text, std::string(text));
   }
 
-  // Behind the end of a block or comment of `size` letters at `end`, with what its sign takes along.
+  // Returns the position after the end `end` of a block or comment of `size` letters, and after the white space that
+  // its sign removes.
   size_t behind_end(size_t end, size_t size, char sign) const {
     const size_t behind = end + size;
     if (sign == '-') return behind_space(behind);
@@ -94,7 +95,7 @@ class Lexer {
     go(behind_end(end, 2, sign));
   }
 
-  // {% raw %} ... {% endraw %}, from inside the first tag; false for another tag.
+  // Reads {% raw %} ... {% endraw %}, from inside the first tag; returns false for another tag.
   bool raw() {
     size_t at = behind_space(at_);
     if (source_.compare(at, 3, "raw") != 0) return false;
@@ -119,7 +120,7 @@ class Lexer {
   }
 
   void in_tag(std::string_view close, TokenKind kind) {
-    std::string open;  // brackets
+    std::string open;  // open brackets
     while (true) {
       if (at_ >= source_.size()) fail(base::concat("a tag without its ", close));
       if (open.empty()) {
@@ -266,7 +267,7 @@ class Lexer {
   std::vector<Token> tokens_;
   size_t at_ = 0;
   int line_ = 1;
-  bool line_begins_ = true;  // what came last ended with a newline
+  bool line_begins_ = true;  // the previous output ended with a newline
 };
 
 }  // namespace

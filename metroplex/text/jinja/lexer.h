@@ -1,6 +1,6 @@
-// A template as tokens: text between tags, and what stands in tags. White space around tags goes as in transformers:
-// trim_blocks (the newline behind a block or comment), lstrip_blocks (the blanks before one that begins a line), and
-// the signs - and + of a tag.
+// Splits a template into tokens: text between tags, and the contents of tags. White space control follows
+// transformers. trim_blocks removes the newline after a block or comment. lstrip_blocks removes the blanks before one
+// that begins a line. The signs - and + of a tag override both.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ enum class TokenKind { text, open_block, close_block, open_output, close_output,
 struct Token {
   TokenKind kind = TokenKind::end;
   int line = 1;
-  std::string text;  // of a text, name, string or sign
+  std::string text;  // of text, name, string and sign tokens
   Value number;
 };
 
@@ -25,7 +25,7 @@ std::vector<Token> template_tokens(std::string_view source, const std::string& w
 
 [[noreturn]] void fail_at(const std::string& where, int line, const std::string& message);
 
-// Python's str.isspace for a code point, and what is left of a text without it at its ends.
+// Python's str.isspace for a code point, and str.lstrip and str.rstrip.
 bool is_space(char32_t c);
 std::string_view without_leading_space(std::string_view text);
 std::string_view without_trailing_space(std::string_view text);

@@ -1,4 +1,4 @@
-// Filters that take or give lists.
+// Filters that take or return lists.
 #include <algorithm>
 #include <bit>
 
@@ -13,7 +13,7 @@ bool given_true(const Arguments& a, size_t place, std::string_view name) {
   return value != nullptr && value->truth();
 }
 
-// "a.b.0" of a value, as the filters with an attribute take it.
+// Looks up an attribute path "a.b.0", as the filters with an attribute do.
 Value path_of(Interpreter& run, const Value& value, const Value& path, const Value* fallback = nullptr) {
   const auto member = [&](const Value& of, const Value& key) {
     const Value found = item(run, of, key);
@@ -33,7 +33,6 @@ Value path_of(Interpreter& run, const Value& value, const Value& path, const Val
   return at;
 }
 
-// What is left of the arguments behind the first `count`.
 Arguments rest_of(const Arguments& a, size_t count, const std::string& callee) {
   Arguments rest;
   rest.callee = callee;
@@ -147,7 +146,6 @@ Value reverse(Interpreter& run, const Value& v, Arguments& a) {
   return text_like(v, std::move(text));
 }
 
-// Of comparing all in `v` with as many others as a sort does.
 void pay_sort(Interpreter& run, const Value& v) {
   const auto weight = static_cast<size_t>(v.weight());
   run.spend(4 * weight * static_cast<size_t>(std::bit_width(weight)));
@@ -157,7 +155,7 @@ Value folded(const Value& value, bool case_sensitive) {
   return value.is_string() && !case_sensitive ? Value(lower(value.string())) : value;
 }
 
-// The attributes "a,b" of a sort; None: the value itself.
+// Returns the attributes "a,b" of a sort; None means the value itself.
 List sort_paths(Interpreter& run, const Value* attribute) {
   if (attribute == nullptr || !attribute->is_string()) return {attribute != nullptr ? *attribute : Value(None{})};
   List paths;
@@ -171,7 +169,7 @@ List sort_paths(Interpreter& run, const Value* attribute) {
   return paths;
 }
 
-// As Python compares lists: undefined values are equal.
+// Compares as Python compares lists; undefined values are equal.
 bool keys_less(const List& a, const List& b) {
   for (size_t i = 0; i < a.size(); ++i) {
     const bool same = (a[i].is_undefined() && b[i].is_undefined()) || equal(a[i], b[i]);
@@ -233,7 +231,7 @@ Value unique(Interpreter& run, const Value& v, Arguments& a) {
   return run.generator(std::move(out));
 }
 
-// Lists of `linecount` items each; with `fill_with` the last is filled up.
+// Returns lists of `linecount` items each; `fill_with` pads the last one.
 Value batch(Interpreter& run, const Value& v, Arguments& a) {
   a.only(2, {"linecount", "fill_with"});
   const Value &count = a.need(0, "linecount"), *fill = a.find(1, "fill_with");
@@ -256,7 +254,7 @@ Value batch(Interpreter& run, const Value& v, Arguments& a) {
   return run.generator(std::move(out));
 }
 
-// `slices` lists, of which the first are one longer where the number does not divide the items.
+// Returns `slices` lists. If the number does not divide the items, the first lists have one more item.
 Value slices(Interpreter& run, const Value& v, Arguments& a) {
   a.only(2, {"slices", "fill_with"});
   const Value &count = a.need(0, "slices"), *fill = a.find(1, "fill_with");
@@ -284,7 +282,7 @@ Value group_by(Interpreter& run, const Value& v, Arguments& a) {
   if (fallback != nullptr && fallback->is(Kind::none)) fallback = nullptr;
   const bool sensitive = given_true(a, 2, "case_sensitive");
   pay_sort(run, v);
-  std::vector<std::pair<Value, Value>> keyed;  // the key of an item, and the item
+  std::vector<std::pair<Value, Value>> keyed;  // key and item
   for (const Value& value : elements(run, v)) keyed.emplace_back(path_of(run, value, path, fallback), value);
   std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& x, const auto& y) {
     return less(folded(x.first, sensitive), folded(y.first, sensitive));

@@ -1,4 +1,4 @@
-// Methods of dicts, lists and loops, and which values have which.
+// Methods of dicts, lists and loops, and the table of method names per type.
 #include <algorithm>
 
 #include "base/error.h"
@@ -58,7 +58,7 @@ Value call_loop_method(Interpreter& run, Loop& loop, const std::string& name, co
   return changed;
 }
 
-// A str that is marked as escaped: the results are marked, and texts that it takes in are escaped.
+// Methods of an escaped str: the results are marked as escaped, and texts in the arguments are escaped.
 Value call_safe_text_method(Interpreter& run, const Value& text, const std::string& name, Arguments& a) {
   const auto escape = [&](Value& value) { value = escaped_text(run, value); };
   if (name == "replace" && a.positional.size() > 1) escape(a.positional[1]);

@@ -75,7 +75,7 @@ Value repeated(Interpreter& run, const Value& value, int64_t times) {
   return value.is(Kind::tuple) ? Value::tuple(std::move(items)) : Value::list(std::move(items));
 }
 
-// What Python makes of a slice: `count` places from `first` on, `step` apart.
+// A Python slice after index normalization: `count` indices from `first`, `step` apart.
 struct Places {
   int64_t first = 0, step = 1, count = 0;
 };
@@ -104,7 +104,6 @@ Places places_of(int64_t size, const Value& from, const Value& to, const Value& 
   return places;
 }
 
-// `count` characters from number `first` on.
 std::string_view from_character(std::string_view text, int64_t first, int64_t count) {
   const auto behind = [&](size_t at, int64_t characters) {
     for (; characters > 0 && at < text.size(); --characters)

@@ -1,5 +1,5 @@
-// Recursive descent over the tokens of a template, in the order of precedence of Jinja: expressions here and in
-// expressions.cpp, statements in statements.cpp.
+// Recursive descent parser with Jinja's operator precedence: expressions here and in expressions.cpp, statements in
+// statements.cpp.
 #pragma once
 
 #include <string>
@@ -20,9 +20,8 @@ class Parser {
     std::vector<ExpressionPtr> positional;
     std::vector<std::pair<std::string, ExpressionPtr>> named;
   };
-  class Deeper;  // counts how deep calls are
+  class Deeper;  // counts the nesting depth of calls
 
-  // The stream.
   const Token& now() const { return tokens_[at_]; }
   const Token& look() const { return tokens_[at_ + 1 < tokens_.size() ? at_ + 1 : at_]; }
   Token next();
@@ -59,7 +58,7 @@ class Parser {
   ExpressionPtr test(ExpressionPtr value);
   ExpressionPtr call(ExpressionPtr callee);
   void call_arguments(Expression& call);
-  // One expression, or a tuple where commas follow; `choices`: "a if b else c" is one.
+  // One expression, or a tuple if commas follow. `choices`: accepts "a if b else c" as an item.
   ExpressionPtr tuple(bool choices, std::string_view end_name = "", bool may_be_empty = false);
 
   // Statements (statements.cpp).

@@ -4,7 +4,7 @@
 namespace metroplex::text::jinja {
 namespace {
 
-constexpr size_t kShort = 32;  // to so many bytes the product is as good
+constexpr size_t kShort = 32;  // bytes; up to this size the quadratic search is fast enough
 
 }  // namespace
 

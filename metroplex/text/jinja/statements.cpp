@@ -7,7 +7,7 @@ namespace metroplex::text::jinja {
 
 Statements Parser::whole_template() { return until({}, ""); }
 
-// Statements up to a tag that begins with one of `ends`, whose word is the next token then.
+// Parses statements up to a tag that begins with one of `ends`. The next token is then that word.
 Statements Parser::until(Ends ends, const std::string& opener) {
   const int opened = now().line;
   Statements out;
@@ -203,7 +203,7 @@ Statement Parser::filter_block(int line) {
   Statement made;
   made.line = line;
   made.what = What::filter;
-  --at_;  // `filter` stands where the bar of a filter does
+  --at_;  // `filter` replaces the bar of a filter expression
   made.expression = one_filter(nullptr);
   while (is_sign("|")) made.expression = one_filter(std::move(made.expression));
   made.body = body({"endfilter"}, "filter");
@@ -226,7 +226,7 @@ Statement Parser::scope(int line) {
   return made;
 }
 
-// Nothing is escaped here, so that only `autoescape false` has a meaning: a scope.
+// Output is never escaped, so only `autoescape false` is supported; it opens a scope.
 Statement Parser::autoescape(int line) {
   const ExpressionPtr escapes = expression();
   if (escapes->op != Op::constant || escapes->constant.truth())

@@ -34,7 +34,7 @@ bool all_of(std::string_view text, Holds holds) {
   return !text.empty();
 }
 
-// Where the first or the last stretch of white space is; not there: [npos, ...).
+// Returns the first or last run of white space; {npos, ...} if there is none.
 std::pair<size_t, size_t> space_in(std::string_view text, bool last) {
   if (last) {
     while (!text.empty()) {
@@ -53,7 +53,7 @@ std::pair<size_t, size_t> space_in(std::string_view text, bool last) {
   return {std::string_view::npos, 0};
 }
 
-// str.split: by a separator, or, with None, by white space of any length.
+// str.split by a separator or, for None, by runs of white space.
 List split(Interpreter& run, std::string_view text, const Value* separator, int64_t limit, bool from_right) {
   List parts;
   const bool spaces = separator == nullptr || separator->is(Kind::none);
@@ -80,11 +80,11 @@ List split(Interpreter& run, std::string_view text, const Value* separator, int6
   return parts;
 }
 
-// text[start:end] by the arguments from `place` on, and `start` as a number of characters.
+// text[start:end] for the arguments from `place` on; `start` is in characters.
 struct Window {
   std::string text;
   int64_t start = 0;
-  bool is_inside = true;  // false: it begins after the end of the text, so that not even "" is found in it
+  bool is_inside = true;  // false: it starts after the end of the text, where not even "" is found
 };
 
 Window window(Interpreter& run, const std::string& text, const Arguments& a, size_t place) {
@@ -219,7 +219,7 @@ std::string padded(Interpreter& run, const std::string& text, int64_t width, std
   MPX_CHECK(length_of(fill) == 1, "text", "a text is filled up with '", fill, "', which must be one character");
   MPX_CHECK(width <= kMaxWidth, "text", "a text is filled up to ", width, " characters; at most ", kMaxWidth);
   const int64_t missing = width - size;
-  // str.center gives the odd character to the left where the width is odd.
+  // str.center puts the odd character on the left if the width is odd.
   const int64_t left = side == Side::left ? missing : side == Side::both ? missing / 2 + (missing & width & 1) : 0;
   run.pay_text(text.size() + static_cast<size_t>(missing) * fill.size());
   std::string out;
@@ -253,7 +253,7 @@ std::string capitalized(std::string_view text) {
   return out + lower(text.substr(at));
 }
 
-// After any character that is no letter (str.title), or only after white space and -({[<, as the filter has it.
+// A word begins after any non-letter (str.title), or only after white space and -({[< (the filter title).
 std::string title(std::string_view text, bool after_any_other) {
   std::string out;
   bool begins = true;
@@ -303,7 +303,7 @@ std::string replaced(Interpreter& run, std::string_view text, std::string_view f
     out.append(text, at, found);
     out += to;
     at += found + from.size();
-    if (!from.empty()) continue;  // an empty one is found before every character, and at the end
+    if (!from.empty()) continue;  // an empty `from` matches before every character and at the end
     if (at >= text.size()) return out;
     const size_t size = code_point_size(static_cast<unsigned char>(text[at]));
     out.append(text, at, size);

@@ -1,5 +1,5 @@
-// A parsed template: expressions and statements as plain data, each with its line. Depth is bounded when they are
-// made, so that whoever walks them may recurse.
+// A parsed template: expressions and statements as plain data, each with its line. The parser bounds the depth, so
+// that tree walks may recurse.
 #pragma once
 
 #include <memory>
@@ -20,9 +20,9 @@ enum class Op {
   dict,        // children: key, value, key, value, ...
   attribute,   // children[0] . name
   item,        // children[0] [ children[1] ]
-  slice,       // children[0] [ from : to : step ], of which null ones are left out
+  slice,       // children[0] [ from : to : step ]; null for omitted ones
   call,        // children[0] ( children[1..], named )
-  filter,      // children[0] | name ( children[1..], named ); without a first child in a block: null
+  filter,      // children[0] | name ( children[1..], named ); children[0] is null in a filter block
   test,        // children[0] is name ( children[1..], named )
   negate,      // - children[0]
   plus,        // + children[0]
@@ -46,10 +46,10 @@ struct Expression {
   Value constant;
   std::vector<ExpressionPtr> children;
   std::vector<std::pair<std::string, ExpressionPtr>> named;
-  ExpressionPtr more_positional, more_named;  // of a call: *more_positional, **more_named; null: none
+  ExpressionPtr more_positional, more_named;  // of a call: *more_positional, **more_named; null if absent
 };
 
-// What can be assigned to: a name, an attribute of a namespace, or several of them.
+// An assignment target: a name, an attribute of a namespace, or several targets.
 struct Target {
   std::string name, attribute;
   std::vector<Target> parts;  // not empty: a tuple
@@ -66,7 +66,7 @@ enum class What {
   call,        // call (parameters) expression: body
   filter,      // filter expression: body
   scope,       // with assignments: body
-  generation,  // the assistant's part: body
+  generation,  // the assistant's output: body
   leave,       // break
   again        // continue
 };
@@ -99,7 +99,7 @@ struct Statement {
 
 inline constexpr int kMaxExpressionDepth = 120, kMaxStatementDepth = 60;
 
-// Throws base::Error "WHERE, line N: ..." for what is no template, or uses a construct that is not known here.
+// Throws base::Error "WHERE, line N: ..." for a syntax error or an unsupported construct.
 Statements parse_template(std::string_view source, const std::string& where);
 
 }  // namespace metroplex::text::jinja

@@ -1,6 +1,6 @@
-// A chat template: the part of Jinja that the templates of model families use, with the settings of transformers
-// (trim_blocks, lstrip_blocks, its functions, filter and {% generation %} blocks). docs/finetuning.md lists what it
-// knows. Undefined is as Jinja's: empty as text, false, an error when something of it is asked for.
+// A chat template in the subset of Jinja that model families use. The settings are those of transformers:
+// trim_blocks, lstrip_blocks, its functions, its filter and {% generation %} blocks. docs/finetuning.md lists the
+// supported features. Undefined values behave as in Jinja: empty as text, false, an error when an attribute is read.
 #pragma once
 
 #include <memory>
@@ -15,18 +15,18 @@
 
 namespace metroplex::text::jinja {
 
-// Throws base::Error for numbers of more than 64 bits, and for what is nested too deeply.
+// Throws base::Error for numbers of more than 64 bits and for too deep nesting.
 Value from_json(const nlohmann::ordered_json& json);
 
 class Template {
  public:
-  // Throws base::Error "WHERE, line N: ..." naming the construct that is wrong or not known here.
+  // Throws base::Error "WHERE, line N: ..." with the invalid or unsupported construct.
   Template(std::string_view source, std::string where);
   Template(Template&&) = default;
   Template& operator=(Template&&) = default;
 
-  // Throws base::Error "WHERE, line N: ..."; also where the template itself refuses its input (raise_exception).
-  // `now`, in seconds since 1970, is what strftime_now shows, in the zone of this machine. Safe from any thread.
+  // Throws base::Error "WHERE, line N: ...", including the template's own raise_exception. `now`, in seconds since
+  // 1970, is the time for strftime_now, in the local time zone. Thread-safe.
   Rendered render(const Dict& variables, int64_t now, const Limits& limits = {}) const;
 
  private:

@@ -1,4 +1,4 @@
-// What may stand behind `is`.
+// Jinja tests, the names after `is`.
 #include <cmath>
 
 #include "base/error.h"

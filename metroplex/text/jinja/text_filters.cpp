@@ -1,4 +1,4 @@
-// Filters that lay out or escape text.
+// Filters for text layout and escaping.
 #include <algorithm>
 
 #include "base/error.h"
@@ -20,7 +20,6 @@ int64_t whole_argument(const Arguments& a, size_t place, std::string_view name, 
   return value != nullptr ? value->integer() : fallback;
 }
 
-// The first `count` characters.
 std::string_view first_characters(std::string_view text, int64_t count) {
   size_t at = 0;
   for (; count > 0 && at < text.size(); --count) at += code_point_size(static_cast<unsigned char>(text[at]));
@@ -106,7 +105,7 @@ Value truncate(Interpreter& run, const Value& v, Arguments& a) {
   return arithmetic(run, "+", text_like(v, std::string(kept)), end);
 }
 
-// Python's textwrap.wrap, of lines of code points. A chunk is a word, a part of a hyphenated one, or white space.
+// Python's textwrap.wrap on code points. A chunk is a word, a part of a hyphenated word, or white space.
 class Wrapper {
  public:
   Wrapper(int64_t width, bool break_words, bool on_hyphens)
@@ -132,7 +131,7 @@ class Wrapper {
 
   static bool is_blank(char32_t c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
   static bool is_digit(char32_t c) { return std::string_view(general_category(c)) == "Nd"; }
-  // Letter, word character or punctuation at a place that may be outside of the text.
+  // Letter, word character or punctuation at an index that may be outside the text.
   bool letter(size_t at) const { return at < text_.size() && is_python_word(text_[at]) && !is_digit(text_[at]); }
   bool word(size_t at) const { return at < text_.size() && is_python_word(text_[at]); }
   bool word_or_mark(size_t at) const {
@@ -140,7 +139,7 @@ class Wrapper {
   }
   bool hyphen(size_t at) const { return at < text_.size() && text_[at] == '-'; }
 
-  // The end of the hyphens from `at` on if they are a dash between words, else `at`.
+  // Returns the end of the hyphens from `at` on if they are a dash between words, else `at`.
   size_t dash_end(size_t at) const {
     size_t end = at;
     while (hyphen(end)) ++end;
@@ -203,7 +202,7 @@ class Wrapper {
   size_t width_;
   bool break_words_, on_hyphens_;
   std::u32string text_;
-  std::vector<Chunk> chunks_;  // of the rest of the line, the first at the end
+  std::vector<Chunk> chunks_;  // of the rest of the line, in reverse order
 };
 
 Value word_wrap(Interpreter& run, const Value& v, Arguments& a) {

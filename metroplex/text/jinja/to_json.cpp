@@ -1,4 +1,4 @@
-// json.dumps, as the filter tojson of transformers calls it.
+// json.dumps with the arguments of transformers' filter tojson.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -17,7 +17,7 @@ void append_unit(std::string& out, unsigned unit) {
 }
 
 std::string json_string(Interpreter& run, const std::string& text, bool ascii) {
-  run.spend(text.size() + 1);  // a byte may be six
+  run.spend(text.size() + 1);  // one byte can become six
   std::string out = "\"";
   for (size_t at = 0; at < text.size();) {
     const size_t begin = at;

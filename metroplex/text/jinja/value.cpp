@@ -6,7 +6,7 @@
 #include "base/error.h"
 
 namespace metroplex::text::jinja {
-// What a container takes in.
+// Checks that a container accepts the item, and adds its weight and depth.
 void Value::hold(const Value& item) {
   const Kind kind = item.kind();
   const bool is_macro = kind == Kind::callable && item.callable().is_macro;

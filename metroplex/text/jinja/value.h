@@ -1,7 +1,7 @@
-// What a template computes with: Python's values as far as chat templates use them. Strings are UTF-8 and count in
-// code points. Lists and dicts never change once they are made (as in the sandbox of transformers); only namespaces
-// do. They, loops and methods are kept out of containers, and macros out of namespaces, so that values form no cycles
-// and stay shallow.
+// Python's values as far as chat templates use them. Strings are UTF-8; lengths and indices count code points. Lists
+// and dicts are immutable (as in the sandbox of transformers); only namespaces change. Containers cannot contain
+// namespaces, loops or methods; namespaces cannot contain macros. Values therefore form no cycles, and their depth is
+// limited.
 #pragma once
 
 #include <cstdint>
@@ -21,16 +21,16 @@ class Value;
 using List = std::vector<Value>;
 
 struct Undefined {
-  std::string what;  // why, for the error when it is used: "'tools' is undefined"
+  std::string what;  // the error message for a use of it: "'tools' is undefined"
 };
 struct None {};
 struct Arguments;
 
-// In the order of insertion.
+// Preserves insertion order.
 class Dict {
  public:
   using Item = std::pair<Value, Value>;
-  // Replaces the value of a key that is there, which keeps its place.
+  // An existing key gets the new value and keeps its position.
   void set(Value key, Value value);
   const Value* find(const Value& key) const;
   const Value* find(std::string_view name) const;
@@ -48,24 +48,24 @@ struct Namespace {
 struct Statement;
 struct Scope;
 
-// The variable `loop` of one pass.
+// The variable `loop` of one iteration.
 struct Loop {
   std::shared_ptr<const List> items;
   size_t index = 0;
   int64_t depth = 1;
   const Statement* statement = nullptr;  // of a recursive loop; null: loop() is refused
-  std::shared_ptr<Scope> around;         // the variables that its statement sees
+  std::shared_ptr<Scope> around;         // the variables visible to its statement
   std::shared_ptr<List> changed;         // the arguments of the last loop.changed()
 };
 
 struct Callable {
   std::string name;
   std::function<Value(Arguments&)> call;
-  bool is_macro = false;  // lists and dicts take macros only
+  bool is_macro = false;  // containers accept macros but no other callables
 };
 
-// A generator, which filters such as map return: its items are taken once, it is true even without items, and has
-// neither length nor indices. Or a view of a dict (items(), keys(), values()), which can be taken again.
+// A generator, the result of filters such as map: its items can be read once, it is always true, and it has no length
+// and no indices. Or a view of a dict (items(), keys(), values()), which can be read repeatedly.
 struct Iterator {
   std::shared_ptr<const List> items;
   std::string view;  // "dict_items", "dict_keys" or "dict_values"; empty: a generator
@@ -108,10 +108,10 @@ class Value {
   Value(std::shared_ptr<Namespace> space) : data_(std::move(space)) {}
   Value(std::shared_ptr<Loop> loop) : data_(std::move(loop)) {}
   Value(std::shared_ptr<const Callable> callable) : data_(std::move(callable)) {}
-  // A str that is marked as escaped, as the filters safe and escape return it (Python's Markup). Joined to another
-  // str by +, it escapes that one.
+  // Returns a str that is marked as escaped (Python's Markup), as the filters safe and escape do. Concatenation with
+  // + escapes the other str.
   static Value safe_text(std::string text);
-  // Throw base::Error for items that no container takes, or nested too deeply.
+  // These throw base::Error for items that containers reject, and for too deep nesting.
   static Value list(List items);
   static Value tuple(List items);
   static Value group(Value key, Value list);  // a tuple with the attributes `grouper` and `list`
@@ -131,11 +131,11 @@ class Value {
   bool is_number() const { return is_integer() || is(Kind::real); }
 
   const std::string& string() const { return *std::get<std::shared_ptr<const std::string>>(data_); }
-  const Shared& shared_items() const;  // of a list or a tuple
+  const Shared& shared_items() const;  // list or tuple
   const List& items() const { return *shared_items(); }
   const Dict& dict() const { return *std::get<std::shared_ptr<const Dict>>(data_); }
   int64_t integer() const;
-  double real() const;  // of any number
+  double real() const;  // any number
   const Undefined& undefined() const { return std::get<Undefined>(data_); }
   const std::shared_ptr<Namespace>& space() const { return std::get<std::shared_ptr<Namespace>>(data_); }
   const std::shared_ptr<Loop>& loop() const { return std::get<std::shared_ptr<Loop>>(data_); }
@@ -144,9 +144,9 @@ class Value {
   const Callable& callable() const { return *std::get<std::shared_ptr<const Callable>>(data_); }
 
   bool truth() const;
-  bool holds_macro() const { return holds_macro_; }  // of a container
-  int depth() const { return depth_; }               // of containers in each other; 0 for what is none
-  // About the 16 bytes of text that it would be, all that it holds included: shared parts count again each time.
+  bool holds_macro() const { return holds_macro_; }  // containers only
+  int depth() const { return depth_; }               // nesting depth of containers; 0 for other values
+  // The approximate size as text in units of 16 bytes, contents included. Shared contents count each time.
   int64_t weight() const { return is_string() ? 1 + static_cast<int64_t>(string().size()) / 16 : weight_; }
 
  private:
@@ -160,7 +160,6 @@ class Value {
   int64_t weight_ = 1;
 };
 
-// The most of both.
 inline constexpr int kMaxValueDepth = 120;
 inline constexpr int64_t kMaxValueWeight = int64_t{1} << 24;
 
@@ -175,16 +174,16 @@ std::string to_text(const Value& value);
 std::string representation(const Value& value);
 std::string real_text(double number);
 
-// Arguments of a call, taken one by one by name or place.
+// Arguments of a call, read by name or position.
 struct Arguments {
   std::string callee;
   List positional;
   std::vector<std::pair<std::string, Value>> named;
 
-  // The argument `name`, at `place` where it has no name there; null when it is not given.
+  // Returns the argument `name`, or the positional argument `place`; null if neither is given.
   const Value* find(size_t place, std::string_view name) const;
   const Value& need(size_t place, std::string_view name) const;
-  // Throws base::Error for more than `places` arguments, or for a name that is none of `names`.
+  // Throws base::Error for more than `places` arguments, or for a name outside `names`.
   void only(size_t places, std::initializer_list<std::string_view> names = {}) const;
 };
 

@@ -55,7 +55,7 @@ std::string dict_text(const Dict& dict) {
 
 }  // namespace
 
-// The shortest digits that read back, with an exponent where Python writes one: below 1e-4 and from 1e16 on.
+// The shortest digits that parse to the same number. The exponent format follows Python: below 1e-4 and from 1e16 on.
 std::string real_text(double number) {
   if (std::isnan(number)) return "nan";
   if (std::isinf(number)) return number > 0 ? "inf" : "-inf";
