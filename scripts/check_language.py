@@ -39,7 +39,9 @@ FOLDERS = ("metroplex", "apps", "bench", "tests", "scripts", "cmake", "docs", "e
 
 def module_of(path):
     parts = path.relative_to(ROOT).parts
-    return "/".join(parts[:2]) if parts[0] in ("metroplex", "tests") and len(parts) > 2 else "docs" if path.suffix == ".md" else parts[0]
+    if parts[0] in ("metroplex", "tests") and len(parts) > 2:
+        return "/".join(parts[:2])
+    return "docs" if parts[0] == "README.md" else parts[0]
 
 
 def files():
