@@ -17,7 +17,7 @@ std::string message_of(const std::exception& error) {
 void throw_error(const char* room, const std::string& message) { throw Error(room, message); }
 
 void throw_assert(const char* file, int line, const char* condition, const std::string& message) {
-  throw std::logic_error(concat(file, ":", line, ": a mistake in metroplex itself: ", condition, " does not hold",
+  throw std::logic_error(concat(file, ":", line, ": a bug in metroplex: ", condition, " does not hold",
                                 message.empty() ? "" : "; ", message));
 }
 

@@ -5,7 +5,7 @@ namespace metroplex::base {
 
 inline constexpr const char* kOutOfMemory =
     "out of memory: the machine, or a limit of this process (ulimit -v, a container's), gives no more; metroplex "
-    "train --dry-run says what a run takes, and what would take less";
+    "train --dry-run shows how much memory a run needs, and which settings need less";
 inline constexpr const char* kNoMoreThreads =
     "a limit of this process (ulimit -u or -v) or of its container (pids.max) gives no more";
 

@@ -56,7 +56,7 @@ void run_together(int count, const std::function<void(int)>& work) {
   gate.set_value(problem.empty());
   for (std::thread& thread : threads) thread.join();
   MPX_CHECK(problem.empty(), "memory", "only ", threads.size(), " of ", count, " threads can be started (", problem,
-            "): ", kNoMoreThreads, "; ask for fewer ranks");
+            "): ", kNoMoreThreads, "; use fewer ranks");
 }
 
 }  // namespace metroplex::base

@@ -30,12 +30,12 @@ constexpr AttentionRow kRows[] = {{AttentionBy::cudnn, true, false, false, false
                                   {AttentionBy::cudnn, true, false, false, false, cudnn_takes}};
 
 const char* why_none(const AttentionCase& c) {
-  if (c.documents) return "documents that do not see each other, which are for flash attention alone";
-  if (c.window) return "windows, which are for flash attention alone";
+  if (c.documents) return "documents that do not attend to each other, which only flash attention supports";
+  if (c.window) return "windows, which only flash attention supports";
   AttentionCase any_order = c;
   any_order.deterministic = false;
-  if (c.deterministic && cudnn_takes(any_order)) return "values of another head size than keys, in a fixed order";
-  if (c.head_dim != c.v_head_dim) return "values of another head size than keys";
+  if (c.deterministic && cudnn_takes(any_order)) return "values with another head size than keys, in a fixed order";
+  if (c.head_dim != c.v_head_dim) return "values with another head size than keys";
   if (c.head_dim > 256) return "a head size above 256";
   return "a head size without a backward of flash attention on this GPU";
 }
@@ -48,7 +48,8 @@ AttentionChoice gpu_attention(const AttentionCase& c) {
   if (!c.plain_mask) return {AttentionBy::own, "a mask that is not causal from the first row on"};
   if (!c.plain_scores) return {AttentionBy::own, "capped scores or sinks"};
   if (!half && !single) return {AttentionBy::own, "float64"};
-  if (c.head_dim % 8 != 0 || c.v_head_dim % 8 != 0) return {AttentionBy::own, "a head size that 8 does not divide"};
+  if (c.head_dim % 8 != 0 || c.v_head_dim % 8 != 0)
+    return {AttentionBy::own, "a head size that is not a multiple of 8"};
   for (const AttentionRow& row : kRows) {
     const bool type = half ? row.halves : row.floats;
     if (type && (row.windows || !c.window) && (row.documents || !c.documents) && row.takes(c)) return {row.by};
@@ -94,12 +95,13 @@ std::string own_attention(const Config& config, int capability) {
   if (gpu_attention(any_order).by != AttentionBy::own) key = "run.deterministic_mode = true";
   if (!c.plain_mask)
     key = base::concat("parallel.context_parallel_size = ", config.parallel.cp(),
-                       " in fp32; precision.params_dtype = bf16 does without");
+                       " in fp32; precision.params_dtype = bf16 avoids it");
   if (c.dtype == ParamsDtype::fp64) key = "precision.params_dtype = fp64";
   if (!c.plain_scores) key = not_plain(m);
   if (config.parallel.hybrid_context_parallel) key = "parallel.hybrid_context_parallel = true";
   if (c.dropout) key = base::concat("model.attention_dropout = ", m.attention_dropout);
-  return base::concat("attention is by kernels of our own, slower than libtorch's: ", choice.why, " (", key, ")");
+  return base::concat("attention uses metroplex's own kernels, which are slower than libtorch's: ", choice.why, " (",
+                      key, ")");
 }
 
 DocumentBound document_bound(const Config& config, int capability) {

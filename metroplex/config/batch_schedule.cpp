@@ -36,16 +36,16 @@ std::optional<int64_t> read_count(const std::string& written, std::string& probl
     return std::nullopt;
   };
   if (text.empty() || !(std::isdigit(static_cast<unsigned char>(text[0])) || text[0] == '.'))
-    return refuse("it starts with a digit");
+    return refuse("it must start with a digit");
   const char* const end = text.data() + text.size();
   double count = 0;
   auto [stop, error] = std::from_chars(text.data(), end, count);
-  if (error == std::errc::invalid_argument) return refuse("it is no number");
+  if (error == std::errc::invalid_argument) return refuse("it is not a number");
   if (stop != end) {
-    if (unit(*stop) == 0) return refuse("it ends with K, M, B, T or nothing");
+    if (unit(*stop) == 0) return refuse("it must end with K, M, B, T or a digit");
     count *= unit(*stop++);
   }
-  if (stop != end) return refuse("something is left behind it");
+  if (stop != end) return refuse("it has text after the unit");
   if (error != std::errc() || !(count <= kLargestCount)) return refuse("it is too large");
   return static_cast<int64_t>(count);
 }

@@ -50,7 +50,8 @@ static NewerKeys newer_scope(const std::string& key, const std::vector<std::stri
   std::string list;
   for (const std::string& word : words) {
     const bool whole = word == "full" || word == "full_iteration";
-    if (whole && words.size() > 1) newer.problem = key + " = " + word + ": stands alone; leave the others out";
+    if (whole && words.size() > 1)
+      newer.problem = key + " = " + word + ": cannot be combined with others; leave the others out";
     if (word == "full_iteration") newer.keys = {{"train.cuda_graph_impl", word}};
     if (!whole) list += (list.empty() ? "" : ", ") + quoted(word);
   }

@@ -54,7 +54,7 @@ std::vector<int64_t> context_levels(const Parallel& parallel) {
   const auto sizes = read_context_levels(parallel);
   MPX_CHECK(sizes, "config",
             "parallel.hierarchical_context_parallel_sizes = ", parallel.hierarchical_context_parallel_sizes,
-            " are not numbers from 1 up with commas between; write 4,2");
+            ": must be numbers of at least 1 separated by commas; write 4,2");
   return *sizes;
 }
 

@@ -33,7 +33,7 @@ DeviceChoice choose_device(const Run& run, const Machine& m) {
   MPX_CHECK(m.num_gpus > 0, "config", asked, " computes on GPUs, but ", m.no_gpu,
             "; use run.device = cpu with run.backend = ", m.launcher.empty() ? "threads" : "gloo");
   const bool shared = choice.backend == Backend::threads;
-  MPX_CHECK(shared || each_has_a_gpu(m), "config", asked, " wants one GPU for each of the ", m.local_ranks,
+  MPX_CHECK(shared || each_has_a_gpu(m), "config", asked, " needs one GPU for each of the ", m.local_ranks,
             " ranks of this machine, but there are ", m.num_gpus, "; start at most ", m.num_gpus,
             ", or put all ranks on one GPU with run.device = cuda and run.backend = threads");
   choice.gpu = shared || m.num_gpus < m.local_ranks ? 0 : m.local_rank;

@@ -27,8 +27,8 @@ class PatternReader {
 
   std::optional<std::vector<int64_t>> list() {
     const Value value = sum(0);
-    if (good() && at_ < text_.size()) fail(concat("'", text_.substr(at_), "' is left behind it"));
-    if (good() && !value.is_list) fail("it is no list");
+    if (good() && at_ < text_.size()) fail(concat("'", text_.substr(at_), "' follows the pattern"));
+    if (good() && !value.is_list) fail("it is not a list");
     return good() ? std::optional(value.numbers) : std::nullopt;
   }
 
@@ -102,7 +102,7 @@ class PatternReader {
     while (good() && !take(']')) {
       const Value entry = sum(depth + 1);
       if (!good()) break;
-      if (entry.is_list) return fail("a list stands in a list");
+      if (entry.is_list) return fail("a list contains a list");
       list.numbers.push_back(entry.numbers[0]);
       if (!take(',') && (at_ >= text_.size() || text_[at_] != ']')) return fail("a [ is never closed");
     }
@@ -114,9 +114,8 @@ class PatternReader {
     const char* const begin = text_.data() + at_;
     const auto [end, error] = std::from_chars(begin, text_.data() + text_.size(), value);
     if (error == std::errc::invalid_argument || *begin == '-')
-      return fail(at_ < text_.size()
-                      ? concat("a number or a list is expected where it says '", text_.substr(at_), "'")
-                      : "a number or a list is missing at its end");
+      return fail(at_ < text_.size() ? concat("a number or a list is expected at '", text_.substr(at_), "'")
+                                     : "a number or a list is missing at its end");
     if (error != std::errc() || value > kMost) return fail(concat("it has a number above ", kMost));
     at_ += static_cast<size_t>(end - begin);
     return {false, {value}};
@@ -181,7 +180,7 @@ std::vector<bool> window_layers(const Model& model) {
   std::string problem;
   auto layers = read_window_layers(model.window_attn_skip_freq, model.num_layers, problem);
   MPX_CHECK(layers.has_value(), "config", "model.window_attn_skip_freq = ", model.window_attn_skip_freq,
-            ": says which layers have a window, but ", problem,
+            ": must define which layers have a window, but ", problem,
             "; write N for all but every N-th layer, or one 0 or 1 a layer, like [1,0] or [1]*5+[0]");
   return *layers;
 }
@@ -191,7 +190,7 @@ std::vector<bool> moe_layers(const Model& model) {
   std::string problem;
   auto layers = read_moe_layers(model.moe_layer_freq, model.num_layers, problem);
   MPX_CHECK(layers.has_value(), "config", "model.moe_layer_freq = ", model.moe_layer_freq,
-            ": says which layers have experts, but ", problem,
+            ": must define which layers have experts, but ", problem,
             "; write N for every N-th layer, or one 0 or 1 a layer, ", "like [0,1,1,1] or ([0]*1+[1]*3)*2");
   return *layers;
 }
@@ -232,7 +231,7 @@ std::optional<std::vector<double>> read_coefficients(const std::string& text, st
     double value = 0;
     const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
     if (error != std::errc() || end != word.data() + word.size() || !(value >= 0) || std::isinf(value)) {
-      problem = concat("'", word, "' is no number of at least 0");
+      problem = concat("'", word, "' is not a number of at least 0");
       return std::nullopt;
     }
     numbers.push_back(value);

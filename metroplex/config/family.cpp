@@ -75,7 +75,7 @@ void check_family(const Model& model) {
     fits = fits && (only ? to_text(*field) == preset.value : to_text(*field) != "0");
     meaning += base::concat(meaning.empty() ? "" : ", ", field->name, " ", only ? preset.value : "above 0");
   }
-  MPX_CHECK(fits, "models", "model.family = ", model.family, " means ", meaning,
+  MPX_CHECK(fits, "models", "model.family = ", model.family, " requires ", meaning,
             "; set them, or use family gpt for other combinations");
 }
 

@@ -59,16 +59,16 @@ Limits or_infinite(Limits limits) {
 
 const std::vector<SectionHelp>& sections() {
   static const std::vector<SectionHelp> kSections = {
-      {"run", "The process side: how many ranks, over what they talk, and the seed."},
-      {"model", "The shape of the network. Names are Megatron's. 0 means \"derived from the others\"."},
+      {"run", "Processes: number of ranks, communication backend and seed."},
+      {"model", "Shape of the network. Names are Megatron's. 0 means \"derived from the others\"."},
       {"peft", "Parameter-efficient fine-tuning: adapters that are trained instead of the model."},
-      {"parallel", "How the ranks are cut. Data parallelism is what remains: world / (tp * pp * cp)."},
-      {"optim", "The optimizer and its schedules. Lengths are in iterations or in samples, never both."},
-      {"precision", "Number formats, the loss scale, and what is checked of losses and gradients."},
-      {"memory", "Activations: what is kept, recomputed, split or moved away between forward and backward."},
-      {"data", "Where samples come from: exactly one of data_path, the per-split paths, and mock_data."},
+      {"parallel", "Parallel sizes. The data-parallel size is the rest: world / (tp * pp * cp)."},
+      {"optim", "Optimizer and its schedules. Lengths are in iterations or in samples, never both."},
+      {"precision", "Number formats, loss scale, and checks of losses and gradients."},
+      {"memory", "Activations: storage, recomputation, sharding and offload between forward and backward."},
+      {"data", "Source of samples: exactly one of data_path, the per-split paths, and mock_data."},
       {"checkpoint", "Saving and loading."},
-      {"train", "The loop: batch sizes, how long, what is logged and when."},
+      {"train", "Training loop: batch sizes, length and logging."},
   };
   return kSections;
 }

@@ -61,10 +61,9 @@ std::string help(const std::string& topic) {
     names.push_back(field.key());
   }
   const std::string nearest = base::nearest_name(topic, names);
-  base::throw_error("config",
-                    base::concat("no help for '", topic, "'; ",
-                                 nearest.empty() ? "ask for a section (" + section_names() + "), a key, or all"
-                                                 : "did you mean '" + nearest + "'?"));
+  base::throw_error("config", base::concat("no help for '", topic, "'; ",
+                                           nearest.empty() ? "use a section (" + section_names() + "), a key, or all"
+                                                           : "did you mean '" + nearest + "'?"));
 }
 
 }  // namespace metroplex::config

@@ -27,13 +27,13 @@ static std::optional<std::string> unroll(const std::string& text, bool groups, s
     if (groups && unit == "(") {
       const size_t end = text.find(')', at);
       if (end == std::string::npos || end == at) {
-        problem = end == at ? "() holds nothing" : "a ( is never closed";
+        problem = end == at ? "() is empty" : "a ( is never closed";
         return std::nullopt;
       }
       unit = text.substr(at, end - at);
       at = end + 1;
       if (unit.find('(') != std::string::npos || at >= text.size() || text[at] != '*') {
-        problem = unit.find('(') != std::string::npos ? "parentheses cannot nest" : "(...) needs a *n behind it";
+        problem = unit.find('(') != std::string::npos ? "parentheses cannot nest" : "(...) needs a *n after it";
         return std::nullopt;
       }
     } else if (groups) {

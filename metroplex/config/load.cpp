@@ -216,8 +216,8 @@ static void check_one_document(const std::string& text, const std::string& sourc
 }
 
 void Draft::merge_yaml(const std::string& text, const std::string& source) {
-  MPX_CHECK(text.size() <= kMaxFileBytes, "config", source, ": ", text.size(), " bytes are no configuration (limit ",
-            kMaxFileBytes, ")");
+  MPX_CHECK(text.size() <= kMaxFileBytes, "config", source, ": ", text.size(),
+            " bytes are too large for a configuration (limit ", kMaxFileBytes, ")");
   // Works on a copy, so that rejected text changes nothing.
   Draft next = *this;
   YamlReader reader(next.config_, next.given_);
@@ -263,7 +263,7 @@ void Draft::assign(const std::string& assignment) {
   const std::string body = assignment.rfind("--", 0) == 0 ? assignment.substr(2) : assignment;
   const size_t equals = body.find('=');
   MPX_CHECK(equals != std::string::npos, "config", "'", shortened(assignment),
-            "' sets nothing; write --section.key=value, such as --model.num_layers=8");
+            "' has no '='; write --section.key=value, such as --model.num_layers=8");
   const std::string key = body.substr(0, equals), value = body.substr(equals + 1);
   if (const NewerKeys newer = newer_keys(key, split_list(value)); newer.known) {
     MPX_CHECK(newer.problem.empty(), "config", newer.problem);

@@ -24,7 +24,7 @@ std::optional<ParamGroupRule> read_param_group(const std::string& text, std::str
   std::optional<double> lr_mult;
   words >> rule.pattern;
   if (rule.pattern.empty() || rule.pattern.find('=') != std::string::npos) {
-    problem = "it begins with a pattern of parameter names";
+    problem = "it must begin with a pattern of parameter names";
     return std::nullopt;
   }
   for (std::string word; words >> word;) {
@@ -38,7 +38,7 @@ std::optional<ParamGroupRule> read_param_group(const std::string& text, std::str
     const auto value = equals == std::string::npos ? std::nullopt : factor(word.substr(equals + 1));
     if (member == nullptr || !value || *member) {
       problem = member != nullptr && *member
-                    ? "'" + key + "' is there twice"
+                    ? "'" + key + "' is given twice"
                     : "'" + word +
                           "' is neither lr_mult=X, wd_mult=X, start_wd=X nor end_wd=X with a "
                           "number of at least 0";

@@ -39,7 +39,7 @@ void check_latent(Rules& rules) {
   static constexpr const char* kSwitch = "model.multi_latent_attention";
   if (!m.multi_latent_attention) return refuse_without(rules, kSwitch, of_latents);
   rules.require(m.num_query_groups == 0 || m.num_query_groups == m.num_attention_heads, "model.num_query_groups",
-                m.num_query_groups, concat("has no meaning with ", kSwitch, ": every head has keys of its own"),
+                m.num_query_groups, concat("has no meaning with ", kSwitch, ": every head has its own keys"),
                 "leave it 0");
   rules.require_effect(m.kv_channels == 0, "model.kv_channels", m.kv_channels,
                        concat("has no meaning with ", kSwitch,
@@ -50,11 +50,12 @@ void check_latent(Rules& rules) {
   rules.require(m.qk_pos_emb_head_dim % 2 == 0, "model.qk_pos_emb_head_dim", m.qk_pos_emb_head_dim, "must be even",
                 "add or remove one");
   rules.require(m.rotary_percent == 1, "model.rotary_percent", m.rotary_percent,
-                concat("must be 1 with ", kSwitch, ", which says by model.qk_pos_emb_head_dim what is rotated"),
+                concat("must be 1 with ", kSwitch, ", where model.qk_pos_emb_head_dim sets the rotated width"),
                 "leave it out");
   const Family* const family = find_family(m.family);
   rules.require(family == nullptr || !family->top_query, "model.family", m.family,
-                concat("excludes ", kSwitch, ": its last layer takes queries from elsewhere"), "use another family");
+                concat("excludes ", kSwitch, ": its last layer does not compute queries from its input"),
+                "use another family");
 }
 
 void check_frequencies(Rules& rules) {
@@ -92,13 +93,13 @@ void check_window(Rules& rules) {
   }
   std::string problem;
   const bool reads = read_window_layers(m.window_attn_skip_freq, m.num_layers, problem).has_value();
-  rules.require(reads, kLayers, m.window_attn_skip_freq, "says which layers have the window, but " + problem,
+  rules.require(reads, kLayers, m.window_attn_skip_freq, "must define which layers have the window, but " + problem,
                 "write N for all but every N-th layer, or one 0 or 1 a layer, like [1,0] or [1]*5+[0]");
   rules.require(m.rotary_base_local == 0 || m.position_embedding_type == PositionEmbedding::rope,
                 "model.rotary_base_local", m.rotary_base_local, "needs model.position_embedding_type = rope",
                 "leave it 0");
   rules.require(family == nullptr || !family->top_query, "model.family", m.family,
-                "excludes model.window_size: nothing says which window its last layer has", "use another family");
+                "excludes model.window_size: the window of its last layer is not defined", "use another family");
 }
 
 void check_softmax(Rules& rules) {
@@ -138,12 +139,11 @@ void check_multi_token(Rules& rules) {
   excludes(family == nullptr || !family->top_query, concat("model.family = ", m.family), "use another family");
   excludes(m.position_embedding_type != PositionEmbedding::learned_absolute,
            "model.position_embedding_type = learned_absolute", "use rope or none");
-  excludes(!m.has_window(), "model.window_size: nothing says which window these layers have",
-           "leave one of them out");
+  excludes(!m.has_window(), "model.window_size: the window of these layers is not defined", "leave one of them out");
   const Parallel& parallel = rules.config.parallel;
   excludes(parallel.cp() == 1 && !parallel.hybrid_context_parallel,
            "context parallelism (parallel.context_parallel_size above 1, parallel.hybrid_context_parallel): a rank "
-           "lacks the tokens behind its part",
+           "does not hold the tokens after its range",
            "use sequence or pipeline parallelism");
   excludes(!m.moe_paged_stash, "model.moe_paged_stash", "turn it off");
   rules.require(m.mtp_num_layers < rules.config.train.seq_length, kKey, m.mtp_num_layers,

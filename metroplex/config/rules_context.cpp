@@ -27,7 +27,7 @@ void check_lengths_of_parts(Rules& rules) {
                        multiple == 1 ? ""
                                      : " times " + key_is("parallel.tensor_model_parallel_size", multiple) +
                                            " with parallel.sequence_parallel",
-                       ": every rank holds as many tokens"),
+                       ": every rank holds the same number of tokens"),
                 "choose another length or other sizes");
   rules.require(p.context_parallel_cut != SequenceCutKind::zigzag || seq % (2 * cp) == 0, "train.seq_length", seq,
                 concat("must be a multiple of ", 2 * cp, ", twice ", key_is(kSize, cp),
@@ -43,7 +43,7 @@ void check_heads(Rules& rules, const std::string& word, int64_t ranks) {
                 groups = (m.num_query_groups > 0 ? m.num_query_groups : m.num_attention_heads) / tp;
   const std::string here = concat("with parallel.cp_comm_type = ", word, " ", ranks, " ranks share the ");
   rules.require(heads % ranks == 0, "model.num_attention_heads", m.num_attention_heads,
-                concat(here, heads, " heads of a tensor-parallel rank, of which ", ranks, " is no divisor"),
+                concat(here, heads, " heads of a tensor-parallel rank, but ", ranks, " does not divide them"),
                 "choose p2p or all_gather, or a smaller context_parallel_size");
   rules.require(groups == 0 || groups % ranks == 0 || ranks % groups == 0, "model.num_query_groups",
                 m.num_query_groups,
@@ -62,7 +62,7 @@ int64_t check_levels(Rules& rules, bool used) {
   if (text.empty() && !used) return 0;
   const auto sizes = read_context_levels(p);
   if (!used) {
-    refuse("has no effect: no layer exchanges by a2a+p2p", "leave it out, or set parallel.cp_comm_type");
+    refuse("has no effect: no layer uses a2a+p2p", "leave it out, or set parallel.cp_comm_type");
     // Megatron rejects other products in any case.
     rules.list.back().without_effect =
         sizes && sizes->size() <= 3 &&
@@ -70,10 +70,11 @@ int64_t check_levels(Rules& rules, bool used) {
     return 0;
   }
   if (!sizes || sizes->size() != 2)
-    return refuse("parallel.cp_comm_type = a2a+p2p needs two numbers from 1 up with a comma between",
-                  "give the ranks that share heads and the groups of them, as 4,2 for context_parallel_size 8");
+    return refuse(
+        "parallel.cp_comm_type = a2a+p2p needs two numbers of at least 1 separated by a comma",
+        "give the ranks that share heads and the number of such groups, such as 4,2 for context_parallel_size 8");
   if ((*sizes)[0] * (*sizes)[1] != p.cp())
-    return refuse(concat("multiply to ", (*sizes)[0] * (*sizes)[1], " and not to ", key_is(kSize, p.cp())),
+    return refuse(concat("multiply to ", (*sizes)[0] * (*sizes)[1], ", not to ", key_is(kSize, p.cp())),
                   "choose sizes whose product is context_parallel_size");
   return (*sizes)[0];
 }
@@ -119,15 +120,17 @@ void check_graphs(Rules& rules) {
   const std::vector<std::string> words = comma_list(p.cp_comm_type);
   const bool heads_only = std::all_of(words.begin(), words.end(),
                                       [](const std::string& word) { return word == text_of(CpCommType::a2a); });
-  rules.require(heads_only, "train.cuda_graph_impl", graphs,
-                concat("captures what is sent, and with data.reset_attention_mask the documents of each step decide "
-                       "which keys parallel.cp_comm_type = ",
-                       p.cp_comm_type, " sends"),
-                rules.or_no_graphs("set cp_comm_type to a2a"));
-  rules.require(p.context_parallel_cut != SequenceCutKind::balanced, "train.cuda_graph_impl", graphs,
-                "captures one cut for all steps, and with parallel.context_parallel_cut = balanced and "
-                "data.reset_attention_mask the documents of each step decide which rows a rank holds",
-                rules.or_no_graphs("set the cut to zigzag"));
+  rules.require(
+      heads_only, "train.cuda_graph_impl", graphs,
+      concat("captures fixed messages, but with data.reset_attention_mask the documents of each step decide "
+             "which keys parallel.cp_comm_type = ",
+             p.cp_comm_type, " sends"),
+      rules.or_no_graphs("set cp_comm_type to a2a"));
+  rules.require(
+      p.context_parallel_cut != SequenceCutKind::balanced, "train.cuda_graph_impl", graphs,
+      "captures one distribution of rows for all steps, but with parallel.context_parallel_cut = balanced and "
+      "data.reset_attention_mask the documents of each step decide which rows a rank holds",
+      rules.or_no_graphs("set context_parallel_cut to zigzag"));
 }
 
 // Ranks may hold different numbers of tokens: rejects settings that require equal numbers.
@@ -138,35 +141,35 @@ void check_slack(Rules& rules) {
   rules.require(area == Parallel().context_parallel_area_slack || p.context_parallel_cut == SequenceCutKind::balanced,
                 kAreaSlack, area,
                 concat("has no effect with parallel.context_parallel_cut = ", p.context_parallel_cut),
-                "leave it out, or set the cut to balanced");
+                "leave it out, or set context_parallel_cut to balanced");
   if (slack == 0) return;
   rules.require(p.context_parallel_cut == SequenceCutKind::balanced, kSlack, slack,
                 concat("has no effect with parallel.context_parallel_cut = ", p.context_parallel_cut),
-                "leave it out, or set the cut to balanced");
+                "leave it out, or set context_parallel_cut to balanced");
   const Choice<CudaGraphImpl> graphs = rules.captured_by();
   rules.require(
       graphs == CudaGraphImpl::none, kSlack, slack,
-      concat("lets microbatches differ in length, and train.cuda_graph_impl = ", graphs, " captures one length"),
+      concat("lets microbatches differ in length, but train.cuda_graph_impl = ", graphs, " captures one length"),
       rules.or_no_graphs("set it to 0"));
-  rules.require(
-      !rules.config.memory.distribute_saved_activations ||
-          rules.config.train.micro_batch_size * m.hidden_size % p.tp() == 0,
-      kSlack, slack,
-      "lets ranks differ in tokens, and memory.distribute_saved_activations cuts them into as many parts as "
-      "there are tensor-parallel ranks",
-      "set it to 0, or keep activations whole");
+  rules.require(!rules.config.memory.distribute_saved_activations ||
+                    rules.config.train.micro_batch_size * m.hidden_size % p.tp() == 0,
+                kSlack, slack,
+                "lets ranks differ in tokens, but memory.distribute_saved_activations shards them evenly over the "
+                "tensor-parallel ranks",
+                "set it to 0, or turn distribute_saved_activations off");
   if (!m.has_experts()) return;
   rules.require(!m.moe_enable_echo, kSlack, slack,
-                "lets ranks differ in tokens, and model.moe_enable_echo evens them out",
+                "lets ranks differ in tokens, but model.moe_enable_echo balances them",
                 "set it to 0, or turn ECHO off");
   const TokenDispatcher dispatcher = token_dispatcher(m, p.etp() * p.ep());
   rules.require(dispatcher == TokenDispatcher::alltoall || dispatcher == TokenDispatcher::local, kSlack, slack,
-                concat("lets ranks differ in tokens, and model.moe_token_dispatcher_type = ", text_of(dispatcher),
-                       " wants as many on each"),
+                concat("lets ranks differ in tokens, but model.moe_token_dispatcher_type = ", text_of(dispatcher),
+                       " needs the same number on each"),
                 "set it to 0, or the dispatcher to alltoall");
-  rules.require(m.moe_expert_capacity_factor == 0, kSlack, slack,
-                "lets ranks differ in tokens, and with model.moe_expert_capacity_factor an expert's room would too",
-                "set it to 0, or leave the capacity out");
+  rules.require(
+      m.moe_expert_capacity_factor == 0, kSlack, slack,
+      "lets ranks differ in tokens, so with model.moe_expert_capacity_factor an expert's capacity would differ too",
+      "set it to 0, or leave the capacity out");
 }
 
 }  // namespace

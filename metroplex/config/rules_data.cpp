@@ -33,7 +33,7 @@ static void check_blend(Rules& rules, const char* key, const std::vector<std::st
                 "mixes weights and prefixes: write a weight before every prefix or none",
                 "write it like 0.7,wiki,0.3,code");
   rules.require(!pairs || bad == 0, key, text, "every weight must be above 0",
-                "drop the datasets that should not count");
+                "remove the datasets that should not be used");
   for (const auto& word : path) rules.require(!word.empty(), key, text, "has an empty prefix", "remove it");
 }
 
@@ -84,8 +84,7 @@ static void check_tokenizer(Rules& rules) {
   const int64_t vocab = rules.config.model.vocab_size;
   const bool pair = !d.vocab_file.empty() && !d.merge_file.empty();
   rules.require(d.tokenizer_type != TokenizerType::none || vocab > 0, "model.vocab_size", vocab,
-                "must be given with data.tokenizer_type = none",
-                "say how many tokens there are, or name a tokenizer");
+                "must be given with data.tokenizer_type = none", "set the number of tokens, or name a tokenizer");
   rules.require(d.tokenizer_type != TokenizerType::bytes || vocab == 0 || vocab >= 256, "model.vocab_size", vocab,
                 "is less than the 256 bytes of data.tokenizer_type = bytes", "leave it 0");
   rules.require(d.tokenizer_type != TokenizerType::sentencepiece || !d.tokenizer_model.empty(),
@@ -105,12 +104,11 @@ void check_data(Rules& rules) {
   check_split(rules);
   check_tokenizer(rules);
   const Checkpoint& c = rules.config.checkpoint;
-  rules.require(
-      d.dataloader_type != Dataloader::cyclic || !d.data_sharding || (c.save.empty() && c.load.empty()),
-      "data.data_sharding", "true",
-      "a cyclic loader whose ranks shuffle shares of their own cannot go on where it stopped on another number of "
-      "data-parallel ranks, so it goes with neither checkpoint.save nor checkpoint.load",
-      "set data.data_sharding to false, or data.dataloader_type to single");
+  rules.require(d.dataloader_type != Dataloader::cyclic || !d.data_sharding || (c.save.empty() && c.load.empty()),
+                "data.data_sharding", "true",
+                "a cyclic loader whose ranks shuffle their own shares cannot resume on another number of "
+                "data-parallel ranks, so it excludes checkpoint.save and checkpoint.load",
+                "set data.data_sharding to false, or data.dataloader_type to single");
 }
 
 static void check_allow(Rules& rules) {
@@ -121,7 +119,7 @@ static void check_allow(Rules& rules) {
   for (const std::string& key : rules.config.checkpoint.allow) {
     const std::string near = base::nearest_name(key, keys);
     rules.require(std::find(keys.begin(), keys.end(), key) != keys.end(), "checkpoint.allow", key,
-                  "is no key that is compared with the checkpoint's",
+                  "is not a key that is compared with the checkpoint's",
                   near.empty() ? "name keys of the section model, data.tokenizer_type or data.tokenizer_model"
                                : "did you mean " + near + "?");
   }
@@ -136,14 +134,15 @@ void check_checkpoint(Rules& rules) {
   rules.require(c.save_retain_interval == 0 || multiple || !saves, kRetain, c.save_retain_interval,
                 concat("must be a multiple of checkpoint.save_interval = ", c.save_interval), "choose a multiple");
   rules.require_effect(c.save_retain_interval == 0 || saves, kRetain, c.save_retain_interval, "needs checkpoint.save",
-                       "say where to save, or leave it out");
+                       "set checkpoint.save, or leave it out");
   rules.require_effect(c.save_interval == 0 || saves, "checkpoint.save_interval", c.save_interval,
                        "needs checkpoint.save: nothing is saved without a folder",
-                       "say where to save, or set it to 0 for a run that saves nothing");
+                       "set checkpoint.save, or set it to 0 for a run that saves nothing");
   rules.require_effect(!c.async_save || saves, "checkpoint.async_save", "given", "needs checkpoint.save",
-                       "say where to save, or leave it out");
+                       "set checkpoint.save, or leave it out");
   rules.require(c.export_hf.empty() || saves, "checkpoint.export_hf", c.export_hf,
-                "needs checkpoint.save: it is made of the last checkpoint", "say where to save, or leave it out");
+                "needs checkpoint.save: it is converted from the last checkpoint",
+                "set checkpoint.save, or leave it out");
   const std::pair<const char*, bool> need_load[] = {
       {"checkpoint.finetune", c.finetune},
       {"checkpoint.ckpt_step", c.ckpt_step > 0},
@@ -151,13 +150,13 @@ void check_checkpoint(Rules& rules) {
       {"checkpoint.resume_with_other_data", c.resume_with_other_data}};
   for (const auto& [key, set] : need_load) {
     rules.require_effect(!set || !c.load.empty(), key, "given", "needs checkpoint.load",
-                         "say what to load, or leave it out");
+                         "set checkpoint.load, or leave it out");
   }
   rules.require(c.ckpt_step == 0 || !c.finetune, "checkpoint.ckpt_step", c.ckpt_step,
                 "excludes checkpoint.finetune, which starts from the latest",
                 "name that one checkpoint in checkpoint.load");
   rules.require(!c.resume_with_other_data || !c.finetune, "checkpoint.resume_with_other_data", "true",
-                "excludes checkpoint.finetune, which begins at sample 0 of whatever data", "leave it out");
+                "excludes checkpoint.finetune, which begins at sample 0 of any data", "leave it out");
 }
 
 }  // namespace metroplex::config

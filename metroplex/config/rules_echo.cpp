@@ -18,22 +18,23 @@ void check_slots(Rules& rules) {
   const int64_t ep = rules.config.parallel.ep(), clones = m.moe_num_echo_experts;
   const std::string of_ep = key_is("parallel.expert_model_parallel_size", ep);
   rules.require(ep > 1, kEnable, "true",
-                concat("has no effect with ", of_ep, ": all experts are on one rank, and none waits for another"),
+                concat("has no effect with ", of_ep, ": all experts are on one rank, so no rank waits for another"),
                 "turn it off, or spread the experts over more ranks");
   rules.require(clones > 0, kNumber, clones,
-                concat("must be given with ", kEnable, ": slots for clones on all ranks together"),
-                concat("give a multiple of ", of_ep, ", one or two slots a rank to begin with: ", 2 * ep));
+                concat("must be given with ", kEnable, ": replica slots on all ranks together"),
+                concat("give a multiple of ", of_ep, ", one or two replica slots per rank to begin with: ", 2 * ep));
   if (ep < 2 || clones <= 0 || m.num_moe_experts % ep != 0) return;
   rules.require(clones % ep == 0, kNumber, clones,
-                concat("must be a multiple of ", of_ep, ": every rank has as many slots"),
+                concat("must be a multiple of ", of_ep, ": every rank has the same number of replica slots"),
                 concat("the next one is ", (clones + ep - 1) / ep * ep));
   const int64_t slots = clones / ep, foreign = m.num_moe_experts - m.num_moe_experts / ep;
-  rules.require(slots <= foreign, kNumber, clones,
-                concat("makes ", slots, " slots a rank, but only ", foreign, " experts have their home elsewhere (",
-                       key_is("model.num_moe_experts", m.num_moe_experts), ", ", of_ep, ")"),
-                concat("give ", foreign * ep, " at most"));
+  rules.require(
+      slots <= foreign, kNumber, clones,
+      concat("makes ", slots, " replica slots per rank, but only ", foreign, " experts are owned by other ranks (",
+             key_is("model.num_moe_experts", m.num_moe_experts), ", ", of_ep, ")"),
+      concat("give ", foreign * ep, " at most"));
   rules.require(m.moe_echo_planner != EchoPlanner::binpack || slots == 1, kPlanner, m.moe_echo_planner,
-                concat("supports one slot a rank, not ", slots),
+                concat("supports one replica slot per rank, not ", slots),
                 concat("set moe_num_echo_experts to ", ep, ", or use another planner"));
 }
 
@@ -42,17 +43,16 @@ void check_dispatcher(Rules& rules) {
   const TokenDispatcher type = m.moe_token_dispatcher_type;
   const bool known = type != TokenDispatcher::local && type != TokenDispatcher::allgather;
   rules.require(known, "model.moe_token_dispatcher_type", m.moe_token_dispatcher_type,
-                concat("does not send rows to ranks of their own, which clones are for (", kEnable, ")"),
+                concat("does not send rows to the ranks of their experts, which replicas need (", kEnable, ")"),
                 "use alltoall, hierarchical or static_buffer");
   rules.require(!m.has_capacity(), "model.moe_expert_capacity_factor", m.moe_expert_capacity_factor,
-                concat("excludes ", kEnable, ": plans are made of what was routed, before anything is dropped"),
-                "set it to 0");
+                concat("excludes ", kEnable, ": plans use the routed rows before any are dropped"), "set it to 0");
   if (type != TokenDispatcher::static_buffer || m.moe_echo_planner != EchoPlanner::capfill) return;
   const double content =
       std::round((1 + m.moe_echo_eps) * 1e12) / 1e12;  // 1 + 0.0131 is slightly above 1.0131 in double
   rules.require(m.moe_expert_rank_capacity_factor >= content, kFactor, m.moe_expert_rank_capacity_factor,
                 concat("is less than 1 + model.moe_echo_eps = ", number_text(content),
-                       ", the load that the planner capfill is content with"),
+                       ", the load that the planner capfill allows"),
                 concat("give ", number_text(content), " or more, lower moe_echo_eps, or use the planner exact"));
 }
 

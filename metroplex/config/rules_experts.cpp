@@ -34,7 +34,7 @@ void check_dense(Rules& rules) {
                        "set it to 0, or give the model experts");
   for (const std::string& module : rules.config.memory.recompute_modules) {
     rules.require(module != "moe" && module != "shared_experts", "memory.recompute_modules", module,
-                  "names what a model without experts (model.num_moe_experts = 0) has not", "leave it out");
+                  "does not exist in a model without experts (model.num_moe_experts = 0)", "leave it out");
   }
 }
 
@@ -47,12 +47,11 @@ void check_nvshmem(Rules& rules) {
                 "is for model.moe_token_dispatcher_type = static_buffer, not " + m.moe_token_dispatcher_type,
                 kWayOut);
   rules.require(rules.config.run.device != Device::cpu, kKey, "nvshmem", "is for GPUs: run.device = cpu", kWayOut);
-  rules.require(
-      p.pp() == 1 && p.etp() * p.ep() == rules.world_size, kKey, "nvshmem",
-      concat("wants all ranks of the run to share the experts of every layer, because NVSHMEM's memory is taken "
-             "by all: expert_tensor_parallel_size * expert_model_parallel_size = ",
-             p.etp() * p.ep(), " of ", rules.world_size, " ranks, pipeline_model_parallel_size = ", p.pp()),
-      kWayOut);
+  rules.require(p.pp() == 1 && p.etp() * p.ep() == rules.world_size, kKey, "nvshmem",
+                concat("needs all ranks of the run to share the experts of every layer, because all ranks allocate "
+                       "NVSHMEM's memory together: expert_tensor_parallel_size * expert_model_parallel_size = ",
+                       p.etp() * p.ep(), " of ", rules.world_size, " ranks, pipeline_model_parallel_size = ", p.pp()),
+                kWayOut);
 }
 
 void check_static_buffer(Rules& rules) {
@@ -73,7 +72,7 @@ void check_static_buffer(Rules& rules) {
   static constexpr const char* kLess = "a buffer smaller than the even load overflows in every step";
   rules.require(factor >= 1, kFactor, factor,
                 concat("must be at least 1 with model.moe_token_dispatcher_type = static_buffer: ", kLess),
-                "give the largest load over the mean that is to find room, 1.5 say, or use alltoall");
+                "give the largest supported load as a multiple of the mean, such as 1.5, or use alltoall");
   rules.require(pair == 0 || pair >= 1, kPair, pair, concat("must be 0 or at least 1: ", kLess),
                 "set it to 0, or to 1 or more");
   rules.require(!pads_to_capacity(m), "model.moe_pad_expert_input_to_capacity", "true",
@@ -87,18 +86,17 @@ void check_paged_stash(Rules& rules) {
   if (!m.moe_paged_stash) return refuse_without(rules, kStash, is_stash_key);
   rules.require(m.moe_token_dispatcher_type == TokenDispatcher::static_buffer, kStash, "true",
                 "is for model.moe_token_dispatcher_type = static_buffer, not " + m.moe_token_dispatcher_type +
-                    ": only its buffers are larger than what came",
+                    ": only its buffers are larger than the received rows",
                 "turn it off, or use static_buffer");
   rules.require(m.moe_overflow_policy != OverflowPolicy::drop, "model.moe_overflow_policy", m.moe_overflow_policy,
-                concat("excludes ", kStash, ": a row that backward needs cannot be left out"),
+                concat("excludes ", kStash, ": a row that backward needs cannot be dropped"),
                 "use redo or stop, or turn moe_paged_stash off");
   const Memory& memory = rules.config.memory;
-  rules.require(
-      memory.offload_activations == Offload::none, "memory.offload_activations", memory.offload_activations,
-      concat("excludes ", kStash, ", whose pages stay where they are"),
-      "set it to none, with model.moe_paged_stash_buffer_size_factor_cpu where the host's memory is wanted");
+  rules.require(memory.offload_activations == Offload::none, "memory.offload_activations", memory.offload_activations,
+                concat("excludes ", kStash, ", whose pages cannot be offloaded"),
+                "set it to none; model.moe_paged_stash_buffer_size_factor_cpu uses host memory instead");
   rules.require(!memory.recomputes("moe"), kStash, "true",
-                "has no effect with moe in memory.recompute_modules: backward keeps no rows of experts",
+                "has no effect with moe in memory.recompute_modules: backward stores no rows of experts",
                 "turn it off, or recompute moe_act instead");
 }
 
@@ -160,7 +158,7 @@ void check_layers(Rules& rules) {
   static constexpr const char* kKey = "model.moe_layer_freq";
   std::string problem;
   const auto layers = read_moe_layers(m.moe_layer_freq, m.num_layers, problem);
-  rules.require(layers.has_value(), kKey, m.moe_layer_freq, "says which layers have experts, but " + problem,
+  rules.require(layers.has_value(), kKey, m.moe_layer_freq, "must define which layers have experts, but " + problem,
                 "write N for every N-th layer, or one 0 or 1 a layer, like [0,1,1,1] or ([0]*1+[1]*3)*2");
   rules.require(!layers || std::find(layers->begin(), layers->end(), true) != layers->end(), kKey, m.moe_layer_freq,
                 concat("leaves no layer for the experts (", key_is("model.num_moe_experts", m.num_moe_experts), ")"),
@@ -175,13 +173,13 @@ void check_choice(Rules& rules) {
                 "must not exceed " + key_is("model.num_moe_experts", m.num_moe_experts), "lower it");
   rules.require(groups == 0 || group_k > 0, "model.moe_router_group_topk", group_k,
                 "must be given with " + key_is("model.moe_router_num_groups", groups),
-                "say how many groups a token may be sent to, or set both to 0");
+                "set the number of groups a token may be sent to, or set both to 0");
   if (groups > 0 && group_k > 0 && m.num_moe_experts % groups == 0) {
     const int64_t chosen = group_k * (m.num_moe_experts / groups);
     const int64_t best = m.moe_router_group_score_topk;
     rules.require(best > 0 || k % group_k == 0, kTopk, k,
                   "must be a multiple of " + key_is("model.moe_router_group_topk", group_k),
-                  "choose a multiple, or say model.moe_router_group_score_topk");
+                  "choose a multiple, or set model.moe_router_group_score_topk");
     rules.require(best <= m.num_moe_experts / groups, "model.moe_router_group_score_topk", best,
                   concat("must not exceed the ", m.num_moe_experts / groups, " experts of a group"), "lower it");
     rules.require(k <= chosen, kTopk, k,
@@ -189,7 +187,7 @@ void check_choice(Rules& rules) {
                          key_is("model.moe_router_group_topk", group_k), ")"),
                   "choose more groups");
     rules.require(!sinkhorn(m), "model.moe_router_num_groups", groups,
-                  "has no meaning with model.moe_router_load_balancing_type = sinkhorn, which knows no groups",
+                  "has no meaning with model.moe_router_load_balancing_type = sinkhorn, which has no groups",
                   "leave it 0");
   }
   rules.require(groups > 0 || m.moe_router_group_score_topk == 0, "model.moe_router_group_score_topk",
@@ -197,8 +195,8 @@ void check_choice(Rules& rules) {
   rules.require(m.moe_router_topk_normalization == TopkNormalization::automatic ||
                     m.moe_router_score_function != ScoreFunction::softmax,
                 "model.moe_router_topk_normalization", m.moe_router_topk_normalization,
-                "is for model.moe_router_score_function = sigmoid or sqrtsoftplus; of a softmax "
-                "model.moe_router_pre_softmax says over which experts it is",
+                "is for model.moe_router_score_function = sigmoid or sqrtsoftplus; with softmax, "
+                "model.moe_router_pre_softmax selects the experts that it covers",
                 "leave it auto");
   rules.require(!m.moe_apply_probs_on_input || k == 1, "model.moe_apply_probs_on_input", "true",
                 "needs model.moe_router_topk = 1, not " + std::to_string(k), "turn it off");
@@ -219,7 +217,7 @@ void check_balancing(Rules& rules) {
     rules.require(std::count(types.begin(), types.end(), type) == 1, kType, m.moe_router_load_balancing_type,
                   "names " + type + " twice", "name it once");
     rules.require(types.size() == 1 || (type != "sinkhorn" && type != "none"), kType,
-                  m.moe_router_load_balancing_type, type + " stands alone", "leave the others out");
+                  m.moe_router_load_balancing_type, type + " cannot be combined with others", "leave the others out");
   }
   std::string problem;
   const auto coefficients = read_coefficients(m.moe_aux_loss_coeff, problem);
@@ -240,7 +238,7 @@ void check_sinkhorn(Rules& rules) {
   const Model& m = rules.config.model;
   if (!sinkhorn(m)) return;
   const std::string none =
-      "has no meaning with model.moe_router_load_balancing_type = sinkhorn, whose choice and weights do not read it";
+      "has no meaning with model.moe_router_load_balancing_type = sinkhorn, which does not use it";
   rules.require(!m.moe_router_enable_expert_bias, "model.moe_router_enable_expert_bias", "true", none, "turn it off");
   rules.require(!m.moe_router_pre_softmax, "model.moe_router_pre_softmax", "true", none, "turn it off");
   rules.require(m.moe_router_topk_scaling_factor == 0, "model.moe_router_topk_scaling_factor",
@@ -260,7 +258,7 @@ void check_forced(Rules& rules) {
   for (const auto& [key, on] : forced) {
     if (!on) continue;
     rules.require(first == nullptr, key, "set",
-                  concat("excludes ", first == nullptr ? "" : first, ": both say where tokens go"),
+                  concat("excludes ", first == nullptr ? "" : first, ": both determine the experts of tokens"),
                   "keep one of the two");
     first = key;
   }

@@ -44,7 +44,7 @@ void check_parts_of_experts(Rules& rules) {
                 reads.instead + ", or name attn, moe_router and moe_preprocess");
   rules.require(m.moe_echo_dump_dir.empty() || !(captured.has(moe) || captured.has(moe_preprocess)),
                 "model.moe_echo_dump_dir", m.moe_echo_dump_dir,
-                "reads every plan of clones on the host, and plans are captured (" + std::string(kScope) + ")",
+                "reads every replica plan on the host, but plans are captured (" + std::string(kScope) + ")",
                 "leave it out, or capture neither moe nor moe_preprocess");
 }
 
@@ -74,12 +74,12 @@ void check_parts(Rules& rules) {
   using enum CudaGraphModule;
   const Train& t = rules.config.train;
   const CudaGraphModules named = cuda_graph_module_set(t.cuda_graph_modules);
-  rules.require(!named.has(mamba), kScope, "mamba", "names what no layer here has", "leave it out");
+  rules.require(!named.has(mamba), kScope, "mamba", "does not exist in this model", "leave it out");
   check_parts_of_experts(rules);
   check_recomputed_experts(rules);
   const Choice<Offload> offload = rules.config.memory.offload_activations;
   rules.require(offload == Offload::none, "memory.offload_activations", offload,
-                "moves away what a captured backward finds where it was: " + std::string(kImpl) + " = " +
+                "moves tensors that a captured backward reads at fixed addresses: " + std::string(kImpl) + " = " +
                     t.cuda_graph_impl.text(),
                 "use none, or cuda_graph_impl = none");
   const Parallel& p = rules.config.parallel;
@@ -87,8 +87,8 @@ void check_parts(Rules& rules) {
   rules.require(
       !sharding.transient_gradients() && !sharding.gathers_units(), "parallel.data_parallel_sharding_strategy",
       p.data_parallel_sharding_strategy,
-      concat("lets ", sharding.gathers_units() ? "parameters" : "gradients", " come and go between the parts that ",
-             kImpl, " = ", t.cuda_graph_impl.text(), " captures, at addresses that change"),
+      concat("reallocates ", sharding.gathers_units() ? "parameters" : "gradients", " between the modules that ",
+             kImpl, " = ", t.cuda_graph_impl.text(), " captures, so their addresses change"),
       "use optim, or cuda_graph_impl = full_iteration");
 }
 
@@ -103,14 +103,14 @@ void check_iteration(Rules& rules) {
                     ", or use transformer_engine with cuda_graph_modules = attn, moe_router, "
                     "moe_preprocess");
   rules.require(m.moe_echo_dump_dir.empty(), "model.moe_echo_dump_dir", m.moe_echo_dump_dir,
-                "reads every plan of clones on the host, which " + captured + " leaves out of a step",
+                "reads every replica plan on the host, which " + captured + " cannot capture",
                 "leave it out, or cuda_graph_impl = none");
   const Choice<Offload> offload = rules.config.memory.offload_activations;
   rules.require(offload != Offload::file, "memory.offload_activations", offload,
-                "writes and reads a file on the host, which " + captured + " leaves out of a step",
+                "writes and reads a file on the host, which " + captured + " cannot capture",
                 "use host or recompute, or cuda_graph_impl = none");
   rules.require(!rules.config.optim.optimizer_cpu_offload, "optim.optimizer_cpu_offload", "true",
-                "updates on the host, which " + captured + " leaves out of a step",
+                "updates on the host, which " + captured + " cannot capture",
                 "turn it off, or use transformer_engine");
 }
 
@@ -125,8 +125,8 @@ void check_cuda_graphs(Rules& rules) {
   const Run& run = rules.config.run;
   const bool shares_gpu = run.device == Device::cuda && run.backend == Backend::threads && rules.world_size > 1;
   rules.require(!shares_gpu || t.cuda_graph_impl == CudaGraphImpl::none, kImpl, t.cuda_graph_impl,
-                concat("captures what a rank enqueues, but with run.backend = threads the ", rules.world_size,
-                       " ranks share a GPU and wait for each other's events, which no capture may do"),
+                concat("captures the work of one rank, but with run.backend = threads the ", rules.world_size,
+                       " ranks share a GPU and wait for each other's events, which a capture cannot do"),
                 "use run.backend = nccl with one GPU a rank, or none");
   if (t.captures_parts()) check_parts(rules);
   if (t.captures_iteration()) check_iteration(rules);

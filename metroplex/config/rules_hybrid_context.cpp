@@ -19,27 +19,26 @@ constexpr const char* kMostTokens = "parallel.max_seqlen_per_dp_cp_rank";
 void check_hybrid_documents(Rules& rules) {
   const Config& c = rules.config;
   rules.require(c.data.reset_attention_mask, kHybrid, "true",
-                "gives every document its own number of ranks, and without data.reset_attention_mask a sample is one "
-                "document, as long as all others",
+                "gives every document its own number of ranks, but without data.reset_attention_mask every sample is "
+                "one document of the same length",
                 "set data.reset_attention_mask, or turn it off");
   rules.require(c.train.micro_batch_size == 1, kHybrid, "true",
-                concat("takes documents of single samples for a microbatch, not ",
+                concat("forms microbatches from documents of single samples, not ",
                        key_is("train.micro_batch_size", c.train.micro_batch_size)),
                 "set micro_batch_size to 1");
+  rules.require(c.data.dataloader_type == Dataloader::single, kHybrid, "true",
+                "needs all ranks to read the whole global batch in the order of the data, but data.dataloader_type = "
+                "cyclic gives each rank its own order",
+                "set dataloader_type to single");
+  rules.require(c.parallel.context_parallel_cut != SequenceCutKind::zigzag, kHybrid, "true",
+                "distributes documents of any length, but parallel.context_parallel_cut = zigzag needs multiples of "
+                "twice the ranks",
+                "set context_parallel_cut to balanced");
   rules.require(
-      c.data.dataloader_type == Dataloader::single, kHybrid, "true",
-      "has all ranks read the whole global batch in the order of the data, and data.dataloader_type = cyclic "
-      "gives each its own order",
-      "set dataloader_type to single");
-  rules.require(
-      c.parallel.context_parallel_cut != SequenceCutKind::zigzag, kHybrid, "true",
-      "cuts documents of any length, and parallel.context_parallel_cut = zigzag multiples of twice the ranks",
-      "set context_parallel_cut to balanced");
-  rules.require(c.parallel.context_parallel_token_slack == 0, "parallel.context_parallel_token_slack",
-                c.parallel.context_parallel_token_slack,
-                concat("is not for parallel.hybrid_context_parallel, where ", kMostTokens,
-                       " says how many tokens a rank takes"),
-                "leave it out");
+      c.parallel.context_parallel_token_slack == 0, "parallel.context_parallel_token_slack",
+      c.parallel.context_parallel_token_slack,
+      concat("is not for parallel.hybrid_context_parallel, where ", kMostTokens, " sets the tokens per rank"),
+      "leave it out");
 }
 
 void check_hybrid_sizes(Rules& rules) {
@@ -57,7 +56,7 @@ void check_hybrid_sizes(Rules& rules) {
   const bool fits =
       std::any_of(sizes.begin(), sizes.end(), [&](int size) { return size * multiple <= seq && size * most >= seq; });
   rules.require(fits, kMostTokens, p.max_seqlen_per_dp_cp_rank,
-                concat("leaves no room for a document of ", key_is("train.seq_length", seq), " tokens on ",
+                concat("is too small for a document of ", key_is("train.seq_length", seq), " tokens on ",
                        sizes.back(), " ranks, the largest power of two that divides dp * cp = ", ranks),
                 concat("raise it to ", (seq + sizes.back() - 1) / sizes.back(), " or more"));
 }
@@ -66,33 +65,34 @@ void check_hybrid_sizes(Rules& rules) {
 void check_hybrid_neighbours(Rules& rules) {
   const Config& c = rules.config;
   const Parallel& p = c.parallel;
-  const std::string differ = "gives ranks different numbers of microbatches, and ";
+  const std::string differ = "gives ranks different numbers of microbatches, but ";
   rules.require(p.pp() == 1, kHybrid, "true",
                 concat(differ, "the stages of ", key_is("parallel.pipeline_model_parallel_size", p.pp()),
-                       " pass on the same ones in one order"),
+                       " exchange the same microbatches in one order"),
                 "set pipeline_model_parallel_size to 1, or turn it off");
   const Choice<ShardingStrategy> strategy = p.data_parallel_sharding_strategy;
   rules.require(
       strategy == ShardingStrategy::no_shard || strategy == ShardingStrategy::optim, kHybrid, "true",
-      concat(differ, "parallel.data_parallel_sharding_strategy = ", strategy, " has them reduce or gather in each"),
+      concat(differ, "parallel.data_parallel_sharding_strategy = ", strategy, " reduces or gathers in each"),
       "set the strategy to optim or no_shard");
   const Choice<CudaGraphImpl> graphs = rules.captured_by();
-  rules.require(graphs == CudaGraphImpl::none, kHybrid, "true",
-                concat("makes microbatches of any length, and train.cuda_graph_impl = ", graphs, " captures one"),
-                rules.or_no_graphs("turn it off"));
+  rules.require(
+      graphs == CudaGraphImpl::none, kHybrid, "true",
+      concat("makes microbatches of any length, but train.cuda_graph_impl = ", graphs, " captures one length"),
+      rules.or_no_graphs("turn it off"));
   rules.require(!c.model.has_experts(), kHybrid, "true",
                 concat(differ, key_is("model.num_moe_experts", c.model.num_moe_experts),
-                       " are balanced and sent for by all of them in each"),
+                       " are balanced and exchanged by all ranks in each"),
                 "leave the experts out, or turn it off");
   const std::vector<std::string> words = comma_list(p.cp_comm_type);
   rules.require(std::find(words.begin(), words.end(), text_of(CpCommType::a2a_p2p)) == words.end(),
                 "parallel.cp_comm_type", p.cp_comm_type,
-                "has neighbours for groups of one size, and with parallel.hybrid_context_parallel sizes differ",
+                "needs groups of one size, but with parallel.hybrid_context_parallel their sizes differ",
                 "choose p2p, all_gather or a2a");
   rules.require(!c.memory.distribute_saved_activations || c.model.hidden_size % p.tp() == 0, kHybrid, "true",
-                "makes microbatches of any length, and memory.distribute_saved_activations cuts them into as many "
-                "parts as there are tensor-parallel ranks",
-                "keep activations whole, or turn it off");
+                "makes microbatches of any length, but memory.distribute_saved_activations shards them evenly over "
+                "the tensor-parallel ranks",
+                "turn one of the two off");
 }
 
 }  // namespace

@@ -61,7 +61,7 @@ static void check_full_recompute(Rules& rules) {
   rules.require(
       !rules.config.model.moe_paged_stash || !all, "model.moe_paged_stash", "true",
       concat("has no effect with full recompute of all layers (memory.recompute_method = ", m.recompute_method,
-             "): backward keeps no rows of experts"),
+             "): backward stores no rows of experts"),
       "turn it off, or recompute moe_act instead, or with method block fewer layers than a model chunk has");
 }
 
@@ -70,11 +70,12 @@ static void check_saved_activations(Rules& rules) {
   const int64_t tp = rules.config.parallel.tp();
   static constexpr const char* kKey = "memory.distribute_saved_activations";
   if (!m.distribute_saved_activations) return;
-  rules.require(tp > 1, kKey, "true", "needs parallel.tensor_model_parallel_size above 1 to cut them over",
+  rules.require(tp > 1, kKey, "true", "needs parallel.tensor_model_parallel_size above 1 to shard them",
                 "turn it off or use more tensor-parallel ranks");
-  rules.require(m.recomputes_all(), kKey, "true",
-                "cuts what full recompute keeps, but memory.recompute_granularity = " + m.recompute_granularity,
-                "turn it off or use full");
+  rules.require(
+      m.recomputes_all(), kKey, "true",
+      "shards the inputs that full recompute stores, but memory.recompute_granularity = " + m.recompute_granularity,
+      "turn it off or use full");
   const Train& t = rules.config.train;
   const int64_t left =
       t.seq_length % tp * (t.micro_batch_size % tp) % tp * (rules.config.model.hidden_size % tp) % tp;
@@ -112,7 +113,7 @@ void check_offload(Rules& rules) {
                 "memory.offload_activations", m.offload_activations,
                 "moves activations from GPUs, but run.device = " + run.device +
                     (run.device == Device::cpu ? " has them in host memory already" : " may compute on the CPU"),
-                "use file, or recompute, or say run.device = cuda");
+                "use file, or recompute, or set run.device = cuda");
   rules.require(m.offload_directory.empty() || m.offload_activations == Offload::file, "memory.offload_directory",
                 m.offload_directory, "is for memory.offload_activations = file, not " + m.offload_activations,
                 "leave it empty or use file");

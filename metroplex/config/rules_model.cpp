@@ -64,7 +64,7 @@ static void check_widths(Rules& rules) {
                 "must divide " + key_is("model.num_attention_heads", m.num_attention_heads),
                 "choose a divisor of the heads");
   rules.require(groups >= tp || tp % groups != 0, "model.num_query_groups", groups,
-                "must be a multiple of " + tensor_ranks + ": a key/value head lives on one rank",
+                "must be a multiple of " + tensor_ranks + ": a key/value head is stored on one rank",
                 "choose a tensor-parallel size that divides the query groups");
   check_ffn(rules);
   const int64_t head = m.kv_channels > 0 ? m.kv_channels : m.hidden_size / m.num_attention_heads;
@@ -115,11 +115,11 @@ static void check_even_split(Rules& rules) {
                 "change the layers or the stages, or place layers with decoder_first_pipeline_num_layers or "
                 "pipeline_model_parallel_layout");
   const int64_t ends = p.decoder_first_pipeline_num_layers + p.decoder_last_pipeline_num_layers;
-  rules.require(
-      ends == 0 || p.pp() > 1, "parallel.pipeline_model_parallel_size", p.pp(),
-      "must be above 1 where the end stages have layers of their own (parallel.decoder_first_pipeline_num_layers, "
-      "parallel.decoder_last_pipeline_num_layers)",
-      "set both to 0 or use more stages");
+  rules.require(ends == 0 || p.pp() > 1, "parallel.pipeline_model_parallel_size", p.pp(),
+                "must be above 1 if the end stages have their own numbers of layers "
+                "(parallel.decoder_first_pipeline_num_layers, "
+                "parallel.decoder_last_pipeline_num_layers)",
+                "set both to 0 or use more stages");
   rules.require(ends <= layers, "model.num_layers", layers,
                 concat("is less than the ", ends, " layers of the end stages"), "give the end stages fewer layers");
 }
@@ -137,9 +137,9 @@ void check_pipeline(Rules& rules) {
   rules.require(order != Schedule::interleaved || vpp > 1, "parallel.pipeline_schedule", order,
                 "needs virtual stages, but parallel.virtual_pipeline_model_parallel_size = 1",
                 "use auto, or set virtual stages");
-  rules.require(
-      (order != Schedule::one_f_one_b && order != Schedule::gpipe) || vpp == 1, "parallel.pipeline_schedule", order,
-      key_is("knows no virtual stages, but parallel.virtual_pipeline_model_parallel_size", vpp), "use auto");
+  rules.require((order != Schedule::one_f_one_b && order != Schedule::gpipe) || vpp == 1,
+                "parallel.pipeline_schedule", order,
+                key_is("has no virtual stages, but parallel.virtual_pipeline_model_parallel_size", vpp), "use auto");
   rules.require(!p.overlap_p2p_comm || vpp > 1, "parallel.overlap_p2p_comm", "true",
                 "needs the interleaved schedule: parallel.virtual_pipeline_model_parallel_size is 1", "turn it off");
   const int64_t group = p.microbatch_group_size_per_vp_stage;

@@ -18,8 +18,8 @@ void check_paths(Rules& rules) {
       {"train.tensorboard_dir", &c.train.tensorboard_dir}};
   for (const auto& [key, path] : paths) {
     rules.require(!path->starts_with("~/"), key, *path,
-                  "begins with ~, which a shell leaves as it is behind a =, and would make a folder of that name",
-                  "write $HOME in its place, or the whole path");
+                  "begins with ~, which a shell does not expand after =, so a folder of that name would be made",
+                  "write $HOME instead, or the whole path");
   }
 }
 

@@ -17,7 +17,7 @@ static std::string joined(const std::vector<std::string>& words) {
 static void check_patterns(Rules& rules, const char* key, const std::vector<std::string>& patterns) {
   for (const std::string& pattern : patterns) {
     const bool one_word = !pattern.empty() && pattern.find_first_of(" \t\n") == std::string::npos;
-    rules.require(one_word, key, "'" + pattern + "'", "is no pattern of parameter names",
+    rules.require(one_word, key, "'" + pattern + "'", "is not a pattern of parameter names",
                   "write it like embedding.* or decoder.layers.0.*, several in a list");
   }
 }
@@ -31,8 +31,8 @@ static void check_targets(Rules& rules) {
     const bool of_mlp = word == "gate_proj" || word == "up_proj" || word == "down_proj";
     const bool routed = rules.config.model.has_experts() && of_mlp;
     rules.require(false, "peft.lora_target_modules", word,
-                  routed ? "is of routed experts only in this model, and these have no adapters"
-                         : "is no linear layer of this model, which has " + joined(has),
+                  routed ? "exists only in routed experts in this model, which have no adapters"
+                         : "is not a linear layer of this model, which has " + joined(has),
                   near.empty() || routed ? "leave it out" : concat("did you mean ", near, "?"));
   }
 }
@@ -56,7 +56,7 @@ static void check_load_patterns(Rules& rules) {
        {std::pair{"checkpoint.load_only", &c.load_only}, std::pair{"checkpoint.load_except", &c.load_except}}) {
     check_patterns(rules, key, *patterns);
     rules.require(patterns->empty() || begins || !rules.trains(), key, concat(patterns->size(), " patterns"),
-                  "is for a run that begins with weights", "set checkpoint.finetune or model.from, or leave it out");
+                  "is for a run that starts from weights", "set checkpoint.finetune or model.from, or leave it out");
   }
 }
 
@@ -75,7 +75,7 @@ void check_peft(Rules& rules) {
   check_targets(rules);
   check_saved_modules(rules);
   if (family(rules.config.model.family).top_query) {
-    rules.require(false, "peft.lora_rank", p.lora_rank, "is not built for model.family = codegeex",
+    rules.require(false, "peft.lora_rank", p.lora_rank, "is not supported with model.family = codegeex",
                   "leave it at 0, or choose another family");
   }
 }

@@ -120,10 +120,10 @@ void check_optimizer_state(Rules& rules) {
   check_main_params(rules);
   const OptimizerTraits* const optimizer = find_optimizer(o.optimizer);
   const bool whole_matrices = optimizer != nullptr && optimizer->others != nullptr;
-  rules.require(!o.optimizer_cpu_offload || !whole_matrices, "optim.optimizer_cpu_offload", "true",
-                concat("takes parameters to the host in pieces, and optim.optimizer = ", o.optimizer,
-                       " needs every matrix whole"),
-                "turn it off, or use another optimizer");
+  rules.require(
+      !o.optimizer_cpu_offload || !whole_matrices, "optim.optimizer_cpu_offload", "true",
+      concat("moves parameters to the host in chunks, but optim.optimizer = ", o.optimizer, " needs whole matrices"),
+      "turn it off, or use another optimizer");
   for (const std::string& text : o.param_groups) {
     std::string problem;
     const auto rule = read_param_group(text, problem);
@@ -134,7 +134,7 @@ void check_optimizer_state(Rules& rules) {
     const double end = rule->end_wd.value_or(o.end_weight_decay < 0 ? o.weight_decay : o.end_weight_decay);
     rules.require(start <= end && (start == end || o.weight_decay_incr_style != WeightDecayIncr::constant),
                   "optim.param_groups", text,
-                  base::concat("takes the weight decay from ", start, " to ", end,
+                  base::concat("changes the weight decay from ", start, " to ", end,
                                "; it may only grow, and not where optim.weight_decay_incr_style is constant"),
                   "give start_wd and end_wd together, or set the style to linear or cosine");
   }

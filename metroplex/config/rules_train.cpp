@@ -51,7 +51,7 @@ void check_batch(Rules& rules) {
   rules.require(!step || !rampup, kRampup, t.rampup_batch_size, "excludes train.step_batch_size_schedule",
                 "keep one of the two");
   rules.require(!rampup || t.global_batch_size > 0, kGlobal, t.global_batch_size,
-                "must be given with train.rampup_batch_size", "say where the ramp ends");
+                "must be given with train.rampup_batch_size", "set the batch size at which the ramp ends");
   rules.require(!rampup || t.train_samples > 0, "train.train_iters", t.train_iters,
                 "a ramp-up (train.rampup_batch_size) needs a run measured in samples",
                 "give train.train_samples instead");
@@ -83,7 +83,7 @@ void check_lengths(Rules& rules) {
       "train.train_iters", t.train_iters,
       concat("exactly one of train.train_iters, train.train_samples (", t.train_samples,
              ") and train.train_epochs must be given"),
-      "say how long the run is, in one of them");
+      "set exactly one of them");
   rules.require(t.train_epochs == 0 || (t.train_iters == 0 && t.train_samples == 0), "train.train_epochs",
                 t.train_epochs,
                 concat("excludes ", key_is("train.train_iters", t.train_iters), " and ",
@@ -123,7 +123,7 @@ static void check_schedule_parts(Rules& rules) {
                 concat("must be shorter than the decay of ", decay), "shorten the warm-up or lengthen the decay");
   const bool wsd = o.lr_decay_style == LrDecay::WSD;
   rules.require(!wsd || last > 0, last_key, last, "must be given with optim.lr_decay_style = WSD",
-                "say how long the last part is");
+                "set the length of the decay phase");
   rules.require(!wsd || decay == 0 || last <= decay, last_key, last, concat("must not exceed the decay of ", decay),
                 "shorten it");
   rules.require_effect(wsd || last == 0, last_key, last, "belongs to optim.lr_decay_style = WSD",
@@ -178,7 +178,7 @@ void check_loop(Rules& rules) {
   rules.require(t.eval_interval == 0 || t.eval_iters > 0 || t.full_validation || rules.use != Use::training,
                 "train.eval_iters", t.eval_iters,
                 concat("must be at least 1 with train.eval_interval = ", t.eval_interval),
-                "say how many iterations an evaluation has");
+                "set the number of iterations of an evaluation");
   rules.require(!t.skip_train || t.eval_iters > 0 || t.full_validation, "train.eval_iters", t.eval_iters,
                 "must be at least 1 with train.skip_train = true", "raise it, or set train.full_validation = true");
 }

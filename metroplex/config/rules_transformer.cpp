@@ -59,7 +59,7 @@ class SettingsChecker {
   void parallelism() {
     if (s_.sequence_parallel && s_.tp <= 1) {
       refuse(list_, "parallel.sequence_parallel", "true", "needs parallel.tensor_model_parallel_size above 1",
-             "set it to false or cut the model over more tensor-parallel ranks");
+             "set it to false or use more tensor-parallel ranks");
     }
   }
 
@@ -71,7 +71,7 @@ class SettingsChecker {
              s_.first_stage_layers.value_or(s_.last_stage_layers.value_or(0)),
              "uneven first or last stages cannot be combined with account_for_embedding_in_pipeline_split or "
              "account_for_loss_in_pipeline_split",
-             "keep one of the two ways");
+             "keep one of the two");
     }
     if (s_.layout) {
       layout(uneven || account);
@@ -86,7 +86,7 @@ class SettingsChecker {
     static constexpr const char* kKey = "parallel.pipeline_model_parallel_layout";
     if (other_ways) {
       refuse(list_, kKey, *s_.layout, "excludes uneven first or last stages and counting the embedding or the loss",
-             "say everything in the layout, or leave it empty");
+             "put everything into the layout, or leave it empty");
     }
     std::string problem;
     const auto stages = unrolled_layout(*s_.layout, problem);
@@ -215,7 +215,7 @@ class SettingsChecker {
     }
     if (s_.distribute_saved_activations && s_.sequence_parallel) {
       refuse(list_, "memory.distribute_saved_activations", "true",
-             "excludes parallel.sequence_parallel, which has them cut over the tensor-parallel ranks already",
+             "excludes parallel.sequence_parallel, which already shards them over the tensor-parallel ranks",
              "turn it off");
     }
     if (selective) recompute_modules(s_.recompute_modules.value_or(std::vector<std::string>{}));
@@ -225,12 +225,12 @@ class SettingsChecker {
     const std::vector<std::string>& known = recompute_module_names();
     std::string names;
     for (size_t i = 0; i < known.size(); ++i)
-      names += (i == 0 ? "" : i + 1 < known.size() ? ", " : " and ") + known[i];
+      names += (i == 0 ? "" : i + 1 < known.size() ? ", " : " or ") + known[i];
     for (const std::string& module : modules) {
       if (std::find(known.begin(), known.end(), module) != known.end()) continue;
       const std::string nearest = base::nearest_name(module, known);
-      refuse(list_, "memory.recompute_modules", module, "knows " + names,
-             nearest.empty() ? "name some of these" : "did you mean " + nearest + "?");
+      refuse(list_, "memory.recompute_modules", module, "must be one of " + names,
+             nearest.empty() ? "use one of these" : "did you mean " + nearest + "?");
     }
   }
 

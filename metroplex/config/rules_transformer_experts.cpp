@@ -33,7 +33,7 @@ class ExpertChecker {
     }
     if (s_.ep > 1 && !e_.num_moe_experts) {
       refuse(list_, "parallel.expert_model_parallel_size", s_.ep,
-             "deals out experts, but the model has none (model.num_moe_experts = 0)",
+             "distributes experts, but the model has none (model.num_moe_experts = 0)",
              "set it to 1 or give the model experts");
     }
     if (e_.moe_ffn_hidden_size && !e_.num_moe_experts && !e_.some_layers_dense) {
@@ -69,7 +69,7 @@ class ExpertChecker {
     if (groups == 0) {
       return refuse(list_, "model.moe_router_num_groups", groups,
                     concat("must be given with model.moe_router_group_topk = ", *e_.group_topk),
-                    "say how many groups the experts are divided into");
+                    "set the number of groups that the experts are divided into");
     }
     if (experts == 0 || experts % groups != 0) {
       refuse(list_, "model.moe_router_num_groups", groups, concat("must divide model.num_moe_experts = ", experts),
@@ -101,7 +101,7 @@ class ExpertChecker {
     }
     if (e_.pad_to_capacity && e_.capacity_factor.value_or(-1) < 0) {
       refuse(list_, "model.moe_pad_expert_input_to_capacity", "true",
-             "needs a capacity to fill up to: model.moe_expert_capacity_factor", "give the factor, or turn it off");
+             "needs a capacity to pad to: model.moe_expert_capacity_factor", "give the factor, or turn it off");
     }
   }
 
@@ -125,7 +125,7 @@ class ExpertChecker {
     const std::vector<std::string> modules = s_.recompute_modules.value_or(std::vector<std::string>{});
     if (among("moe_act", modules) && !e_.grouped_gemm) {
       refuse(list_, "memory.recompute_modules", "moe_act",
-             "needs experts that work in one call: model.num_moe_experts and model.moe_grouped_gemm",
+             "needs experts computed in one call: model.num_moe_experts and model.moe_grouped_gemm",
              "turn moe_grouped_gemm on, or name activation for dense layers");
     }
     if (among("shared_experts", modules) && e_.shared_size && e_.shared_overlap) {

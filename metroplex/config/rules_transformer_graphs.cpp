@@ -35,8 +35,8 @@ class GraphChecker {
     for (const std::string& word : s_.graphs.modules) {
       if (value_of<CudaGraphModule>(word)) continue;
       const std::string nearest = base::nearest_name(word, words_of<CudaGraphModule>());
-      refuse(list_, kGraphModules, word, "knows attn, mlp, moe, moe_router, moe_preprocess and mamba",
-             nearest.empty() ? "name some of these" : "did you mean " + nearest + "?");
+      refuse(list_, kGraphModules, word, "must be attn, mlp, moe, moe_router, moe_preprocess or mamba",
+             nearest.empty() ? "use one of these" : "did you mean " + nearest + "?");
     }
   }
 
@@ -50,24 +50,24 @@ class GraphChecker {
              "keep one of the two");
     }
     if (prepares && !routes && !local) {
-      refuse(list_, kGraphModules, "moe_preprocess", "needs moe_router beside it, whose results it reads",
-             "add moe_router");
+      refuse(list_, kGraphModules, "moe_preprocess", "needs moe_router, whose results it reads", "add moe_router");
     }
     if (e_.num_moe_experts.value_or(0) <= 1) {
       for (const CudaGraphModule module : {moe, moe_router}) {
         const bool named = modules_.has(module) || (module == moe_router && local && prepares);
         if (!named) continue;
-        refuse(list_, kGraphModules, text_of(module), "is of experts, but the model has none (model.num_moe_experts)",
+        refuse(list_, kGraphModules, text_of(module),
+               "is for experts, but the model has none (model.num_moe_experts)",
                "leave it out, or give the model experts");
       }
     } else if (modules_.has(mlp) && !e_.some_layers_dense) {
-      refuse(list_, kGraphModules, "mlp", "is of dense layers, but all layers have experts (model.moe_layer_freq)",
+      refuse(list_, kGraphModules, "mlp", "is for dense layers, but all layers have experts (model.moe_layer_freq)",
              "leave it out");
     }
     if (s_.recompute_granularity && *s_.recompute_granularity != "selective") {
       refuse(list_, kGraphImpl, s_.graphs.impl,
-             "captures parts of layers, and memory.recompute_granularity = " + *s_.recompute_granularity +
-                 " runs whole layers again",
+             "captures modules of layers, but memory.recompute_granularity = " + *s_.recompute_granularity +
+                 " recomputes whole layers",
              "use full_iteration, or selective recompute");
     }
   }

@@ -46,7 +46,7 @@ void record_issued(Recorder& recorder, const Operands& operands) {
 }
 
 at::Tensor read_on_host(const Target& target, const at::Tensor& x) {
-  MPX_ASSERT(!target.meta, "the host asks for values of the meta device");
+  MPX_ASSERT(!target.meta, "the host reads values of the meta device");
   const at::Tensor host = at::empty(x.sizes(), at::TensorOptions().dtype(x.scalar_type()));
   launch(
       target, {"read_on_host", {&x}, {&host}}, [](const at::Tensor& from, const at::Tensor& to) { to.copy_(from); },

@@ -148,7 +148,7 @@ template <class OnCpu, class OnGpu, class... Args>
 void launch(const Target& target, const Operands& operands, OnCpu on_cpu, OnGpu on_gpu, const Args&... args) {
   static_assert(
       (std::is_pointer_v<OnCpu> || std::is_empty_v<OnCpu>)&&(std::is_pointer_v<OnGpu> || std::is_empty_v<OnGpu>),
-      "what a lambda captured is gone at a replay: hand it over as an argument");
+      "values that a lambda captured are freed before a replay: pass them as arguments");
   if (target.recorder == nullptr) return start(target, on_cpu, on_gpu, args...);
   record(
       *target.recorder, operands,

@@ -166,7 +166,7 @@ const ParamFamily& ParamFamilies::of(const nn::Param& param) const {
   const FamilyKey key = family_of(param);
   const auto found =
       std::find_if(families_.begin(), families_.end(), [&](const ParamFamily& family) { return family.key == key; });
-  MPX_ASSERT(found != families_.end(), param.name, " is of no family");
+  MPX_ASSERT(found != families_.end(), param.name, " belongs to no family");
   return *found;
 }
 

@@ -29,7 +29,7 @@ NoRoom StaticBuffers::no_room(const cuda::Target& target) const {
     const double factor = static_cast<double>(*most) / static_cast<double>(std::max<int64_t>(layer.even, 1));
     if (*most <= layer.room || factor <= worst.factor) continue;
     worst = {base::concat("layer ", layer.number, ": ", *most, " rows for rank ", most - rows,
-                          " of ep, which has room for ", layer.room),
+                          " of ep, whose capacity is ", layer.room),
              factor};
   }
   return worst;

@@ -44,7 +44,7 @@ std::vector<double> shares(const std::vector<double>& loads, double sum, double 
 }  // namespace
 
 std::vector<int64_t> dealt_counts(const std::vector<int64_t>& loads, int64_t tokens, int64_t k) {
-  MPX_ASSERT(k <= static_cast<int64_t>(loads.size()), "more experts of a token than there are");
+  MPX_ASSERT(k <= static_cast<int64_t>(loads.size()), "a token has more experts than exist");
   if (fit(loads, tokens, k)) return loads;
   const std::vector<double> wanted =
       shares({loads.begin(), loads.end()}, static_cast<double>(tokens * k), static_cast<double>(tokens));

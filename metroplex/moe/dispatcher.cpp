@@ -42,7 +42,7 @@ std::unique_ptr<Dispatcher> make_dispatcher(config::TokenDispatcher type, Dispat
     spec.model.moe_token_dispatcher_type = type;
     return row.make(std::move(spec));
   }
-  MPX_ASSERT(false, "a token dispatcher that nobody has chosen: ", config::text_of(type));
+  MPX_ASSERT(false, "an unresolved token dispatcher: ", config::text_of(type));
 }
 
 }  // namespace metroplex::moe

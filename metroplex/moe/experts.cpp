@@ -147,7 +147,7 @@ at::Tensor Experts::product(GroupedOp op, const at::Tensor& rows, const GroupedW
 }
 
 at::Tensor* Experts::clones_of(const nn::Param& home, at::Tensor& gradient) const {
-  MPX_ASSERT(slots_ == 0 || home.deferred == nullptr, "gradients of ", home.name, "'s clones are held back");
+  MPX_ASSERT(slots_ == 0 || home.deferred == nullptr, "gradients of ", home.name, "'s replicas are deferred");
   return slots_ > 0 ? &gradient : nullptr;
 }
 
@@ -190,7 +190,7 @@ at::Tensor Experts::bias_gradient(nn::Param& bias, const at::Tensor& dy, const a
 
 at::Tensor Experts::forward(const ExpertRows& in, const Clones& given, bool is_recompute) {
   const CloneWeights& clones = given.weights;
-  MPX_ASSERT(clones.defined() == (slots_ > 0), "clones for ", slots_, " slots");
+  MPX_ASSERT(clones.defined() == (slots_ > 0), "replicas for ", slots_, " slots");
   const bool differentiates = at::GradMode::is_enabled();
   const at::NoGradGuard no_grad;
   const at::Tensor x = in.x.detach().contiguous(), probs = in.probs.detach().to(nn::acc_type(x.scalar_type()));

@@ -27,11 +27,11 @@ kernels::GroupedOperand operand(const GroupedWeights& x) {
 int64_t clones_of(const GroupedWeights& x) { return x.clones.defined() ? x.clones.size(0) : 0; }
 
 void check_stack(const GroupedWeights& x, int64_t groups) {
-  MPX_ASSERT(x.home.size(0) + clones_of(x) == groups, x.home.size(0), " weights and ", clones_of(x), " clones for ",
+  MPX_ASSERT(x.home.size(0) + clones_of(x) == groups, x.home.size(0), " weights and ", clones_of(x), " replicas for ",
              groups, " groups");
   MPX_ASSERT(!x.clones.defined() || (x.clones.scalar_type() == x.home.scalar_type() &&
                                      x.clones.sizes().slice(1) == x.home.sizes().slice(1)),
-             "clones of ", x.clones.sizes(), " beside weights of ", x.home.sizes());
+             "replicas of ", x.clones.sizes(), " with weights of ", x.home.sizes());
 }
 
 int64_t* integers(const at::Tensor& x) { return static_cast<int64_t*>(x.mutable_data_ptr()); }

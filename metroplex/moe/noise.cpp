@@ -11,7 +11,7 @@ RowNoise::RowNoise(int64_t layer, nn::RandomSite site, const nn::LayerContext& c
     : key_{context.seed, layer, site, 0.5, context.target}, sp_(context.sp) {}
 
 nn::DropoutMask RowNoise::rows(const at::Tensor& x_sbh, const nn::Microbatch& batch) const {
-  MPX_ASSERT(key_.active(batch), "routers draw in training only");
+  MPX_ASSERT(key_.active(batch), "routers sample noise in training only");
   return nn::hidden_mask(x_sbh, {key_, nullptr, nn::sequence_place(x_sbh, sp_)}, batch);
 }
 

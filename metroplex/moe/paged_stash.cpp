@@ -103,8 +103,8 @@ std::vector<nn::Saved> PagedStash::keep(const std::vector<at::Tensor>& rows, con
     kept.emplace_back(std::make_shared<Rows>(shared_from_this(), lease, x, offset));
     offset += shape_.page_rows * row_bytes_of(x);
   }
-  MPX_ASSERT(offset == shape_.page_rows * row_bytes_, "a page has room for ", shape_.page_rows * row_bytes_,
-             " bytes, not ", offset);
+  MPX_ASSERT(offset == shape_.page_rows * row_bytes_, "a page holds ", shape_.page_rows * row_bytes_, " bytes, not ",
+             offset);
   return kept;
 }
 
@@ -133,7 +133,7 @@ NoRoom PagedStash::no_room() const {
   const int32_t layer = said[kernels::kShortLayer];
   if (layer == 0) return {};
   const int64_t wanted = said[kernels::kMostWanted];
-  return {base::concat(layers_.at(static_cast<size_t>(layer - 1)), ": backward keeps rows on ", wanted,
+  return {base::concat(layers_.at(static_cast<size_t>(layer - 1)), ": backward stores rows on ", wanted,
                        " pages at one time, the stash has ", shape_.pages()),
           static_cast<double>(wanted - shape_.host_pages) / static_cast<double>(std::max<int64_t>(even_pages_, 1))};
 }

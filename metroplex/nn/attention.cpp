@@ -217,7 +217,8 @@ std::vector<at::Tensor> SelfAttention::attended_backward(const at::Tensor& dout,
 }
 
 at::Tensor SelfAttention::forward(const Input& in, const Microbatch& batch, const at::Tensor& query_sbh) {
-  MPX_ASSERT(query_sbh.defined() == spec_.query_from_outside, spec_.name, ": where the queries come from");
+  MPX_ASSERT(query_sbh.defined() == spec_.query_from_outside, spec_.name,
+             ": the source of the queries differs from the spec");
   const at::Tensor fused = fused_.forward(in, fused_.adapter_rows(in, batch));
   const Input out = attended(fused, q_ ? q_->forward(query_sbh) : at::Tensor(), batch);
   return proj_.forward(out, proj_.adapter_rows(out, batch));

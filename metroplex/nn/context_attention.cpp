@@ -19,12 +19,12 @@ void check_call(const CoreInputs& in, const CoreCall& call) {
       batch.all_rows.defined() && (batch.context_ranks > 0 || batch.all_rows.numel() == batch.full_seq_len) &&
           (even ? batch.all_rows.size(0) : static_cast<int64_t>(batch.rank_rows.size())) == call.spec.cp.size() &&
           rows_of(batch, call.spec.cp.index()).rows.size(0) == in.q.size(0),
-      "a context-parallel rank with ", in.q.size(0), " queries does not know the rows of the others");
+      "a context-parallel rank with ", in.q.size(0), " queries lacks the rows of the others");
   MPX_ASSERT(call.spec.exchange != config::CpCommType::a2a_p2p ||
                  call.spec.cp_a2a.size() * call.spec.cp_p2p.size() == call.spec.cp.size(),
              "levels of ", call.spec.cp_a2a.size(), " and ", call.spec.cp_p2p.size(), " ranks of ",
              call.spec.cp.size());
-  MPX_ASSERT(call.positions.queries.rows.defined(), "the rows of a context-parallel rank");
+  MPX_ASSERT(call.positions.queries.rows.defined(), "the rows of a context-parallel rank are missing");
   const auto lists = static_cast<size_t>(call.spec.cp.size());
   MPX_ASSERT((batch.keys.sent.empty() && batch.keys.received.empty()) ||
                  (batch.keys.sent.size() == lists && batch.keys.received.size() == lists),

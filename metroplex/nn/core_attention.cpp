@@ -44,7 +44,8 @@ CoreInputs attend_backward(const at::Tensor& dout, const CoreInputs& in, const C
 
 CoreAttention::CoreAttention(const CoreSpec& spec, const SavePolicy& saving, std::shared_ptr<Param> sinks)
     : spec_(spec), saving_(saving), sinks_(std::move(sinks)) {
-  MPX_ASSERT((spec.softmax == config::SoftmaxType::learnable) == (sinks_ != nullptr), "who has sinks");
+  MPX_ASSERT((spec.softmax == config::SoftmaxType::learnable) == (sinks_ != nullptr),
+             "sinks must exist exactly with softmax_type = learnable");
   MPX_ASSERT(spec.groups > 0 && spec.heads % spec.groups == 0 && spec.head_dim > 0 && spec.v_head_dim > 0,
              "core attention of ", spec.heads, " heads in ", spec.groups, " groups of sizes ", spec.head_dim, " and ",
              spec.v_head_dim);
@@ -56,7 +57,7 @@ const CoreSpec& CoreAttention::spec_for(const Microbatch& batch) const {
   for (const CoreSpec& spec : by_size_) {
     if (spec.cp.size() == batch.context_ranks) return spec;
   }
-  MPX_ASSERT(false, "a microbatch for ", batch.context_ranks, " ranks, of which there is no group");
+  MPX_ASSERT(false, "a microbatch for ", batch.context_ranks, " ranks without a group");
   return spec_;
 }
 

@@ -20,7 +20,7 @@ const at::Tensor& counters_of(const Microbatch& batch, int64_t samples, at::Devi
   const at::Tensor& counters = batch.sample_counters;
   MPX_ASSERT(counters.defined() && counters.numel() == samples && counters.scalar_type() == at::kLong &&
                  counters.is_contiguous() && counters.device().type() == device.type(),
-             "dropout needs the counters of the microbatch's samples where it runs");
+             "dropout needs the counters of the microbatch's samples on its own device");
   return counters;
 }
 

@@ -175,7 +175,7 @@ const Operator& operator_of(const FusedInputs& in, const FusedSpec& spec) {
   for (const Operator& one : kOperators) {
     if (one.by == spec.by) return one;
   }
-  MPX_ASSERT(false, "attention of our own is not libtorch's");
+  MPX_ASSERT(false, "metroplex's own attention has no libtorch kernel");
   return kOperators[0];
 }
 

@@ -109,7 +109,7 @@ Values run_forward(const Island& island, const Values& in, const IslandForward& 
                " is not a differentiable scalar");
     way_back = true;
   }
-  MPX_ASSERT(way_back, "segment ", island.segments.back()->name(), " left no way back");
+  MPX_ASSERT(way_back, "segment ", island.segments.back()->name(), " has no differentiable output");
   hand_over(context.terms, how.terms);
   if (how.store != nullptr) run->saved = how.store->end();
   return out;
@@ -145,7 +145,8 @@ Roots roots_of(IslandRun& run, const Gradients& dy, const at::Tensor& loss_facto
     roots.edges.push_back(std::move(run.outputs[i]));
     roots.gradients.push_back(dy[i]);
   }
-  MPX_ASSERT(run.terms.empty() || loss_factor.defined(), "backward of an island with loss terms needs a loss factor");
+  MPX_ASSERT(run.terms.empty() || loss_factor.defined(),
+             "backward of an autograd region with loss terms needs a loss factor");
   for (IslandRun::Term& term : run.terms) {
     roots.edges.push_back(std::move(term.edge));
     roots.gradients.push_back(loss_factor.to(term.dtype));

@@ -142,7 +142,7 @@ std::vector<at::Tensor> LatentAttention::attended_backward(const at::Tensor& dou
 }
 
 at::Tensor LatentAttention::forward(const Input& in, const Microbatch& batch, const at::Tensor& query_sbh) {
-  MPX_ASSERT(!query_sbh.defined(), spec_.name, ": where the queries come from");
+  MPX_ASSERT(!query_sbh.defined(), spec_.name, ": the source of the queries differs from the spec");
   const auto normed = [&](std::optional<Norm>& norm, const at::Tensor& x) {
     return norm ? normalize(*norm, x, saving_) : Input(x);
   };

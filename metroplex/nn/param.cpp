@@ -79,8 +79,8 @@ void Param::accumulate_or_write(const std::function<void(at::Tensor& main_grad, 
 
 void Param::accumulate_later(const std::function<comm::Handle(const at::Tensor& sums)>& start, at::Tensor held) {
   if (frozen) return;
-  MPX_ASSERT(deferred == nullptr, "what arrives for ", name, " is held back");
-  MPX_ASSERT(settled(), "what arrived for ", name, " has not been settled");
+  MPX_ASSERT(deferred == nullptr, "the gradients of ", name, " are deferred");
+  MPX_ASSERT(settled(), "the gradients of ", name, " are not synchronized");
   if (tells) tell_before_use();
   at::Tensor apart;
   if (scalar_type() == at::kHalf) apart = at::zeros_like(main_grad);

@@ -44,7 +44,7 @@ class ScratchFile {
     }
     const int64_t offset = end_;
     const int error = reserve(offset, size);
-    MPX_CHECK(error == 0, "nn", "no room for another ", size, " bytes of activations beside ", end_,
+    MPX_CHECK(error == 0, "nn", "no space for another ", size, " bytes of activations after ", end_,
               " in memory.offload_directory '", directory_, "': ", std::strerror(error),
               "; name a larger disk, or recompute more and offload less");
     end_ += size;

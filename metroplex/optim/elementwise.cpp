@@ -26,7 +26,7 @@ Elementwise::Elementwise(const config::OptimizerTraits& traits, ElementwiseUpdat
       seed_(context.seed),
       target_(context.target) {
   if (config.optimizer_cpu_offload) target_.device = at::kCPU;
-  MPX_ASSERT(moments_.size() <= 2, traits.name, " keeps ", moments_.size(), " moments; a range has room for two");
+  MPX_ASSERT(moments_.size() <= 2, traits.name, " keeps ", moments_.size(), " moments; a range holds at most two");
   for (const Slice& slice : slices) items_.push_back(make_item(slice, context));
   if (config.optimizer_cpu_offload) make_chunks();
   params_changed();

@@ -130,8 +130,8 @@ ScheduleArgs merge_schedules(const ScheduleArgs& own, const ScheduleArgs& saved,
           saved.wd_incr_steps, " samples");
     agree("optim.weight_decay_incr_style", own.wd_incr_style, saved.wd_incr_style);
     MPX_CHECK(differences.empty(), "config", "the schedules of this run and of its checkpoint differ:", differences,
-              "\nset optim.override_opt_param_scheduler=true to go on with this run's, or "
-              "optim.use_checkpoint_opt_param_scheduler=true to keep the checkpoint's");
+              "\nset optim.override_opt_param_scheduler=true to use this run's schedule, or "
+              "optim.use_checkpoint_opt_param_scheduler=true to use the checkpoint's schedule");
   }
   return saved;
 }

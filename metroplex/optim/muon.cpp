@@ -38,7 +38,7 @@ topology::RowRange gathered_rows(const nn::Param& param, const topology::Part& p
     const int64_t begin = std::max(part.begin, range.global),
                   end = std::min(part.begin + part.size, range.global + range.size);
     if (begin >= end) continue;
-    MPX_ASSERT(end - begin == part.size, part.name, ": a matrix of a stack is cut between ranks");
+    MPX_ASSERT(end - begin == part.size, part.name, ": a matrix of a stack is divided between ranks");
     return {range.local + begin - range.global, begin, part.size};
   }
   return {};

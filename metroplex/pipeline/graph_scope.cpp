@@ -33,7 +33,7 @@ void check_capturable(const nn::Island& island) {
   for (const nn::Island::Uses& uses : island.params) {
     check(island, uses.param->scalar_type() != at::kHalf || uses.times == uses.param->uses_per_microbatch,
           "parameter " + uses.param->name,
-          "the sum of its fp16 gradients of one microbatch goes on in segments that are not captured with it");
+          "its fp16 gradients of one microbatch are also summed in segments that are not captured with it");
   }
 }
 

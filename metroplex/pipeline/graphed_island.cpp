@@ -68,7 +68,7 @@ void GraphedIsland::bring(const Entry& entry, const at::Tensor& value) const {
       "train.cuda_graph_impl: none");
   if (entry.copied) return copy_in(entry, value);
   MPX_ASSERT(!value.defined() || value.const_data_ptr() == entry.place.const_data_ptr(), name(), " got ", entry.name,
-             " at another place than at the capture");
+             " at another address than at the capture");
 }
 
 cuda::GraphSize GraphedIsland::capture(cuda::Graph& graph, const char* pass,

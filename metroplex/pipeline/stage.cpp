@@ -208,7 +208,7 @@ nn::Gradients Stage::backward(StageRun run, nn::Gradients dy, const at::Tensor& 
   MPX_ASSERT(deferred == nullptr || run.graphs == nullptr,
              "a captured backward adds its weight gradients itself: they cannot be deferred");
   MPX_ASSERT(run.islands != nullptr && run.spans.size() == run.islands->spans.size(),
-             "backward of a stage without a forward of the same islands");
+             "backward of a stage without a forward of the same autograd regions");
   while (!run.spans.empty()) {
     StageRun::Span kept = std::move(run.spans.back());
     run.spans.pop_back();

@@ -53,7 +53,7 @@ std::string difference_of(const nn::Microbatch& now, const nn::Microbatch& held)
     if (!same_runs(now.*runs, held.*runs))
       return base::concat(name, ": ", text_of(now.*runs), ", not ", text_of(held.*runs));
   }
-  if (!now.keys.sent.empty() || !held.keys.sent.empty()) return "lists of keys: what is sent may change";
+  if (!now.keys.sent.empty() || !held.keys.sent.empty()) return "lists of keys: the sent data may change";
   if (now.full_seq_len != held.full_seq_len)
     return base::concat("full_seq_len: ", now.full_seq_len, ", not ", held.full_seq_len);
   if (now.training != held.training) return now.training ? "training: true, not false" : "training: false, not true";

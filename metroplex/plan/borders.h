@@ -104,7 +104,7 @@ class Borders {
     }
     const auto found = from.find(key);
     MPX_ASSERT(found != from.end(), "microbatch ", key.first, " of chunk ", key.second,
-               " runs before its tensor came");
+               " runs before its tensor was received");
     Content content = std::move(found->second);
     from.erase(found);
     return content;

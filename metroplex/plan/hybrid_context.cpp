@@ -47,8 +47,8 @@ std::vector<std::vector<Document>> all_documents(const DocumentLengths& lengths,
       documents.push_back({static_cast<int64_t>(s), {at, length}, cost_of(length, request.pair_cost)});
       at += length;
     }
-    MPX_CHECK(at > 0 && at % request.multiple == 0, "plan", "sample ", s, " has ", at, " tokens, no multiple of ",
-              request.multiple, "; choose a length that is one");
+    MPX_CHECK(at > 0 && at % request.multiple == 0, "plan", "sample ", s, " has ", at, " tokens, not a multiple of ",
+              request.multiple, "; choose a multiple");
   }
   return samples;
 }
@@ -59,11 +59,12 @@ class Planner {
       : request_(request), sizes_(config::hybrid_context_sizes(request.ranks)) {
     MPX_CHECK(request.ranks >= 1 && request.multiple >= 1 && request.pair_cost >= 0 && request.microbatch_cost >= 0,
               "plan", "a plan for ", request.ranks, " ranks with multiples of ", request.multiple,
-              " and a pair that costs ", request.pair_cost, "; choose numbers from 1 up, and a cost from 0 up");
+              " and a pair that costs ", request.pair_cost,
+              "; the numbers must be at least 1 and the costs at least 0");
     most_units_ = request.max_tokens / request.multiple;
     MPX_CHECK(most_units_ >= 1, "plan", "ranks take at most ", request.max_tokens, " tokens, and multiples of ",
               request.multiple, "; raise the limit to it");
-    MPX_CHECK(!lengths.empty(), "plan", "a plan needs one sample at least");
+    MPX_CHECK(!lengths.empty(), "plan", "a plan needs at least one sample");
     samples_ = all_documents(lengths, request);
   }
 

@@ -16,8 +16,8 @@ constexpr Letter kLetters[] = {
     {'E', LayerKind::embedding}, {'t', LayerKind::decoder}, {'m', LayerKind::mtp}, {'L', LayerKind::loss}};
 
 void check_stage_count(const PipelineLayout& layout) {
-  MPX_CHECK(layout.num_stages >= 1, "plan", "pipeline_model_parallel_size ", layout.num_stages,
-            " must be at least 1");
+  MPX_CHECK(layout.num_stages >= 1, "plan", "parallel.pipeline_model_parallel_size = ", layout.num_stages,
+            ": must be at least 1");
   MPX_CHECK(!layout.stages.empty() && layout.stages.size() % static_cast<size_t>(layout.num_stages) == 0, "plan",
             "parallel.pipeline_model_parallel_layout has ", layout.stages.size(),
             " stages, not a multiple of pipeline_model_parallel_size ", layout.num_stages, "; add or remove a '|'");
@@ -33,7 +33,7 @@ void check_mtp(const PipelineLayout& layout, int64_t num_mtp_layers) {
       seen = seen || kind == LayerKind::mtp;
       here += kind == LayerKind::mtp;
       MPX_CHECK(!(seen && kind == LayerKind::decoder), "plan",
-                "parallel.pipeline_model_parallel_layout has a transformer layer behind an mtp layer in stage ", s);
+                "parallel.pipeline_model_parallel_layout has a transformer layer after an mtp layer in stage ", s);
     }
     MPX_CHECK(here == 0 || here == num_mtp_layers, "plan", "parallel.pipeline_model_parallel_layout spreads the ",
               num_mtp_layers, " mtp layers over several stages; put them into one");

@@ -9,8 +9,8 @@ namespace {
 
 void check_sizes(const MicrobatchSizes& sizes) {
   constexpr int64_t kMost = int64_t{1} << 30;
-  MPX_CHECK(sizes.micro_batch_size > 0 && sizes.micro_batch_size <= kMost, "plan", "train.micro_batch_size ",
-            sizes.micro_batch_size, " must be between 1 and ", kMost);
+  MPX_CHECK(sizes.micro_batch_size > 0 && sizes.micro_batch_size <= kMost, "plan",
+            "train.micro_batch_size = ", sizes.micro_batch_size, ": must be between 1 and ", kMost);
   MPX_CHECK(sizes.data_parallel_size > 0 && sizes.data_parallel_size <= kMost, "plan", "data-parallel size ",
             sizes.data_parallel_size, " must be between 1 and ", kMost);
 }
@@ -26,8 +26,8 @@ MicrobatchSchedule::MicrobatchSchedule(const MicrobatchSizes& sizes,
 MicrobatchSchedule MicrobatchSchedule::constant(int64_t global_batch_size, const MicrobatchSizes& sizes) {
   MicrobatchSchedule schedule(sizes, {{0, global_batch_size}});
   const MicrobatchCount count = schedule.at(0);
-  MPX_CHECK(count.num_microbatches >= 1, "plan", "train.global_batch_size ", global_batch_size,
-            " is less than micro_batch_size ", sizes.micro_batch_size, " x data-parallel size ",
+  MPX_CHECK(count.num_microbatches >= 1, "plan", "train.global_batch_size = ", global_batch_size,
+            ": is less than micro_batch_size ", sizes.micro_batch_size, " x data-parallel size ",
             sizes.data_parallel_size, "; a step needs at least one microbatch");
   return schedule;
 }

@@ -10,8 +10,8 @@ namespace metroplex::plan {
 
 ModelShape model_shape(const config::Config& config, int64_t padded_vocab_size) {
   const config::Model& model = config.model;
-  MPX_CHECK(model.num_attention_heads > 0, "plan", "model.num_attention_heads ", model.num_attention_heads,
-            " must be positive");
+  MPX_CHECK(model.num_attention_heads > 0, "plan", "model.num_attention_heads = ", model.num_attention_heads,
+            ": must be positive");
   const auto or_else = [](int64_t value, int64_t derived) { return value > 0 ? value : derived; };
   ModelShape shape;
   shape.num_layers = model.num_layers;

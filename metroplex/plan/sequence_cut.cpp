@@ -25,7 +25,7 @@ void check_request(int64_t length, const SequenceCutRequest& request) {
   const int64_t cp = request.cp, multiple = request.multiple;
   MPX_CHECK(cp >= 1, "plan", "a sequence is cut for ", cp, " ranks; choose 1 or more");
   MPX_CHECK(multiple >= 1 && length % multiple == 0, "plan", "a sequence of ", length,
-            " tokens has no cut into multiples of ", multiple, "; choose a length that is a multiple of it");
+            " tokens cannot be divided into multiples of ", multiple, "; choose a length that is a multiple of it");
   MPX_CHECK(length >= cp * multiple, "plan", "a sequence of ", length, " tokens is too short for ", cp,
             " ranks with a multiple of ", multiple, " each; choose fewer ranks or a longer sequence");
   MPX_CHECK(request.token_slack >= 0 && request.token_slack <= 1 && request.area_slack >= 0, "plan",
@@ -34,9 +34,7 @@ void check_request(int64_t length, const SequenceCutRequest& request) {
   if (request.kind != SequenceCutKind::zigzag) return;
   MPX_CHECK(length % (2 * cp) == 0, "plan", "zigzag cuts a sequence into 2 cp = ", 2 * cp, " equal chunks, and ",
             length, " tokens are not a multiple of that; choose a multiple, or the balanced cut");
-  MPX_CHECK(length / cp % multiple == 0, "plan", "zigzag gives a rank ", length / cp,
-            " tokens, which are no multiple "
-            "of ",
+  MPX_CHECK(length / cp % multiple == 0, "plan", "zigzag gives a rank ", length / cp, " tokens, not a multiple of ",
             multiple, "; choose another length, or the balanced cut");
 }
 
@@ -94,7 +92,7 @@ int64_t num_positions(const PositionRuns& runs) {
 constexpr int64_t kMostPositions = (int64_t{1} << 31) - 1;
 
 SequencePieces sequence_pieces(const DocumentLengths& documents) {
-  MPX_CHECK(!documents.empty(), "plan", "a cut needs the documents of one sample at least");
+  MPX_CHECK(!documents.empty(), "plan", "a cut needs the documents of at least one sample");
   SequencePieces out;
   out.samples = static_cast<int64_t>(documents.size());
   std::vector<int64_t> begins;
@@ -109,8 +107,7 @@ SequencePieces sequence_pieces(const DocumentLengths& documents) {
     }
     MPX_CHECK(at > 0 && (s == 0 || at == out.length), "plan", "the documents of sample ", s, " have ", at,
               " tokens together, those of sample 0 have ", out.length,
-              "; samples that are cut together have one "
-              "length above 0");
+              "; samples that are divided together need the same length above 0");
     out.length = at;
   }
   std::sort(begins.begin(), begins.end());

@@ -26,8 +26,8 @@ int64_t per_chunk(int64_t layers, const Parallel& p, const char* where) {
 }
 
 std::vector<int64_t> even_split(const Parallel& p, int64_t num_layers) {
-  MPX_CHECK(num_layers % p.pp() == 0, "plan", "model.num_layers ", num_layers,
-            " is not a multiple of parallel.pipeline_model_parallel_size ", p.pp(),
+  MPX_CHECK(num_layers % p.pp() == 0, "plan", "model.num_layers = ", num_layers,
+            ": must be a multiple of parallel.pipeline_model_parallel_size = ", p.pp(),
             "; set parallel.decoder_first_pipeline_num_layers, decoder_last_pipeline_num_layers or a layout");
   const int64_t layers = per_chunk(num_layers / p.pp(), p, "a pipeline rank");
   return std::vector<int64_t>(static_cast<size_t>(p.pp()), layers);
@@ -56,7 +56,7 @@ std::vector<int64_t> uneven_split(const Parallel& p, int64_t num_layers) {
 std::vector<StageLayers> from_layout(const Parallel& p, int64_t num_layers, int64_t num_mtp_layers) {
   MPX_CHECK(!is_uneven(p) && !counts_ends(p), "plan",
             "parallel.pipeline_model_parallel_layout excludes decoder_first/last_pipeline_num_layers and "
-            "account_for_embedding/loss_in_pipeline_split; the layout says it all");
+            "account_for_embedding/loss_in_pipeline_split; remove them, the layout defines all stages");
   const PipelineLayout layout = parse_layout(p.pipeline_model_parallel_layout, p.pp());
   check_layout(layout, num_layers, num_mtp_layers);
   std::vector<StageLayers> stages;
@@ -93,8 +93,8 @@ std::vector<StageLayers> from_counts(const Parallel& p, int64_t num_layers, int6
 int64_t num_model_chunks(const Parallel& p) {
   if (p.pipeline_model_parallel_layout.empty()) return p.vpp();
   const int64_t chunks = parse_layout(p.pipeline_model_parallel_layout, p.pp()).num_chunks();
-  MPX_CHECK(p.vpp() == 1 || p.vpp() == chunks, "plan", "parallel.virtual_pipeline_model_parallel_size ", p.vpp(),
-            " contradicts parallel.pipeline_model_parallel_layout, which has ", chunks,
+  MPX_CHECK(p.vpp() == 1 || p.vpp() == chunks, "plan", "parallel.virtual_pipeline_model_parallel_size = ", p.vpp(),
+            ": contradicts parallel.pipeline_model_parallel_layout, which has ", chunks,
             " chunks a rank; leave the size out");
   return chunks;
 }
@@ -104,7 +104,7 @@ StagePlacement stage_placement(const Parallel& p) {
 }
 
 std::vector<StageLayers> split_stages(const Parallel& p, int64_t num_layers, int64_t num_mtp_layers) {
-  MPX_CHECK(num_layers > 0, "plan", "model.num_layers ", num_layers, " must be positive");
+  MPX_CHECK(num_layers > 0, "plan", "model.num_layers = ", num_layers, ": must be positive");
   MPX_CHECK(p.pp() > 0 && p.vpp() > 0, "plan", "parallel.pipeline_model_parallel_size ", p.pp(),
             " and virtual_pipeline_model_parallel_size ", p.vpp(), " must be positive");
   std::vector<StageLayers> stages = p.pipeline_model_parallel_layout.empty()

@@ -31,7 +31,7 @@ class RankChecker {
       index_ = i;
       action_ = actions[i];
       ++of(action_.kind);
-      if (of(action_.kind) > 1) fault("is there twice");
+      if (of(action_.kind) > 1) fault("appears twice");
       check_place();
       check_before();
       track();
@@ -121,7 +121,7 @@ class RankChecker {
       if (batch < 0 || (i > 0 && actions[i - 1].batch == batch)) continue;
       index_ = i;
       action_ = actions[i];
-      if (!seen.insert(batch).second) fault(base::concat("batch ", batch, " is torn apart by other actions"));
+      if (!seen.insert(batch).second) fault(base::concat("batch ", batch, " is interrupted by other actions"));
     }
   }
 
@@ -226,7 +226,7 @@ void check_progress(const PipelineTable& table, VerifyReport& report) {
     const size_t at = stuck[static_cast<size_t>(rank)];
     if (at < actions.size()) where += (where.empty() ? "" : "; ") + describe(rank, at, actions[at]);
   }
-  if (!where.empty()) report.faults.push_back("deadlock with rendezvous sends, waiting for ever: " + where);
+  if (!where.empty()) report.faults.push_back("deadlock with rendezvous sends: " + where);
 }
 
 }  // namespace

@@ -104,7 +104,7 @@ std::string needed(const FitRequest& request, const Fit& fit) {
 
 std::string there_is(const FitRequest& request, const Fit& fit) {
   const char* const place = request.domains.gpu ? "a GPU" : "the machine";
-  if (!fit.have) return concat("what ", place, " has is not known: give --device-memory");
+  if (!fit.have) return concat("the memory of ", place, " is not known: give --device-memory");
   return concat(place, request.domains.gpu ? " has " : " has ", bytes(*fit.have), " (", request.domains.from, ")");
 }
 
@@ -125,14 +125,15 @@ std::string options_text(const MemoryOptions& options) {
   if (options.single.empty())
     return "no setting of recompute, sharding, microbatch size or offload would save anything\n";
   const bool enough = options.single.front().fits;
-  text += enough ? "settings that fit, the cheapest first:\n" : "what would save most, none of it enough alone:\n";
+  text +=
+      enough ? "settings that fit, the cheapest first:\n" : "settings that save most, none of them enough alone:\n";
   if (enough && options.together) text += lines_of(*options.together);
   for (const MemoryOption& option : options.single) text += lines_of(option);
   if (enough) return text;
   if (options.together)
-    text += (options.together->fits ? "together:\n" : "all that helps, together:\n") + lines_of(*options.together);
+    text += (options.together->fits ? "together:\n" : "all settings together:\n") + lines_of(*options.together);
   if (!options.together || !options.together->fits)
-    text += "more ranks for tensor and pipeline parallelism, or a smaller model, are what is left\n";
+    text += "otherwise use more ranks for tensor and pipeline parallelism, or a smaller model\n";
   return text;
 }
 
@@ -145,7 +146,7 @@ std::string exchanges_text(const DryRun& run) {
     if (first == run.exchanges.end()) continue;
     out += concat(out.empty() ? "" : "; ", word, " (", std::count_if(run.exchanges.begin(), run.exchanges.end(), is),
                   " layers) sends ", bytes(first->forward_bytes), " forward and ", bytes(first->backward_bytes),
-                  " backward beside ", count_text(first->forward_flops), " and ", count_text(first->backward_flops),
+                  " backward next to ", count_text(first->forward_flops), " and ", count_text(first->backward_flops),
                   " operations");
   }
   return concat(out, ", of a layer, microbatch and rank",
@@ -258,7 +259,7 @@ std::vector<std::string> summary(const FitRequest& request, const Fit& fit, int6
 std::string refusal(const FitRequest& request, const Fit& fit, const MemoryOptions& options) {
   return concat("this run cannot fit: ", needed(request, fit), ", and ", there_is(request, fit), "\n",
                 memory_table(fit), options_text(options),
-                "memory.check_fit = warn starts it all the same; metroplex train --dry-run says more");
+                "set memory.check_fit = warn to start it anyway; metroplex train --dry-run shows details");
 }
 
 }  // namespace metroplex::preflight

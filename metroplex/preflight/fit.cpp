@@ -91,8 +91,8 @@ int64_t most_microbatches(const config::Config& config, int world_size) {
   int64_t most = 0;
   for (const auto& [sample, size] : schedule.thresholds())
     most = std::max(most, schedule.at(sample, false).num_microbatches);
-  MPX_CHECK(most > 0, "plan", "train.global_batch_size ", config.train.global_batch_size,
-            " gives no microbatch for every data-parallel rank; raise it");
+  MPX_CHECK(most > 0, "plan", "train.global_batch_size = ", config.train.global_batch_size,
+            ": gives no microbatch for every data-parallel rank; raise it");
   return most;
 }
 

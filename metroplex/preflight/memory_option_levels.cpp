@@ -12,12 +12,12 @@ namespace {
 OptionLevels sequence_levels(const config::Config& c) {
   if (c.parallel.tp() == 1 || c.parallel.sequence_parallel) return {OptionKind::sequence, {}};
   return {OptionKind::sequence,
-          {{{"parallel.sequence_parallel=true"}, "cut the sequence over tensor-parallel ranks"}}};
+          {{{"parallel.sequence_parallel=true"}, "shard the sequence over tensor-parallel ranks"}}};
 }
 
 OptionLevels remainders_levels(const config::Config& c) {
   if (c.optim.store_param_remainders) return {OptionKind::remainders, {}};
-  return {OptionKind::remainders, {{{"optim.store_param_remainders=true"}, "keep remainders for main parameters"}}};
+  return {OptionKind::remainders, {{{"optim.store_param_remainders=true"}, "store remainders of main parameters"}}};
 }
 
 OptionLevels sharding_levels(const config::Config& c) {
@@ -100,7 +100,7 @@ OptionLevels recompute_levels(const config::Config& c) {
       if (chunk > 1) level.what += ", " + std::to_string(chunk) + " at a time";
       if (!c.memory.recompute_modules.empty()) level.settings.push_back("memory.recompute_modules=");
       if (cut) level.settings.push_back("memory.distribute_saved_activations=true");
-      if (cut) level.what += ", their inputs cut over tensor-parallel ranks";
+      if (cut) level.what += ", their inputs sharded over tensor-parallel ranks";
       list.levels.push_back(level);
     }
   }

@@ -37,7 +37,7 @@ at::Tensor offsets_of(const HostBatch& batch, const at::Tensor& document_ids) {
   at::Tensor offsets = nn::document_offsets(document_ids, most);
   MPX_CHECK(offsets.defined() || !batch.documents.must_fit, "data", "the samples from ", batch.numbers.first, " on, ",
             document_ids.size(0), " of a microbatch, have more than ", most,
-            " documents each on average, and captured graphs have room for as many; raise "
+            " documents each on average, the limit of captured graphs; raise "
             "data.max_documents_per_sample, or set train.cuda_graph_impl: none");
   return offsets;
 }
@@ -214,7 +214,7 @@ Headers broadcast_headers(const std::vector<nn::Microbatch>& mine, int64_t most,
 nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type) {
   const int64_t b = static_cast<int64_t>(batch.samples.size()),
                 s = static_cast<int64_t>(batch.samples.at(0).tokens.size());
-  MPX_ASSERT(batch.vocab_size > 0, "samples whose vocabulary is not told");
+  MPX_ASSERT(batch.vocab_size > 0, "the vocabulary size of the samples is not set");
   const bool documents = !batch.samples[0].document_ids.empty();
   nn::Microbatch out = nn::empty_microbatch({b, s, documents});
   for (int64_t row = 0; row < b; ++row) {

@@ -36,7 +36,7 @@ std::function<void(int64_t, const moe::ClonePlan&)> clone_dump(files::FileSystem
     } catch (const base::Error& error) {
       base::throw_error(
           "files",
-          base::concat(error.what(), " (model.moe_echo_dump_dir): is its folder writable, and is there room?"));
+          base::concat(error.what(), " (model.moe_echo_dump_dir); check that its folder is writable and has space"));
     }
   };
   std::shared_ptr<files::WritableFile> file;

@@ -39,7 +39,7 @@ std::shared_ptr<const moe::RecordedLoads> forced_loads(const config::Model& mode
   const std::string path = files::find_expert_trace(disk, model.moe_router_force_trace);
   const files::ExpertTrace trace = files::read_expert_trace(disk, path);
   MPX_CHECK(trace.head.num_experts == model.num_moe_experts, "config", kKey, path, ": is of ", trace.head.num_experts,
-            " experts, model.num_moe_experts is ", model.num_moe_experts, "; give a trace of as many");
+            " experts, model.num_moe_experts is ", model.num_moe_experts, "; give a trace with the same number");
   MPX_CHECK(!trace.steps.empty(), "config", kKey, path, ": has no iteration; give a trace with at least one");
   auto all = std::make_shared<moe::RecordedLoads>();
   for (const int64_t number : config::expert_layers(model)) {

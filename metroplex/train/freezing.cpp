@@ -48,7 +48,7 @@ void check_patterns(const std::vector<NamePattern>& patterns, const std::vector<
     const bool any = std::any_of(names.begin(), names.end(),
                                  [&](const std::string& name) { return config::matches(pattern, name); });
     const std::string near = any ? "" : base::nearest_name(pattern, names);
-    MPX_CHECK(any, "config", key, ": no parameter has a name that '", pattern, "' fits as a whole; ",
+    MPX_CHECK(any, "config", key, ": no parameter has a name that '", pattern, "' matches as a whole; ",
               near.empty() ? "names are like decoder.layers.0.mlp.linear_fc1.weight" : "the nearest is " + near,
               " (metroplex inspect shows those of a checkpoint, * stands for any text). Correct it, or leave it out");
   }

@@ -72,7 +72,7 @@ plan::PipelineTable one_pass(const Assembly& a) {
 
 void check_options(const GenerateOptions& o) {
   MPX_CHECK(o.temperature >= 0, "config", "--temperature ", o.temperature,
-            " is no number from 0 up; 0 is greedy, 1 is the model's own distribution");
+            " must be at least 0; 0 is greedy, 1 is the model's own distribution");
   MPX_CHECK(o.top_k >= 0, "config", "--top-k ", o.top_k, " is negative; 0 keeps all tokens");
   MPX_CHECK(o.top_p >= 0 && o.top_p <= 1, "config", "--top-p ", o.top_p, " is not between 0 and 1");
 }

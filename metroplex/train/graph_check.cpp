@@ -62,7 +62,7 @@ GraphCheck check_graphs(const config::Config& asked, const comm::World& world, i
                         const GraphCheckOptions& options, const StageBuilder& build) {
   MPX_CHECK(world.device().is_cpu(), "cuda graph", "captures are checked on the CPU; set run.device: cpu");
   MPX_CHECK(options.way == cuda::CheckedGraphs::Way::compared || world.size() == 1, "cuda graph",
-            "tensors lie in a closed arena for one rank, not for ", world.size());
+            "a closed arena of tensors needs one rank, not ", world.size());
   config::Config config = asked;
   config.train.cuda_graph_impl = config::CudaGraphImpl::none;  // the check makes its own captures
   config.train.cuda_graph_warmup_steps = 1;

@@ -45,7 +45,7 @@ void LossTermNames::write_numbers(const cuda::Target& target) {
   for (const std::string& name : reported_) {
     const auto found = std::lower_bound(names_.begin(), names_.end(), name);
     MPX_ASSERT(found != names_.end() && *found == name, "the loss term ", name,
-               " was not reported in the first step, where the ranks agreed on what there is");
+               " was not reported in the first step, where the ranks agreed on the terms");
     numbers.push_back(found - names_.begin());
   }
   const at::Tensor host = at::tensor(numbers, at::kLong);

@@ -155,7 +155,7 @@ constexpr std::string_view kIterationKey = "{\"iteration\": ";
 void check_place_of_metrics(files::FileSystem& disk, const std::string& path) {
   if (path.empty() || disk.file_size(path).value_or(0) == 0) return;
   MPX_CHECK(disk.map(path).text().starts_with(kIterationKey), "files", "train.metrics_file = ", path,
-            " is a file that no run wrote its metrics into; choose another path, or move that file away");
+            " exists and is not a metrics file; choose another path, or move that file away");
 }
 
 struct Metrics::Sinks {

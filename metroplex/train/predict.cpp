@@ -24,8 +24,8 @@ int64_t microbatches_of(const RankRequest& request) {
   }
   const int64_t dp = config::data_parallel_size(request.config.parallel, request.world_size);
   const int64_t count = train.global_batch_size / (train.micro_batch_size * dp);
-  MPX_CHECK(count > 0, "plan", "train.global_batch_size ", train.global_batch_size,
-            " gives no microbatch for every data-parallel rank; raise it");
+  MPX_CHECK(count > 0, "plan", "train.global_batch_size = ", train.global_batch_size,
+            ": gives no microbatch for every data-parallel rank; raise it");
   return count;
 }
 

@@ -76,7 +76,7 @@ static void check_nothing_saved(const config::Config& config, files::FileSystem&
   }
   MPX_CHECK(names.empty(), "checkpoint", "checkpoint.save = ", c.save, " is not empty (", some_of(names),
             ") and nothing is loaded from it: the checkpoints of two runs would mix there. Add checkpoint.load = ",
-            c.save, " to go on with that run, choose another checkpoint.save, or move that folder away");
+            c.save, " to resume that run, choose another checkpoint.save, or move that folder away");
 }
 
 static void check_export_folder(const config::Config& config, files::FileSystem& disk) {
@@ -86,7 +86,7 @@ static void check_export_folder(const config::Config& config, files::FileSystem&
   others.push_back({"checkpoint.save", c.save});
   for (const auto& [key, path] : others) {
     MPX_CHECK(!same_folder(path, c.export_hf, disk), "config", "checkpoint.export_hf = ", c.export_hf, " is ", key,
-              " too, and must be a directory of its own; choose another checkpoint.export_hf");
+              " too, and must be a separate directory; choose another checkpoint.export_hf");
   }
   MPX_CHECK(!checkpoint::parse_name(files::base_name(disk.canonical(c.export_hf))), "config",
             "checkpoint.export_hf = ", c.export_hf, " has the name of a checkpoint; choose another name");
@@ -109,8 +109,8 @@ void check_save_folder(const config::Config& config, files::FileSystem& disk) {
   // remove the source's checkpoints.
   MPX_CHECK(!c.finetune || !goes_on_in_place(c, disk), "config",
             "checkpoint.finetune begins a new run, but checkpoint.save = ", c.save,
-            " is where checkpoint.load = ", c.load,
-            " lies: the checkpoints it starts from would be removed; choose another checkpoint.save");
+            " is the folder of checkpoint.load = ", c.load,
+            ": the checkpoints it starts from would be removed; choose another checkpoint.save");
   // A named checkpoint that does not exist inside checkpoint.save is not resumed.
   const bool there = same_folder(c.load, c.save, disk) || disk.is_directory(c.load);
   if (!goes_on_in_place(c, disk) || !there) check_nothing_saved(config, disk);
@@ -129,15 +129,15 @@ void check_fresh_start(const config::Config& config, const std::vector<std::stri
     if (!own_output(config, c.load, name, disk)) foreign.push_back(name);
   }
   MPX_CHECK(foreign.empty(), "checkpoint", "checkpoint.load = ", c.load, " holds no checkpoint but something else (",
-            some_of(foreign), "); name a folder that metroplex saved to, or leave checkpoint.load out to start anew");
+            some_of(foreign),
+            "); name a folder that metroplex saved to, or leave checkpoint.load out to start a new run");
   MPX_CHECK(!c.finetune, "checkpoint", "there is no checkpoint in checkpoint.load = ", c.load,
-            ", and checkpoint.finetune wants the weights of one; is the path right?");
+            ", and checkpoint.finetune needs its weights; check the path");
   MPX_CHECK(!c.exit_on_missing_checkpoint, "checkpoint", "there is no checkpoint in checkpoint.load = ", c.load,
             "; give another folder, or unset checkpoint.exit_on_missing_checkpoint to start from scratch");
-  MPX_CHECK(
-      !c.save.empty(), "checkpoint", "there is no checkpoint in checkpoint.load = ", c.load,
-      ", and without checkpoint.save this is not the first start of a run that goes on there; is the path right? "
-      "Leave checkpoint.load out to start anew");
+  MPX_CHECK(!c.save.empty(), "checkpoint", "there is no checkpoint in checkpoint.load = ", c.load,
+            ", and without checkpoint.save this is not the first start of a run that resumes there; check the path, "
+            "or leave checkpoint.load out to start a new run");
   if (!same_folder(c.load, c.save, disk)) check_nothing_saved(config, disk);
 }
 
@@ -152,8 +152,8 @@ std::string set_aside(const std::string& path, files::FileSystem& disk) {
   try {
     disk.rename(path, other);
   } catch (const base::Error& error) {
-    base::throw_error(
-        "files", base::concat("'", path, "' holds what another run wrote: ", error.what(), "; choose another path"));
+    base::throw_error("files",
+                      base::concat("'", path, "' belongs to another run: ", error.what(), "; choose another path"));
   }
   return other;
 }

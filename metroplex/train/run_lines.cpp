@@ -91,7 +91,7 @@ std::string unbalanced_experts(const config::Model& m) {
                       !m.moe_router_force_trace.empty();
   const bool balanced = !config::aux_losses(m).empty() || config::sinkhorn(m) || m.moe_router_enable_expert_bias;
   if (!m.has_experts() || forced || balanced) return "";
-  return "nothing keeps the load of the experts even: a few of them may come to get nearly all tokens. Set "
+  return "nothing balances the load of the experts: a few of them may get nearly all tokens. Set "
          "model.moe_aux_loss_coeff (0.01 is usual), model.moe_router_enable_expert_bias = true, or "
          "model.moe_router_load_balancing_type = sinkhorn";
 }

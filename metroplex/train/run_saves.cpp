@@ -79,7 +79,8 @@ void RunSaves::export_last() {
   }
   if (environment_.disk->exists(directory)) {  // check_export_place() accepted it because no step was left
     summary_.export_failed = false;
-    environment_.log->info(" checkpoint.export_hf = " + directory + " exists: kept, as no step was left to do");
+    environment_.log->info(" checkpoint.export_hf = " + directory +
+                           " exists and is kept, because no step was left to do");
     return;
   }
   try {

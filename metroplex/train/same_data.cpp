@@ -39,10 +39,9 @@ std::string source_difference(const DataOfRun& here, const DataOfRun& there) {
 
 std::string epochs_note(const data::TrainOrder& here, const data::TrainOrder& there) {
   if (there.epochs.empty() || here.sources != there.sources || here.epochs == there.epochs) return "";
-  return base::concat(
-      "epochs of the training documents: ", here.epochs, " here, ", there.epochs,
-      " before. Their samples come in another order: some that were read may come again, and some never; as many "
-      "iterations as before (train.train_iters, train.train_samples) keep the order");
+  return base::concat("epochs of the training documents: ", here.epochs, " here, ", there.epochs,
+                      " before. Their samples come in another order: some may be read twice and some never; as many "
+                      "iterations as before (train.train_iters, train.train_samples) keep the order");
 }
 
 }  // namespace
@@ -72,18 +71,19 @@ std::string data_note(const DataOfRun& here, const DataOfRun& there) {
   if (!there.order.sources.empty()) return epochs_note(here.order, there.order);
   const NamedSource mine = source_of(here.config.data), theirs = source_of(there.config.data);
   const std::string text = "the checkpoint does not say which documents it was trained on: ";
-  if (mine == theirs) return base::concat(text, mine.key, " = ", mine.value, " is taken for the same");
-  return base::concat(text, mine.key, " = ", mine.value, " is taken for ", theirs.key, " = ", theirs.value);
+  if (mine == theirs) return base::concat(text, mine.key, " = ", mine.value, " is assumed to be the same");
+  return base::concat(text, mine.key, " = ", mine.value, " is assumed to be ", theirs.key, " = ", theirs.value);
 }
 
 void check_consent(const config::Checkpoint& checkpoint, const std::string& differences, const std::string& path,
                    int64_t consumed_samples) {
-  MPX_CHECK(checkpoint.resume_with_other_data, "checkpoint", "'", path, "' stands at sample ", consumed_samples,
-            " of other training data:", differences, "\nThe order of the samples follows from these: its first ",
-            consumed_samples,
-            " would be passed over here, but they are not those that were read, so some text would be read twice and "
-            "some never. Set them as in the checkpoint, begin at sample 0 with checkpoint.finetune, or go on all the "
-            "same with checkpoint.resume_with_other_data=true");
+  MPX_CHECK(
+      checkpoint.resume_with_other_data, "checkpoint", "'", path, "' is at sample ", consumed_samples,
+      " of other training data:", differences, "\nThese settings determine the order of the samples: the first ",
+      consumed_samples,
+      " would be skipped here, but they are not the samples that were read, so some text would be read twice and "
+      "some never. Set them as in the checkpoint, begin at sample 0 with checkpoint.finetune, or continue anyway "
+      "with checkpoint.resume_with_other_data=true");
 }
 
 }  // namespace metroplex::train

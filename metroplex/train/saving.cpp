@@ -46,7 +46,8 @@ void tidy_up(files::FileSystem& disk, const config::Checkpoint& c, SaveOutcome& 
   std::string names;
   for (const auto& name : result.removed_branch) names += (names.empty() ? "" : ", ") + checkpoint::to_string(name);
   if (!names.empty())
-    outcome.note = "removed " + names + ": of a branch that " + files::base_name(outcome.path) + " did not come from";
+    outcome.note =
+        "removed " + names + " from a branch that " + files::base_name(outcome.path) + " does not continue";
 }
 
 SaveOutcome write(const Contents& contents, const config::Checkpoint& c, const comm::Group& group,

@@ -156,10 +156,11 @@ void check_moments(Assembly& a, checkpoint::TensorSource& source, LoadOutcome& o
     if (source.find(state.param->name, "weight") == nullptr) continue;  // load_weights reports that
     missing.insert(state.param->name);
   }
-  MPX_CHECK(missing.empty(), "checkpoint", "'", source.directory(), "' has no optimizer state of ", *missing.begin(),
-            missing.size() > 1 ? base::concat(" and ", missing.size() - 1, " more") : "",
-            ", which this run trains and the one that saved it did not; freeze what was frozen (train.freeze, "
-            "train.trainable), or begin with new optimizer state: checkpoint.no_load_optim");
+  MPX_CHECK(
+      missing.empty(), "checkpoint", "'", source.directory(), "' has no optimizer state of ", *missing.begin(),
+      missing.size() > 1 ? base::concat(" and ", missing.size() - 1, " more") : "",
+      ", because this run trains parameters that the saving run did not; freeze the same parameters (train.freeze, "
+      "train.trainable), or begin with new optimizer state: checkpoint.no_load_optim");
 }
 
 // Main parameters are loaded even if only weights are. From a checkpoint without main parameters, the stored weights
@@ -192,7 +193,7 @@ void check_all_read(const Assembly& a, checkpoint::TensorSource& source, checkpo
   std::string list;
   for (size_t i = 0; i < left.size() && i < 3; ++i) list += (i == 0 ? "" : ", ") + left[i];
   if (left.size() > 3) list += base::concat(" and ", left.size() - 3, " more");
-  MPX_CHECK(allowed, "checkpoint", "'", source.directory(), "' holds what this run has no place for: ", list,
+  MPX_CHECK(allowed, "checkpoint", "'", source.directory(), "' holds tensors that this run does not use: ", list,
             "; set the sections model and optim as in the checkpoint (for weights alone: checkpoint.no_load_optim)");
   add_line(outcome.notes, "left in the checkpoint: " + list);
 }
@@ -223,7 +224,7 @@ void check_seed(const Json& extra, const config::Config& config, const std::stri
   const bool goes_on = !config.checkpoint.finetune && !config.checkpoint.no_load_rng;
   MPX_CHECK(!goes_on || saved == config.run.seed, "checkpoint", "run.seed is ", config.run.seed, " here and was ",
             saved, " in ", directory, "; the order of the data and dropout follow from it. Set run.seed=", saved,
-            ", or checkpoint.no_load_rng to go on with another");
+            ", or checkpoint.no_load_rng to continue with another");
 }
 
 // Checks the data on rank 0 and broadcasts the result.
@@ -237,7 +238,7 @@ void check_data(Assembly& a, const checkpoint::Reader& reader, const data::Train
   if (!told.empty()) add_line(outcome.notes, told);
   if (other.empty()) return;
   check_consent(a.config.checkpoint, other, outcome.path, outcome.position.consumed_train_samples);
-  add_line(outcome.notes, "going on at sample " + std::to_string(outcome.position.consumed_train_samples) +
+  add_line(outcome.notes, "resuming at sample " + std::to_string(outcome.position.consumed_train_samples) +
                               " of other training data:" + other);
 }
 

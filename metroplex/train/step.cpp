@@ -98,7 +98,7 @@ void tell_gradients(const Assembly& a, const StepInput& input, const StepVector&
 }
 
 std::string why_skipped(const Assembly& a, const kernels::StepSums& sums, const kernels::StepVerdict& verdict) {
-  if (sums.overflows > 0) return base::concat("on ", sums.overflows, " ranks rows of experts found no room");
+  if (sums.overflows > 0) return base::concat("on ", sums.overflows, " ranks rows of experts exceeded their buffers");
   if (a.scaler && verdict.found_inf != 0)
     return base::concat("gradients overflowed at loss scale ", verdict.loss_scale);
   if (verdict.over_limit == 0) return "";

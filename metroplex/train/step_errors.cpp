@@ -55,7 +55,7 @@ void refuse_gradients(Assembly& a, const StepInput& input, const at::Tensor& fac
   const std::string mine = found == nullptr ? std::string()
                                             : base::concat(found->param->name, " on rank ", a.world->rank(), " (",
                                                            a.world->grid().describe(a.world->rank()), ")");
-  std::string where = "a gradient that the repetition did not show again";
+  std::string where = "a gradient that was finite when the step was repeated";
   for (const std::string& text : comm::all_gather_strings(mine, a.groups().world)) {
     if (text.empty()) continue;
     where = text;

@@ -232,8 +232,7 @@ void Job::open_outputs() {
   const config::Train& t = a_->config.train;
   const auto make_way = [this](const char* key, const std::string& path, const std::string& past) {
     const std::string aside = path == past ? "" : set_aside(path, *environment_.disk);
-    if (!aside.empty())
-      say(base::concat(" ", key, " = ", path, " held what another run wrote: it is ", aside, " now"));
+    if (!aside.empty()) say(base::concat(" ", key, " = ", path, " belongs to another run; moved to ", aside));
   };
   if (a_->world->rank() == 0) {
     if (!t.expert_trace_file.empty()) files::check_place_of_trace(*environment_.disk, t.expert_trace_file);
@@ -430,8 +429,8 @@ std::string words_of_experts(const Assembly& a) {
   const int64_t ep = a.config.parallel.ep(), ranks = a.config.parallel.etp() * ep;
   const std::string clones = !model.moe_enable_echo
                                  ? std::string()
-                                 : "; slots for clones: " + std::to_string(config::echo_slots(model, ep)) +
-                                       " a rank, planned by " + model.moe_echo_planner.text();
+                                 : "; replica slots: " + std::to_string(config::echo_slots(model, ep)) +
+                                       " per rank, planned by " + model.moe_echo_planner.text();
   const bool gpu = a.world->target().gpu();
   const int capability = gpu ? cuda::compute_capability() : 0;
   const int64_t width = config::expert_ffn_width(model) / a.config.parallel.etp();

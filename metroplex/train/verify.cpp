@@ -93,7 +93,7 @@ void experts_dependent(const config::Config& config, int64_t world_size, std::ve
                                  ": limits the tokens of one rank, ", part, "; set it to 0"));
   }
   if (m.moe_router_force_even && splits) {
-    found.push_back("model.moe_router_force_even = true: deals out the tokens of one rank, " + part +
+    found.push_back("model.moe_router_force_even = true: distributes the tokens of one rank, " + part +
                     "; set it to false");
   }
   if (!m.moe_router_force_trace.empty() && (splits || config::data_parallel_size(config.parallel, world_size) > 1)) {

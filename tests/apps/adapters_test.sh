@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# docs/finetuning.md: a part of the model trained, a part of the weights loaded, adapters trained, merged and written.
+# docs/finetuning.md: trains some parameters, loads some weights, and trains, merges and writes adapters.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 base=$repository/tests/vectors/hf/llama_sharded
 small=(--data.mock_data=true --train.seq_length=24 --train.micro_batch_size=1 --train.global_batch_size=2 --train.log_interval=1
   --train.progress=false --train.eval_iters=0 --optim.lr=0.01 --optim.lr_decay_iters=8 --run.device=cpu)
 from=(--model.from "$base" "${small[@]}")
-still=(--train.train_iters=1 --optim.lr=1e-30 --optim.weight_decay=0) # a step of no length
+still=(--train.train_iters=1 --optim.lr=1e-30 --optim.weight_decay=0) # a step of length zero
 
-# differ A B NAME...: of the weights of A and B these are different, and no others.
+# differ A B NAME...: exactly these weights differ between A and B.
 differ() {
   local code=0
   "$metroplex" inspect "$1" --diff "$2" --json > out || code=$?
@@ -26,18 +26,19 @@ state_of() {
 }
 layer() { for i in 0 1 2; do echo "decoder.layers.$i.$1"; done; }
 
-# What is frozen keeps its bits and has no optimizer state.
+# Frozen parameters keep their bits and have no optimizer state.
 run 0 train "${from[@]}" --train.train_iters=2 --train.trainable='*.self_attention.*' --train.freeze='*.linear_proj.*' \
   --checkpoint.save=part --tp 2 --nproc 2
 differ "$base" part $(layer self_attention.linear_qkv.weight)
 [ "$(state_of part)" = "$(echo $(layer self_attention.linear_qkv.weight))" ] && held || fail "state of $(state_of part)"
 run 2 train "${from[@]}" --train.train_iters=2 --train.freeze='embeding.*'
-warns "train.freeze: no parameter has a name that 'embeding\.\*' fits as a whole"
+warns "train.freeze: no parameter has a name that 'embeding\.\*' matches as a whole"
 run 2 train "${from[@]}" --train.train_iters=2 --train.freeze='*'
 warns 'leave no parameter to train'
 holds "frozen parameters stay as they are and have no optimizer state"
 
-# Another choice: state of what is frozen now stays behind, what has none is refused.
+# With another choice, state of newly frozen parameters stays in the checkpoint; newly trained ones without state are
+# an error.
 on=(part/run.yaml --checkpoint.load=part --train.train_iters=4 --nproc 4 --optim.override_opt_param_scheduler=true)
 run 0 train "${on[@]}" --checkpoint.save=on --train.freeze='*.linear_proj.*,decoder.layers.0.*'
 warns 'left in the checkpoint: optimizer state of frozen parameters, 2 tensors'
@@ -46,7 +47,7 @@ run 3 train "${on[@]}" --checkpoint.save=none --train.freeze='*.layers.0.*'
 warns 'has no optimizer state of decoder.layers.1.self_attention.linear_proj.weight and [0-9]+ more'
 run 0 train "${on[@]}" --checkpoint.save=anew --train.freeze='*.layers.0.*' --checkpoint.no_load_optim=true
 
-# A part of the weights.
+# Loading some of the weights.
 run 0 train "${from[@]}" "${still[@]}" --checkpoint.save=whole
 run 0 train whole/run.yaml --model.from= --checkpoint.save=fresh
 left="output_layer.weight $(layer mlp.linear_fc2.weight)"
@@ -62,9 +63,9 @@ run 0 train whole/run.yaml --checkpoint.save=again --checkpoint.load=whole --che
 differ some again
 run 2 train whole/run.yaml --checkpoint.save=none --checkpoint.load=whole --checkpoint.finetune=true \
   --checkpoint.load_only='decoder.layer.*'
-warns "checkpoint.load_only: no parameter has a name that 'decoder\.layer\.\*' fits"
+warns "checkpoint.load_only: no parameter has a name that 'decoder\.layer\.\*' matches"
 run 2 train whole/run.yaml --model.from= --checkpoint.save=none --checkpoint.load_only='decoder.*'
-warns 'is for a run that begins with weights'
+warns 'is for a run that starts from weights'
 run 3 train whole/run.yaml --checkpoint.save=none --checkpoint.load=whole --checkpoint.finetune=true --model.num_layers=4 \
   --checkpoint.allow model.num_layers
 warns 'has no weights for:'
@@ -117,7 +118,8 @@ for name, (shape, values) in base.items():
         for column in range(0, columns, 5):
             want = values[row * columns + column] + 2.0 * math.fsum(b[row * 4 + k] * a[1][k * columns + column] for k in range(4))
             got = merged[name][1][row * columns + column]
-            # One rounding to fp32; sums in double of five terms below 2 are off by less than 5 x 2 x 2^-53 before it.
+            # One rounding to fp32; before it, sums in double of five terms below 2 are off by less than 5 x 2 x
+            # 2^-53.
             assert abs(got - want) <= 2.0 ** -24 * abs(want) + 10 * 2.0 ** -53, (name, row, column, got, want)
     adapted += 1
 assert adapted == 21 and len(adapters) == 42, (adapted, len(adapters))
@@ -131,7 +133,7 @@ for refused in 'gpt2:no module of its own' 'deepseek_v3:for an adapter of routed
   warns "${refused#*:}"
 done
 
-# New tokens: their rows change next to the adapters, on any layout; without the modules they stay the mean row.
+# New tokens: their rows change together with the adapters on any layout; without the modules they stay the mean row.
 grown=(--model.vocab_size=259 --peft.lora_rank=2 --train.train_iters=2)
 run 0 train "${from[@]}" "${grown[@]}" --peft.modules_to_save=embed_tokens,lm_head --checkpoint.save=more --tp 2 --nproc 2
 run 0 convert more --to peft more_adapters
@@ -160,7 +162,7 @@ test_loss() {
   run 0 eval "$@" "${small[@]}" --train.eval_iters=2 --data.split=80,20
   sed -nE 's/.*lm loss value: ([^ ]+).*/\1/p' out | tail -n 1
 }
-# fp32 rounds a loss near 7 by 5e-7, a sum of 50 products along the model by a few of these; training moved it by more.
+# fp32 rounds a loss near 7 by 5e-7, a sum of 50 products in the model by a few of these; training moved it by more.
 python3 - "$(test_loss --load lora)" "$(test_loss --model.from merged)" "$(test_loss --model.from "$base")" << 'PYTHON'
 import sys
 adapted, merged, base = map(float, sys.argv[1:])

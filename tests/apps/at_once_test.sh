@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# What has to end within seconds, held to them by the clock: nothing else runs beside this script.
+# Commands that must end within seconds. The script measures time, so nothing else may run at the same time.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 . "$apps/running.sh"
 make_corpus
 
 echo "A second signal says what it does, and ends the run at once"
-# Steps of more than a second, so that the second signal comes while the first is still waited for.
+# Steps take more than a second, so that the second signal arrives during the wait for the first.
 slow=("${tiny[@]}" --train.train_iters=1000 --optim.lr_decay_iters=1000 --train.global_batch_size=6000 --train.log_interval=1)
 for form in threads gloo; do
   for target in group launcher rank; do
@@ -67,7 +67,7 @@ code=0
 wait $job || code=$?
 [ $code = 137 ] || fail "the killed launcher ended with $code"
 for _ in $(seq 1 30); do
-  # A rank that is gone, or that nobody has waited for yet, has ended.
+  # A rank has ended if its process no longer exists or is a zombie.
   left=$(for child in $ranks; do
     if grep -qs '^State:.[^ZX]' /proc/$child/status; then echo "$child"; fi
   done)

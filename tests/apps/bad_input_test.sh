@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every line of bad_inputs.txt is a wrong use of the program: wrong values and names, layouts that fit nothing, damaged
-# and missing files, a port in use. Each must end at once with one clear error and its exit code; see bad_inputs.py.
+# Every line of bad_inputs.txt is a wrong use of the program: wrong values and names, impossible layouts, damaged and
+# missing files, a port in use. Each must end at once with one clear error and its exit code; see bad_inputs.py.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 make_corpus
 run 0 tokenizer train --input text/*.txt --output bpe --vocab-size 300 --model-type bpe

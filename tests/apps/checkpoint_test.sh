@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checkpoints through the binary: the same bits on the same layout, the same losses on any other, damage found and passed
-# over, retention.
+# Checkpoints through the binary: the same bits on the same layout, the same losses on any other. Damage is detected
+# and an older checkpoint loaded; retention.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 make_corpus
 grid=(--nproc 8 --parallel.tensor_model_parallel_size=2 --parallel.pipeline_model_parallel_size=2 --parallel.sequence_parallel=true)
@@ -26,8 +26,9 @@ run 1 inspect whole/iter_0000004 --diff whole/iter_0000008
 prints '[1-9][0-9]* of [0-9]+ tensors differ'
 holds "inspect --diff sees iterations 4 and 8 differ (exit 1)"
 
-# The order of additions changes with the layout: for losses near 5 one rounding of fp32 is 5e-7, and four steps of it stay below
-# 5e-6; another sample moves a loss by more than 1e-3. In fp64 the same is below the nine digits of the metrics file.
+# The order of additions changes with the layout. For losses near 5 one rounding of fp32 is 5e-7, and four steps of it
+# stay below 5e-6; another sample moves a loss by more than 1e-3. In fp64 the difference is below the nine digits of
+# the metrics file.
 echo "Saved on tp 2 x pp 2 x dp 2, gone on with on other layouts (dropout on): same losses, same samples"
 declare -A layouts=(
   [1 rank]="--nproc 1"
@@ -75,19 +76,19 @@ run 0 train "${data[@]}" --checkpoint.load=data --checkpoint.ckpt_step=4 --data.
 same_losses data.jsonl moved.jsonl 0 5
 [ "$(losses data.jsonl | wc -l)" = 8 ] || fail "the resumed run did not go on in its metrics file"
 run 0 train "${data[@]}" --checkpoint.load=data --checkpoint.ckpt_step=4 --data.split=9,1,0 --train.metrics_file=moved.jsonl
-prints 'train.metrics_file = moved.jsonl held what another run wrote: it is moved.jsonl.1 now'
+prints 'train.metrics_file = moved.jsonl belongs to another run; moved to moved.jsonl.1'
 holds "the same documents under another path, and the same shares, go on: same losses"
 "$metroplex" preprocess --input text/001.txt --input text/002.txt --tokenizer-type bytes --append-eod --output-prefix "$work/few" > /dev/null
-# other KEYS-SAID OPTIONS...: refused without a word of consent, and what follows is said with it.
+# other WORDS OPTIONS...: rejected without explicit consent; with it the warning contains WORDS.
 other() {
   local said=$1
   shift
   run 3 train "${data[@]}" --checkpoint.load=data --checkpoint.ckpt_step=4 "$@"
-  warns "stands at sample 16 of other training data"
+  warns "is at sample 16 of other training data"
   warns "$said"
   warns 'read twice and some never.*checkpoint.finetune.*checkpoint.resume_with_other_data=true'
   run 0 train "${data[@]}" --checkpoint.load=data --checkpoint.ckpt_step=4 --checkpoint.resume_with_other_data=true "$@"
-  warns 'warning: going on at sample 16 of other training data'
+  warns 'warning: resuming at sample 16 of other training data'
   warns "$said"
   run 0 train "${data[@]}" --checkpoint.load=data --checkpoint.finetune=true "$@"
   ! grep -q 'other training data' err || fail "finetune $*: $(cat err)"
@@ -158,7 +159,7 @@ back=("${tiny[@]}" --nproc 1 --optim.override_opt_param_scheduler=true --checkpo
 run 0 train "${back[@]}" --train.train_iters=10
 run 0 train "${back[@]}" --train.train_iters=6 --checkpoint.load=branch --checkpoint.ckpt_step=5 --checkpoint.keep_last=2
 prints 'a branch is left here: iter_0000006, iter_0000007'
-prints 'removed iter_0000010, iter_0000009.*of a branch that'
+prints 'removed iter_0000010, iter_0000009.*from a branch that'
 [ "$(cd branch && echo iter_*)" = "iter_0000005 iter_0000006.2" ] || fail "keep_last 2 after going back to 5: $(ls branch)"
 python3 "$apps/flip_bit.py" branch/iter_0000006.2/rank_00000.safetensors 5
 run 0 train "${back[@]}" --train.train_iters=6 --checkpoint.load=branch

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Each command does what it promises, seen from outside: help, what is printed and written, generation, launchers.
+# Each command from outside: help, printed and written output, generation, launchers.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 make_corpus
 
@@ -62,7 +62,7 @@ for timer in batch-generator forward-backward all-grads-sync optimizer-clip-main
 done
 holds "timers are printed with timing_log_level: the parts of a step, evaluation, saving"
 
-# Evaluations go on where the last one ended: in whole microbatches, whatever the batch size.
+# Evaluations continue at the sample where the last one ended, in whole microbatches, for any batch size.
 run 0 train "${tiny[@]}" --train.micro_batch_size=2 --train.global_batch_size=5 --train.decrease_batch_size_if_needed=true \
   --train.train_iters=3 --train.eval_interval=1 --train.eval_iters=1 --data.split=80,10,10 --data.dataloader_type=cyclic \
   --data.data_sharding=false
@@ -76,7 +76,7 @@ holds "the configuration beside the checkpoints loads back: same losses bit for 
 cp again.jsonl first.jsonl
 for number in 1 2; do
   run 0 train printed.yaml "${unsaved[@]}" --train.train_iters=$((number + 1)) --train.metrics_file=again.jsonl --train.tensorboard_dir=
-  prints "^ train.metrics_file = again.jsonl held what another run wrote: it is again.jsonl.$number now"
+  prints "^ train.metrics_file = again.jsonl belongs to another run; moved to again.jsonl.$number"
   [ "$(losses again.jsonl | wc -l)" = $((number + 1)) ] || fail "the metrics file is not the run's own: $(cat again.jsonl)"
 done
 cmp first.jsonl again.jsonl.1 || fail "the first run's metrics changed"
@@ -207,7 +207,7 @@ holds "same seed, same text: again, on tp 2 x pp 2 threads, on tp 2 gloo; anothe
 run 0 generate --load ck --prompt "Document" --max-new-tokens 8 --temperature 0
 head -c -1 out > whole
 printf Document > grown
-for _ in $(seq 8); do # one token a run: nothing is cached from the run before
+for _ in $(seq 8); do # one token per run: nothing is cached from the previous run
   run 0 generate --load ck --prompt-file grown --max-new-tokens 1 --temperature 0
   head -c -1 out > grown
 done
@@ -223,7 +223,7 @@ for command in "ranks --nproc 4" "generate --load ck --prompt a --max-new-tokens
   "$metroplex" $command > /dev/full 2> err || code=$?
   [ $code = 3 ] && grep -q 'could not be written' err || fail "$command > /dev/full ended with $code: $(cat err)"
 done
-for limit in 30000 40000 50000 60000; do # KiB; some end in a destructor of a library, where nothing can be caught
+for limit in 30000 40000 50000 60000; do # KiB; some end in a library's destructor, where nothing can be caught
   code=0
   (ulimit -v $limit && exec "$metroplex" ranks --nproc 16384 --json > out 2> err) || code=$?
   [ $code = 2 ] && grep -q '^metroplex: \[memory\] out of memory' err || fail "ranks in $limit KiB ended with $code: $(cat err)"
@@ -280,7 +280,7 @@ run 0 train "${packed[@]}" --nproc 1 --train.metrics_file=whole.jsonl
 for cut in zigzag balanced; do
   run 0 train "${packed[@]}" --nproc 4 --cp 2 --tp 2 --parallel.sequence_parallel=true --parallel.cp_comm_type=p2p,all_gather \
     --parallel.context_parallel_cut=$cut --parallel.data_parallel_sharding_strategy=optim --train.metrics_file=$cut.jsonl
-  # float64 losses below 8, whose unit in the last place is 9e-16: room for sums of a million terms over 8 steps.
+  # float64 losses below 8, whose unit in the last place is 9e-16: this allows sums of a million terms over 8 steps.
   same_losses whole.jsonl $cut.jsonl 1e-12
 done
 run 0 train "${packed[@]}" --nproc 1 --optim.lr=0.01000001 --train.metrics_file=other.jsonl
@@ -313,7 +313,7 @@ run 5 verify "${tiny[@]}" "${mock[@]}" "${experts[@]}" --nproc 2 --parallel.expe
   --model.moe_token_dispatcher_type=alltoall --cuda-graphs
 prints '^rank 1: another shape: all_to_all of forward of decoder\.layers\.0, decoder\.layers\.0\.mlp\.dispatch: '
 run 5 verify "${tiny[@]}" "${mock[@]}" "${experts[@]}" --model.moe_grouped_gemm=false --cuda-graphs
-prints '^one rank, in a closed arena: the host looks at values: read_on_host of forward of decoder\.layers\.1, '
+prints '^one rank, in a closed arena: the host reads values: read_on_host of forward of decoder\.layers\.1, '
 prints '^NOT CAPTURABLE: .* findings$'
 run 2 verify "${tiny[@]}" "${mock[@]}" --nproc 2 --parallel.context_parallel_size=2 --data.reset_attention_mask=true --cuda-graphs
 warns 'train.cuda_graph_impl = full_iteration: .*parallel.cp_comm_type = p2p sends; set cp_comm_type to a2a$'
@@ -428,7 +428,7 @@ for row, layer in enumerate(lines[3]["experts"]):
     assert layer["layer"] == row and layer["tokens max"] == max(sums) / 4 and layer["tokens min"] == min(sums) / 4
     each = [[sum(step["tokens"][row][source][e] for source in (0, 1)) for e in range(4)] for step in steps[:4]]
     uneven = [max(loads) * 4 / sum(loads) for loads in each]
-    # Ratios below 4 of whole numbers, three roundings of 2^-53 each, and four of them added: 7 * 4 * 2^-53 = 3e-15.
+    # Ratios of integers below 4, three roundings of 2^-53 each, and four of them added: 7 * 4 * 2^-53 = 3e-15.
     assert layer["steps"] == 4 and abs(layer["experts max over mean of a step"] - sum(uneven) / 4) < 4e-15
     assert abs(layer["experts max over mean of the worst step"] - max(uneven)) < 4e-15
 PYTHON
@@ -476,7 +476,7 @@ run 3 train "${other[@]}" --data.tokenizer_type=bytes --dry-run
 run 0 train "${other[@]}" --data.tokenizer_type=bytes --data.allow_other_tokenizer=true
 run 0 train "${other[@]}" --data.tokenizer_type=sentencepiece --data.tokenizer_model=words.model --train.metrics_file=learned.jsonl
 run 3 train "${other[@]}" --data.tokenizer_type=sentencepiece --data.tokenizer_model=words.model --train.metrics_file=merged.bin
-warns 'train.metrics_file = merged.bin is a file that no run wrote its metrics into'
+warns 'train.metrics_file = merged.bin exists and is not a metrics file'
 cmp merged.bin before.bin && [ ! -e merged.bin.1 ] || fail "a dataset gave way to metrics"
 ln -s learned.jsonl linked.jsonl
 run 0 train "${other[@]}" --data.tokenizer_type=sentencepiece --data.tokenizer_model=words.model --train.metrics_file=linked.jsonl

@@ -1,6 +1,6 @@
-# Sourced by the scripts of this folder, each of which is called as SCRIPT BINARY: a scratch folder that goes away, a tiny
-# model, and assertions that print what they hold true and end the script at the first that is not. The last line,
-# "assertions: N", counts those that held; scripts/count_tests.py reads it.
+# The scripts of this folder source this file; each is called as SCRIPT BINARY. It provides a temporary folder, a tiny
+# model, and assertions that print the checked fact and end the script at the first failure. The last line,
+# "assertions: N", counts the passed assertions; scripts/count_tests.py reads it.
 set -Eeuo pipefail
 trap 'echo "FAILED: $0 line $LINENO: $BASH_COMMAND" >&2' ERR
 
@@ -9,13 +9,13 @@ repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 apps=$repository/tests/apps
 export PYTHONPATH=$repository/tests/support${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 # read_safetensors
 work=$(mktemp -d "${TMPDIR:-/tmp}/metroplex_apps.XXXXXX")
-asserted=$work/.asserted # a byte each: subshells assert too
+asserted=$work/.asserted # one byte per assertion, because subshells assert too
 : > "$asserted"
-# A script that has more to clean up defines its own at_exit.
+# A script that needs more cleanup defines its own at_exit.
 at_exit() { :; }
 finish() {
   local code=$?
-  kill -KILL $(jobs -p) 2> /dev/null || true # none is left of a test that passed
+  kill -KILL $(jobs -p) 2> /dev/null || true # none is left after a passed test
   at_exit
   [ $code != 0 ] || echo "assertions: $(wc -c < "$asserted")"
   rm -rf "$work"
@@ -27,13 +27,13 @@ cd "$work"
 export OMP_NUM_THREADS=1
 unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT OMPI_COMM_WORLD_RANK SLURM_PROCID METROPLEX_RANK || true
 
-# held [N]: one assertion, or N, held true.
+# held [N]: one assertion, or N, passed.
 held() { printf "%${1:-1}s" '' >> "$asserted"; }
 holds() {
   held
   printf '  ok: %s\n' "$*"
 }
-# What this machine cannot try.
+# skips REASON: a check that this machine cannot run.
 skips() { printf '  skipped: %s\n' "$*"; }
 fail() {
   printf 'FAILED: %s\n' "$*" >&2
@@ -53,7 +53,7 @@ run() {
 prints() { grep -qE -- "$1" "$work/out" && held || fail "stdout lacks: $1"; }
 warns() { grep -qE -- "$1" "$work/err" && held || fail "stderr lacks: $1"; }
 
-# The tiny corpus: 40 documents of bytes, end-of-document behind each.
+# The tiny corpus: 40 documents of bytes, each with an end-of-document token.
 make_corpus() {
   mkdir -p text
   local i
@@ -63,7 +63,7 @@ make_corpus() {
   "$metroplex" preprocess --input text --tokenizer-type bytes --append-eod --output-prefix "$work/corpus" > /dev/null
 }
 
-# A model of 2 layers on the corpus; what follows on a command line wins.
+# A model of 2 layers on the corpus; later options on a command line override it.
 tiny=(--run.seed=7 --model.family=llama --model.num_layers=2 --model.hidden_size=32 --model.num_attention_heads=2
   --model.num_query_groups=2 --model.ffn_hidden_size=64 --model.make_vocab_size_divisible_by=16 --optim.lr=0.01
   --optim.lr_decay_style=cosine --optim.lr_warmup_iters=2 "--data.data_path=$work/corpus" --data.tokenizer_type=bytes
@@ -73,10 +73,10 @@ mock=(--data.data_path= --data.mock_data=true --data.tokenizer_type=none --model
 
 # losses FILE: "iteration loss" of each training line of a metrics file.
 losses() { python3 "$apps/metrics.py" losses "$1"; }
-# same_losses A B TOLERANCE [FIRST]: absolute, over the iterations from FIRST that B has; prints the largest difference.
+# same_losses A B TOLERANCE [FIRST]: absolute, over the iterations of B from FIRST on; prints the largest difference.
 same_losses() { python3 "$apps/metrics.py" compare "$@" && held || fail "losses of $1 and $2 are not within $3"; }
 
-# same_end A B: the last checkpoints of two folders of saves hold the same bytes.
+# same_end A B: the last checkpoints of two save folders have the same bytes.
 same_end() {
   local last
   last=$(ls "$1" | grep -E '^iter' | sort | tail -1)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Text from files, tokenizers and the network reaches the console with escaped control characters.
+# The console escapes control characters in text from files, tokenizers and the network.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 . "$apps/running.sh"
 evil=$'\x1b]0;owned\x07\x9b2J\xe2\x80\xae'
 seen='\u001b]0;owned\u0007\x9b2J\u202e'
 
-# escapes STREAM: holds for out or err: no control character but tab and newline, and the text is there escaped.
+# escapes STREAM: STREAM (out or err) has the text escaped, and no control character except tab and newline.
 escapes() {
   grep -qF -- "$seen" "$1" || fail "$1 lacks the escaped text: $(cat -v "$1")"
   python3 - "$1" << 'PYTHON' || fail "$1 has control characters: $(cat -v "$1")"

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# scripts/count_tests.py, which ./test.sh ends with: what counts as one, and that fewer than expected is a failure.
+# scripts/count_tests.py, the last step of ./test.sh: the counted results, and failure if there are fewer than
+# expected.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-# A folder of results as ctest and GoogleTest write them: 2 tests ran and 1 was skipped, 12 cases ran and 3 wait, 5 and 2
-# assertions, a launcher that is not there, and one entry that says nothing of itself.
+# A folder of results in the form of ctest and GoogleTest: 2 tests ran and 1 was skipped, 12 cases ran and 3 wait, 5
+# and 2 assertions, a missing launcher, and one entry without a status.
 results() {
   rm -rf results && mkdir results
   cat > results/some_test.xml << 'XML'
@@ -25,7 +26,7 @@ assertions: 2
 <testcase name="layers" status="run"><system-out>0 breaches</system-out></testcase></testsuite>
 XML
 }
-# counts CODE WORDS: what count_tests.py ends with and says.
+# counts CODE WORDS: exit code and output of count_tests.py.
 counts() {
   local code=0
   python3 "$repository/scripts/count_tests.py" results expected > out 2> err || code=$?

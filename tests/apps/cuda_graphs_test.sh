@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Graphs of steps and of parts of layers change no bit: runs with and without them end with the same checkpoint, byte
-# for byte, through warm-up, evaluation, a change of batch size, overflows, a save, and resumes with graphs on and off.
+# Graphs of steps and of layer modules change no bit. Runs with and without them end with the same checkpoint, byte
+# for byte, through warm-up, evaluation, a change of batch size, overflows, a save, and resumes with graphs on and
+# off.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 make_corpus
 steps=(--train.train_iters=20 --train.eval_interval=7 --train.eval_iters=2 --data.split=80,10,10 --checkpoint.save_interval=9
@@ -17,7 +18,7 @@ while read -r name ranks layout; do
   run 0 train "${tiny[@]}" "${steps[@]}" "${layout[@]}" --nproc "$ranks" --checkpoint.save="$name.plain"
   cp err "$name.warnings"
   while read -r impl modules; do
-    # Partial graphs need addresses that stay.
+    # Partial graphs need fixed addresses.
     case "$impl ${layout[*]}" in full_iteration*) ;; *optim_grads*) continue ;; esac
     # shellcheck disable=SC2046
     run 0 train "${tiny[@]}" "${steps[@]}" "${layout[@]}" --nproc "$ranks" $(graphs "$impl" "$modules") --checkpoint.save="$name.$impl$modules"
@@ -59,14 +60,14 @@ for first in none full_iteration; do
   holds "graphs $first until iteration 9, then $second"
 done
 
-# On processes too.
+# With process ranks.
 run 0 train "${tiny[@]}" "${steps[@]}" --nproc 2 --backend gloo --parallel.pipeline_model_parallel_size=2 --checkpoint.save=gloo.plain
 run 0 train "${tiny[@]}" "${steps[@]}" --nproc 2 --backend gloo --parallel.pipeline_model_parallel_size=2 \
   --train.cuda_graph_impl=full_iteration --checkpoint.save=gloo.graph
 same_end gloo.plain gloo.graph
 holds "gloo"
 
-# A dry run counts what the graphs of rank 0 hold in the run: pools and static buffers.
+# A dry run counts the memory of rank 0's graphs: pools and static buffers.
 held_by_graphs=("${tiny[@]}" "${mock[@]}" --nproc 2 --model.num_layers=8 --model.hidden_size=128 --train.seq_length=128
   --train.micro_batch_size=2 --train.global_batch_size=16 --train.train_iters=3 --train.cuda_graph_warmup_steps=1
   --train.cuda_graph_impl=transformer_engine --parallel.pipeline_model_parallel_size=2)

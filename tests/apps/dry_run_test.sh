@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# What a run would be is said without one, and one that cannot fit is refused before it takes memory.
+# A dry run describes a run without starting it; a run that cannot fit is rejected before it allocates memory.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 make_corpus
 
-# measured CODE ARGUMENTS...: as run, with the peak of the process's own memory, in KiB, in $work/rss. Of addresses it gets
-# 16 GiB: a run that starts by mistake leaves the machine its memory.
+# measured CODE ARGUMENTS...: as run; writes the peak of the process's own memory, in KiB, to $work/rss. Its address
+# space is limited to 16 GiB, so that an accidental run does not exhaust the machine.
 measured() {
   local expected=$1
   shift
@@ -20,7 +20,7 @@ PYTHON
   held
 }
 json() { python3 -c 'import json, sys; d = json.load(open(sys.argv[1])); print(eval(sys.argv[2]))' "$work/out" "$1"; }
-# says EXPRESSION VALUE: of the JSON d in $work/out.
+# Function `says EXPRESSION VALUE`: compares an expression of the JSON `d` in $work/out.
 says() {
   local got
   got=$(json "$1")
@@ -59,7 +59,7 @@ run 0 train "${tiny[@]}" --data.tokenizer_type=sentencepiece --data.tokenizer_mo
 prints 'tokenizer was not looked at'
 
 echo "What a start would refuse"
-# refused_alike CODE ARGUMENTS...: the dry run ends as the start does, with the same words.
+# refused_alike CODE ARGUMENTS...: the dry run ends like the start of the run, with the same message.
 refused_alike() {
   local expected=$1
   shift
@@ -145,7 +145,7 @@ for backend in threads gloo; do
   [ ! -e ck ] || fail "a folder was made"
   holds "$backend: refused with the table and the memory options, in $(cat rss) KiB ($base KiB for --help)"
 done
-# A machine just large enough for one rank, of two.
+# A machine just large enough for one of two ranks.
 run 0 train "${tiny[@]}" --dry-run --json
 need=$(json 'd["memory"]["need"] * 1.5 / 2**30')
 run 2 train "${tiny[@]}" --nproc 2 --memory.device_memory_gib="$need"
@@ -156,7 +156,8 @@ warns '^warning: this run cannot fit'
 run 0 train "${tiny[@]}" --nproc 2 --memory.device_memory_gib="$need" --memory.check_fit=off --train.exit_interval=1
 grep -q 'predicted to hold' out err && fail "off is said to look"
 holds "memory.check_fit = warn and off go on"
-# What is offered is enough when it is typed. (Half of so small a run is the room in which attention works.)
+# A suggested memory option is sufficient. (Half of the memory of such a small run is the scratch memory of
+# attention.)
 run 0 train "${tiny[@]}" --train.micro_batch_size=4 --train.exit_interval=1 --dry-run --json
 need=$(json 'd["memory"]["need"] * 0.95 / 2**30')
 run 2 train "${tiny[@]}" --train.micro_batch_size=4 --memory.device_memory_gib="$need" --dry-run --json

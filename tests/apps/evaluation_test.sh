@@ -34,7 +34,7 @@ run 2 train "${base[@]}" --data.valid_data_path=[0.5,first,0.5,second] --data.mu
 warns 'data.valid_data_path: weights have no meaning with data.multiple_validation_sets'
 holds "validation sets are evaluated one by one"
 
-# 8 samples a batch: 20 samples are two batches, of which the index is built for 20.
+# 8 samples per batch: 20 samples are two batches; their index has 20 samples.
 run 0 train "${base[@]}" --train.train_iters=0 --train.train_samples=20 --train.global_batch_size=8 --optim.lr_warmup_iters=0
 prints '2 iterations, 16 samples'
 run 2 train "${base[@]}" --train.train_iters=0 --train.train_samples=7 --train.global_batch_size=8 --optim.lr_warmup_iters=0

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Graphs over layers of experts change no bit either: 20 steps through warm-up and decay, gradients that overflow, rows
-# that find no room, evaluation, a save, and resumes with graphs on and off end with the checkpoint of eager steps.
+# Graphs of expert layers change no bit either: 20 steps through warm-up and decay, gradients that overflow, rows that
+# exceed the buffers, evaluation, a save. Runs resumed with graphs on and off end with the checkpoint of eager steps.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 make_corpus
 steps=(--model.family=mixtral --model.num_layers=4 "--model.moe_layer_freq=[1,0,1,1]" --model.num_moe_experts=4
@@ -21,7 +21,7 @@ graphs() { # IMPL MODULES(comma)
   echo "--train.cuda_graph_impl=$1 --train.cuda_graph_modules=[$2]"
 }
 
-# count_of TEXT: lines of the last run's warnings that have it.
+# count_of TEXT: lines of the last run's warnings that contain it.
 count_of() { awk -v text="$1" 'index($0, text) {n++} END {print n + 0}' err; }
 
 while read -r name ranks grid dispatcher repeats; do

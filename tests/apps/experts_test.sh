@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A model with experts from end to end: any grid of experts trains alike, evaluates alike and writes the same text; the
+# A model with experts from end to end: any grid of experts trains and evaluates alike and writes the same text; the
 # example of examples/ trains.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 make_corpus
@@ -15,7 +15,7 @@ while read -r ranks grid dispatcher backend; do
   # shellcheck disable=SC2086
   run 0 train "${tiny[@]}" "${experts[@]}" --nproc "$ranks" --backend "$backend" $(layout ${grid//,/ }) \
     --parallel.sequence_parallel=true --model.moe_token_dispatcher_type=${dispatcher/hierarchical/hierarchical --parallel.expert_ranks_per_node=1} --train.metrics_file=many.jsonl
-  # fp32 losses below 8, whose unit in the last place is 5e-7; what metroplex_parity allows over 8 steps.
+  # fp32 losses below 8, whose unit in the last place is 5e-7; the limit of metroplex_parity over 8 steps.
   same_losses many.jsonl one.jsonl 2e-6
   rm many.jsonl
   holds "ep,etp,tp,pp $grid, $dispatcher, $backend"
@@ -30,10 +30,10 @@ while read -r ranks backend dispatcher more; do
   # shellcheck disable=SC2086
   run 0 train "${tiny[@]}" "${experts[@]}" --nproc "$ranks" --backend "$backend" $(layout "$ranks" 1 1 1) --model.moe_enable_echo=true \
     --model.moe_num_echo_experts=4 --model.moe_token_dispatcher_type=$dispatcher $more --train.log_experts_interval=8 --train.metrics_file=many.jsonl
-  # As above: another order of sums, and no more.
+  # As above: only another order of sums.
   same_losses many.jsonl one.jsonl 2e-6
   prints '^ layer +clones'
-  prints "^ experts: .*; slots for clones: $((4 / ranks)) a rank, planned by (capfill|exact)$"
+  prints "^ experts: .*; replica slots: $((4 / ranks)) per rank, planned by (capfill|exact)$"
   rm many.jsonl
   holds "clones of hot experts, $ranks ranks, $backend, $dispatcher"
 done << 'CLONES'
@@ -89,7 +89,7 @@ run 0 experts experts.jsonl
 prints '^4 layers of 8 experts, 2 for a token; ep 2, etp 1; 21 iterations'
 cp experts.jsonl first
 run 0 train "$repository/examples/mixtral_tiny.yaml" "${mock[@]}" --data.tokenizer_model= --train.train_iters=2 --train.seq_length=32 --optim.lr_warmup_iters=0
-prints '^ train.expert_trace_file = experts.jsonl held what another run wrote: it is experts.jsonl.1 now'
+prints '^ train.expert_trace_file = experts.jsonl belongs to another run; moved to experts.jsonl.1'
 run 0 experts experts.jsonl
 prints '; 2 iterations'
 cmp first experts.jsonl.1 || fail "the first run's trace changed"
@@ -110,8 +110,8 @@ run 0 train "$repository/examples/echo_tiny.yaml" --train.train_iters=10
 [ "$(grep -cE '^ +[01] +[0-9.]+ +[2-9]\.[0-9]+ +1\.000 +1\.000 \|' out)" = 2 ] && held || fail "uneven loads that clones make even were expected"
 holds "the example of clones shows what they do; a trace says what they would have done"
 
-# Expert 0 has 100 rows, from the ranks 30, 50 and 20; ranks 1 and 2 have room for 33. Of a replica's 33 rows the shares
-# are 9.9, 16.5 and 6.6: 9, 16 and 6 rounded down, and the 2 missing ones from rank 0.
+# Expert 0 has 100 rows, from the ranks 30, 50 and 20; ranks 1 and 2 have capacity for 33. The shares of a replica's
+# 33 rows are 9.9, 16.5 and 6.6: 9, 16 and 6 rounded down, and the 2 missing ones from rank 0.
 counts='[[30,0,0],[50,0,0],[20,0,0]]'
 run 0 experts --plan "$counts" --echo-slots 1 --echo-planner greedy --svg plan.svg
 prints '^     0       100        67         0        34'

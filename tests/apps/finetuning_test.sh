@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Training on chats and talking to what comes of it: the commands of docs/finetuning.md as they are printed, on a tiny
-# directory; layouts, resuming, and a dialog.
+# Training on chats, and chatting with the result: the commands of docs/finetuning.md as printed, on a tiny directory;
+# layouts, resuming, and a dialog.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 vectors=$repository/tests/vectors
 
-# A directory with a chat template, of a model that knows nothing.
+# A directory with a chat template and an untrained model.
 mkdir tok && cp "$vectors"/tokenizers/qwen2/tokenizer*.json tok/
 cat > tok/chat_template.jinja <<'JINJA'
 {%- for message in messages %}
@@ -70,7 +70,7 @@ assert answers == [{"role": "assistant", "content": f"It is {colour}."} for colo
 PYTHON
 holds "the commands of the page: the model says what it was taught, alone and in batches on tp 2"
 
-# Greedy tokens do not depend on the batch, nor on the layout.
+# Greedy tokens depend neither on the batch nor on the layout.
 prompts=(generate base_chats --prompts prompts.jsonl --max-new-tokens 16 --temperature 0)
 for options in "--batch-size 1" "--batch-size 6" "--batch-size 3 --nproc 4 --tp 2 --pp 2"; do
   run 0 "${prompts[@]}" $options
@@ -78,14 +78,14 @@ for options in "--batch-size 1" "--batch-size 6" "--batch-size 3 --nproc 4 --tp 
 done
 holds "prompts of other lengths, one by one and in batches, on one rank and on tp 2 x pp 2"
 
-# The same losses in any layout, and when stopped and resumed.
+# The same losses in any layout, and after a stop and resume.
 sft=(train --model.from base --data.data_path=chats --data.split=100,0,0 --data.reset_position_ids=true --data.reset_attention_mask=true
   --train.seq_length=128 --train.global_batch_size=4 --train.train_iters=6 --optim.lr=0.005 --train.eval_iters=0 --run.device=cpu
   --train.progress=false --train.log_interval=1)
 run 0 "${sft[@]}" --train.metrics_file=one.jsonl --checkpoint.save=one --checkpoint.save_interval=3
 prints 'data: chats, [0-9]+ tokens to train on, of chats: [1-9][0-9]? % of them learned, '
-# Losses near 7 of fp32, which rounds by 4e-7 there, after six updates of weights that sums in another order move by as
-# many units: 1e-4 is 200 of them.
+# fp32 losses near 7 round by 4e-7. After six updates, sums in another order have moved the weights by as many units:
+# 1e-4 is 200 of them.
 for options in "--nproc 4 --tp 2 --pp 2" "--nproc 2 --cp 2" "--nproc 4 --parallel.data_parallel_sharding_strategy=optim_grads_params"; do
   run 0 "${sft[@]}" $options --train.metrics_file=other.jsonl
   same_losses one.jsonl other.jsonl 1e-4
@@ -97,7 +97,7 @@ same_end one half
 run 0 verify --model.from base --data.reset_position_ids=true --data.reset_attention_mask=true --train.seq_length=32 --nproc 2 --tp 2
 holds "chats train alike on tp 2 x pp 2, cp 2 and dp 4 with ZeRO; resumed to the same bytes; verified"
 
-# Datasets of other programs: conversions and unused data are counted, and turns that do not end.
+# Datasets of other programs: conversions, unused data and turns without an end are counted.
 mkdir other && cp "$vectors"/tokenizers/qwen2/tokenizer*.json other/
 cat > other/chat_template.jinja <<'JINJA'
 {% for t in tools or [] %}{{ t | tojson }}
@@ -149,7 +149,7 @@ run 0 "${sft[@]}" --data.data_path=each_turn --train.train_iters=1
 prints 'data: each_turn, [0-9]+ tokens to train on, of chats: [1-9][0-9]? % of them learned, '
 holds "a template that changes earlier turns is learned turn by turn, with true counts"
 
-# What is refused says what to do.
+# Error messages suggest a fix.
 run 2 "${sft[@]}" --data.reset_attention_mask=false
 warns 'data.reset_attention_mask = true'
 run 3 "${sft[@]}" --train.seq_length=16
@@ -273,7 +273,7 @@ shown, code = dialog((b"> ", b"Which colour has snow?\n"), (b"> ", b"\x04"))
 assert code == 0 and "It is white.\r\n" in shown and "/reset" in shown, (code, shown)
 shown, code = dialog((b"> ", b"Which\x03"))
 assert code == 0, (code, shown)
-# Of processes each gets the signal, and their launcher too: it ends the answer, then the dialog.
+# Each process and their launcher receive the signal: it ends the answer, then the dialog.
 endless = ("wide", "--max-new-tokens", "100000", "--temperature", "3", "--nproc", "2", "--tp", "2", "--backend", "gloo")
 shown, code = dialog((b"> ", b"Hello\n"), (b"Hello\r\n", b""), (b" ", b"\x03"), (b"> ", b"/reset\n"), (b"chat)\r\n> ", b"\x03"), options=endless)
 assert code == 0 and "(a new chat)" in shown and "SIGINT" not in shown, (code, shown)

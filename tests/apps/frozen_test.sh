@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# A stopped process is named by the others within 20 s, and they end; a job that is stopped as a whole goes on.
+# The other ranks name a stopped process within 20 s, and exit; a job that is stopped as a whole resumes.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 . "$apps/running.sh"
 make_corpus
 three=("${long[@]}" --train.global_batch_size=6)
 
-# seconds_since NANOSECONDS
 seconds_since() { echo $((($(date +%s%N) - $1) / 1000000000)); }
 
 start whole "${three[@]}" --nproc 3 --backend gloo --checkpoint.save=whole --checkpoint.save_interval=1000000
@@ -56,7 +55,7 @@ for _ in $(seq 300); do
   sleep 0.1
 done
 [ "$(wc -l < whole.out)" -gt $((lines + 2)) ] || { cp whole.err err; fail "the job does not train after $(seconds_since $whole_stopped) s"; }
-sleep 4 # longer than a pause for which the count starts again
+sleep 4 # longer than a pause after which the count restarts
 kill -TERM $whole
 job=$whole ended_with 16 whole 15
 holds "all ranks and their launcher stopped for 25 s and continued: the job goes on, and saves at SIGTERM"

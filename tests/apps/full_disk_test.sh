@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# A disk that fills up: the checkpoints that are there stay whole and the run goes on; when its last save fails too it
-# exits with 6 and says what is there. Metrics that cannot be written end nothing.
-# The disk is a tmpfs in a mount namespace of its own. Where neither root nor a user namespace may mount one, a limit on
-# the size of files stands for it, and the script says so; that limit is tried in any case.
+# A full disk: existing checkpoints stay whole and the run continues; if its last save fails too it exits with 6 and
+# names the existing checkpoints. Failed writes of metrics end nothing. The disk is a tmpfs in a separate mount
+# namespace. If neither root nor a user namespace may mount one, a file size limit simulates it, and the script
+# reports that. The script always tests that limit.
 if [ -z "${METROPLEX_DISK:-}" ]; then
   for namespace in "unshare -m" "unshare -rm"; do
     if $namespace bash -c 'mount -t tmpfs -o size=64k tmpfs /mnt' 2> /dev/null; then
@@ -17,7 +17,7 @@ make_corpus
 saving=("${tiny[@]}" --nproc 1 --checkpoint.save_interval=1 --train.train_iters=6)
 two=(--nproc 2 --parallel.tensor_model_parallel_size=2)
 
-not_saved() { # FOLDER: the run said that it could not save, and left no unfinished thing
+not_saved() { # FOLDER: the run reported that it could not save, and left no unfinished files
   warns "could not save iteration [0-9]+: .*($1)"
   [ -z "$(ls -A "$2" | grep '^\.tmp-' || true)" ] || fail "left behind: $(ls -A "$2")"
   "$metroplex" inspect "$2" --verify > inspected || fail "inspect --verify after the full disk: $(cat inspected)"

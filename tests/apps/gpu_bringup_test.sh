@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/gpu_bringup.sh: without a GPU every part is skipped and a page says so; with GPUs, programs and tools that
-# stand in, every part runs its command, one that fails is named and keeps no other from running.
+# scripts/gpu_bringup.sh: without a GPU every part is skipped and a page reports it. With fake GPUs, programs and
+# tools every part runs its command; a failing part is named and does not stop the others.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 bringup() {

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# A directory of Hugging Face's transformers in, trained and written again; and what is refused.
+# Loads a Hugging Face directory, trains it and writes it again; rejected directories.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cases=$repository/tests/vectors/hf
 small="--data.mock_data=true --train.seq_length=24 --train.micro_batch_size=1 --train.global_batch_size=2"
 
-# A directory is what a run begins with: nothing else names the model.
+# A run starts from a directory: nothing else specifies the model.
 run 0 train --model.from "$cases/llama_sharded" $small --train.train_iters=1 --optim.lr=1e-30 \
   --optim.weight_decay=0 --checkpoint.save=run --tp 2 --nproc 2
 prints 'began with the weights of .*llama_sharded'
@@ -27,7 +27,7 @@ PYTHON
 held
 holds "in, a step of no length in tp 2, out: the same tensors, byte for byte, and no other config.json"
 
-# Another type than the run's: rounded from the main parameters, of a run in fp32 from the weights.
+# A directory in another type than the run's is rounded from the main parameters, or from the weights of an fp32 run.
 run 0 convert run --to hf brain --dtype bf16
 run 0 inspect brain/model.safetensors --json
 python3 - << 'PYTHON'
@@ -42,7 +42,7 @@ prints 'wrote ended for Hugging Face'
 again="--load half --checkpoint.save=half --checkpoint.export_hf=ended --optim.lr=0.003 --optim.override_opt_param_scheduler=true"
 # shellcheck disable=SC2086
 run 0 train --model.from brain $small $again --train.train_iters=2 # as after a kill between the export and the exit
-prints 'checkpoint.export_hf = ended exists: kept, as no step was left to do'
+prints 'checkpoint.export_hf = ended exists and is kept, because no step was left to do'
 # shellcheck disable=SC2086
 run 3 train --model.from brain $small $again --train.train_iters=3
 warns "'ended' is there already"
@@ -74,7 +74,7 @@ for name, (dtype, _, data) in whole.items():
     assert (dtype, rounded[name][0]) == ("F32", "BF16")
     assert tuple(map(brain, bits)) == struct.unpack(f"<{len(bits)}H", rounded[name][2]), name
     finer += sum(b & 0xffff != 0 for b in bits)
-assert finer > 1000  # what a bf16 weight could not hold
+assert finer > 1000  # not representable as bf16 weights
 PYTHON
 held
 run 2 convert run --to hf no --dtype float32
@@ -93,7 +93,7 @@ for layout in "" "--nproc 2 --tp 2"; do
 done
 holds "generate continues from a directory as transformers does"
 
-# A run that began from nothing, with a tokenizer, in tp 2 x pp 2 x dp 2: what it wrote says the same.
+# A run from scratch with a tokenizer, on tp 2 x pp 2 x dp 2: its directory continues a text like its checkpoint.
 run 0 train --model.family=qwen3_moe --model.num_moe_experts=4 --model.moe_router_topk=2 --model.num_layers=2 \
   --model.hidden_size=32 --model.num_attention_heads=4 --model.moe_ffn_hidden_size=16 --parallel.sequence_parallel=true \
   --data.tokenizer_type=bpe --data.tokenizer_model="$repository/tests/vectors/tokenizers/qwen2" $small \
@@ -107,7 +107,7 @@ for from in "--load mixture" "--model.from mixture_hf" "--model.from mixture_hf 
 done
 holds "a run from nothing becomes a directory with its tokenizer, which continues a text alike"
 
-# A run that began with a directory goes on from its own checkpoint, without the directory.
+# A run that started from a directory resumes from its own checkpoint, without the directory.
 cp -r "$cases/qwen2" gone && chmod -R u+w gone
 run 0 train --model.from gone $small --train.train_iters=2 --optim.lr=0.001 --checkpoint.save=goes --checkpoint.save_interval=2
 rm -r gone
@@ -151,7 +151,7 @@ run 3 convert mixture --to checkpoint loose
 warns 'is there already'
 holds "a directory becomes a checkpoint of three files and a directory again, byte for byte; a checkpoint other files, to go on from"
 
-# One tensor at a time: a model of 96 MiB, of which two tensors have 16, in processes that may have little of their own.
+# One tensor at a time: a model of 96 MiB with two tensors of 16 MiB, in processes with a small memory limit.
 run 0 train --model.family=llama --model.num_layers=16 --model.hidden_size=256 --model.ffn_hidden_size=1024 \
   --model.num_attention_heads=4 --model.vocab_size=16384 $small --train.train_iters=1 --checkpoint.save=large --checkpoint.no_save_optim=true
 [ "$(stat -c %s large/iter_0000001/rank_00000.safetensors)" -ge $((96 << 20)) ] && held || fail "the model is small"
@@ -160,14 +160,14 @@ little 32 0 convert large --to hf large_hf
 little 24 0 convert large_hf --to checkpoint large_again
 little 24 0 convert large_again --to checkpoint large_weights --weights-only
 little 24 2 convert large_again --to checkpoint large_eight --ranks 64
-warns 'of 64 threads can be started .*ask for fewer ranks'
+warns 'of 64 threads can be started .*use fewer ranks'
 [ ! -e large_eight ] && held || fail "a conversion that failed left its folder"
 run 0 inspect large --diff large_weights
 (ulimit -d $((1 << 10)) && ! "$metroplex" convert large --to hf large_not > out 2>&1) && held || fail "ulimit -d limits nothing here"
 rm -r large*
 holds "conversions need the memory of a tensor, not that of the model"
 
-# Layers of multi-token prediction: part of the model where the directory holds them.
+# Multi-token prediction layers: part of the model if the directory contains them.
 python3 "$apps/add_multi_token.py" "$cases/deepseek_v3" ahead 2
 run 0 convert ahead --to checkpoint ahead_ours
 run 0 convert ahead_ours --to hf ahead_again

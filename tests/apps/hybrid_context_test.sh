@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Hybrid context parallelism from the command line: a packed corpus has the losses of one rank, evaluated, resumed and over
-# processes; verify, a dry run and the picture of a plan; what it cannot be combined with.
+# Hybrid context parallelism from the command line: a packed corpus has the losses of one rank, evaluated, resumed and
+# over processes. Covers verify, a dry run, the picture of a plan, and rejected combinations.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 make_corpus
 example=("$repository/examples/context_parallel_tiny.yaml" "--data.data_path=$work/corpus" --run.device=cpu --train.progress=false
@@ -26,7 +26,7 @@ run 0 verify "${example[@]}" "${hybrid[@]}" --train.seq_length=64 --parallel.max
 run 0 train "${example[@]}" "${hybrid[@]}" --dry-run
 prints '^  attention   p2p \(2 layers\) sends'
 run 2 train "${example[@]}" "${hybrid[@]}" --parallel.max_seqlen_per_dp_cp_rank=200
-warns 'parallel.max_seqlen_per_dp_cp_rank = 200: leaves no room for a document of train.seq_length = 1024 tokens on 4 ranks'
+warns 'parallel.max_seqlen_per_dp_cp_rank = 200: is too small for a document of train.seq_length = 1024 tokens on 4 ranks'
 run 2 train "${example[@]}" "${hybrid[@]}" --run.nproc=8 --parallel.pipeline_model_parallel_size=2
 warns 'parallel.hybrid_context_parallel = true: gives ranks different numbers of microbatches'
 holds "it is verified and predicted; what it cannot be combined with is refused"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# metroplex inspect: what it says of token datasets, safetensors files and checkpoints, in words and with --json.
+# metroplex inspect: its report on token datasets, safetensors files and checkpoints, in words and with --json.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 python3 "$apps/inspect_inputs.py"
 
@@ -33,7 +33,7 @@ run 0 inspect data_changed --json
 json "it['idx_checksum'] == json.load(open('prefix.json'))['idx_checksum']"
 json "it['bin_checksum'] != json.load(open('prefix.json'))['bin_checksum']"
 holds "one other token: another checksum of .bin, the same of .idx"
-damage() { # damage NAME WORDS: data_NAME has been made wrong
+damage() { # damage NAME WORDS: data_NAME has been damaged
   run 3 inspect "data_$1" --json
   warns "$2"
   [ ! -s out ] || fail "a damaged dataset was described: $(cat out)"

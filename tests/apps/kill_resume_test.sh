@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# 30 runs are killed with SIGKILL, a third of them inside a save; each is resumed and ends with the bits of the undisturbed
-# run. kill_resume.py says what exactly is held true; scripts/kill_test.sh does it 500 times.
+# 30 runs are killed with SIGKILL, a third of them inside a save; each is resumed and ends with the bits of the
+# undisturbed run. kill_resume.py lists the exact checks; scripts/kill_test.sh does it 500 times.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 make_corpus
 runs=${KILL_RUNS:-30}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Two processes with the variables of torchrun, Slurm and Open MPI train as two threads do; so do the launchers
-# themselves where they are installed.
+# Two processes with the variables of torchrun, Slurm and Open MPI train like two threads; so do the real launchers if
+# they are installed.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 . "$apps/running.sh"
 make_corpus
@@ -8,7 +8,7 @@ run_options=("${tiny[@]}" "${mock[@]}" --train.train_iters=2 --optim.lr_warmup_i
 run 0 train "${run_options[@]}" --nproc 2 --train.metrics_file=threads.jsonl
 [ "$(losses threads.jsonl | wc -l)" = 2 ] || fail "2 iterations were not run"
 
-# by_hand NAME VARIABLES...: two processes with these variables, in which R stands for the rank.
+# by_hand NAME VARIABLES...: two processes with these variables; R in them is replaced by the rank.
 by_hand() {
   local name=$1 rank code
   shift
@@ -40,7 +40,7 @@ by_hand "Slurm, a step of a larger job" SLURM_PROCID=R SLURM_NTASKS=8 SLURM_STEP
 by_hand "Open MPI" OMPI_COMM_WORLD_RANK=R OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=R OMPI_COMM_WORLD_LOCAL_SIZE=2 \
   "MASTER_PORT=$(free_port)"
 
-# apart NAME CODE OPTIONS0 OPTIONS1: two ranks by hand with options of their own; each ends with the code.
+# apart NAME CODE OPTIONS0 OPTIONS1: two ranks with separate options; each exits with the code.
 apart() {
   local rank code port
   port=$(free_port)
@@ -85,7 +85,7 @@ ends() {
   held
 }
 
-# refused COMMAND-AND-OPTIONS OF RANK 0, OF RANK 1, OF RANK 2: three ranks by hand, of which some cannot start.
+# refused COMMAND-AND-OPTIONS OF RANK 0, OF RANK 1, OF RANK 2: three ranks, some of which cannot start.
 refused() {
   local rank port
   port=$(free_port)
@@ -117,7 +117,7 @@ refused "generate --load nothing-there" "generate --load nothing-there" "generat
 for rank in 0 1 2; do ends $rank 3 15; done
 holds "ranks by hand of which some cannot start: the others end too and name the rank and why"
 
-# In sbatch without srun there is one process, whatever the job's number of tasks.
+# sbatch without srun starts one process for any number of tasks of the job.
 batch=("${around[@]}" SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_TASKS_PER_NODE=8 SLURM_JOB_NODELIST=localhost
   SLURM_JOB_ID=$job)
 rm -f batch.jsonl
@@ -137,7 +137,7 @@ env "${batch[@]}" timeout -k 5 30 "$metroplex" generate --load saved --prompt Do
 prints '^Document'
 holds "Slurm, a batch script without srun: --nproc starts the ranks there, and is asked for"
 
-# srun with one task is how one program is started on a node; the ranks there are ours to start.
+# srun with one task starts one program on a node; our launcher starts the ranks.
 lone=("${around[@]}" SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_ID=3 SLURM_LOCALID=0 SLURM_NODEID=0
   SLURM_STEP_TASKS_PER_NODE=1 SLURM_STEP_NODELIST=localhost SLURM_JOB_ID=$job)
 for backend in threads gloo; do
@@ -168,21 +168,21 @@ warns 'RLIMIT_NOFILE lets a process open 32 files, and with 2 ranks over gloo it
 (ulimit -n 32 && run 0 train "${run_options[@]}" --nproc 2 --backend threads)
 holds "a hard limit below what ranks over gloo open is refused by name; threads need no connections"
 (ulimit -s 1000000 -v 6000000 && run 2 train "${run_options[@]}" --train.global_batch_size=64 --nproc 64) # stacks of 1 GB
-warns 'only [0-9]* of 64 threads can be started .*ulimit -u or -v.*ask for fewer ranks'
+warns 'only [0-9]* of 64 threads can be started .*ulimit -u or -v.*use fewer ranks'
 holds "ranks that cannot be started are refused, and none begins"
 begun=$SECONDS code=0
 env "${around[@]}" RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=no-such-host.invalid MASTER_PORT=29501 \
   timeout -k 5 90 "$metroplex" train "${run_options[@]}" > out 2> err < /dev/null || code=$?
 [ $code = 4 ] || fail "without a master a rank ended with $code"
 warns "the master's name 'no-such-host.invalid' leads to no address: .*MASTER_ADDR"
-[ $((SECONDS - begun)) -le 80 ] || fail "it took $((SECONDS - begun)) s" # 10, and what the name servers take
+[ $((SECONDS - begun)) -le 80 ] || fail "it took $((SECONDS - begun)) s" # 10, and the time of the name servers
 holds "an unknown master is named after $((SECONDS - begun)) s"
 run 0 train "${run_options[@]}" --config <(printf 'train:\n  metrics_file: piped.jsonl\n') --nproc 2 --backend gloo
 same_losses threads.jsonl piped.jsonl 0
 holds "all processes get the configuration that was read from a pipe"
 
 echo "The launchers themselves"
-# for_real COMMAND ARGUMENTS...: a launcher that starts two ranks of the program named behind its arguments
+# for_real COMMAND ARGUMENTS...: a launcher that starts two ranks of the program named after its arguments
 for_real() {
   rm -f for_real.jsonl
   timeout -k 5 120 "$@" "$metroplex" train "${run_options[@]}" --train.metrics_file=for_real.jsonl > out 2> err || fail "$1 ended with $?"
@@ -191,7 +191,7 @@ for_real() {
   holds "$1: 2 losses as with two threads, bit for bit"
 }
 
-# The wheel that the program was built with brings torchrun, and its folder what that imports.
+# The wheel that the program was built with contains torchrun, and its folder the imports.
 wheel=$(ldd "$metroplex-torch" | sed -n 's|.* => \(.*\)/torch/lib/libtorch_cpu\.so .*|\1|p')
 [ -e "$wheel/torch/distributed/run.py" ] || fail "no wheel of torch is found behind $metroplex-torch"
 printf '#!/bin/sh\nPYTHONPATH="%s" exec python3 -W ignore -m torch.distributed.run "$@"\n' "$wheel" > torchrun
@@ -219,7 +219,7 @@ fi
 
 command -v mpirun > /dev/null || fail "mpirun is missing; scripts/setup.sh installs it"
 export MASTER_PORT
-MASTER_PORT=$(free_port) # mpirun and srun hand it on
+MASTER_PORT=$(free_port) # mpirun and srun pass it on
 for_real mpirun --allow-run-as-root --oversubscribe -n 2
 if command -v srun > /dev/null; then
   for_real srun -n 2

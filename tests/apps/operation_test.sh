@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Limits of the system, leftovers of killed commands, files changed by hand, and readers that do not read.
+# System limits, leftovers of killed commands, manually changed files, and readers that do not read.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 . "$apps/running.sh"
 make_corpus

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# metroplex_parity can fail: mistakes planted into a replay are found, and so are keys that it does not know.
+# metroplex_parity can fail: it detects bugs planted into a replay, and unknown keys.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 parity=$(dirname "$metroplex")/metroplex_parity
 golden=$repository/tests/vectors/golden
@@ -18,8 +18,8 @@ for run in llama_bf16 llama_1; do
   for fault in no_update learning_rate zero_layer_gradient no_clip half_main_params; do
     case "$run $fault" in
       "llama_1 half_main_params") continue ;; # fp32 has no other main parameters
-      # Adam divides out a factor that all gradients have: clipping moves parameters by a rounding of bf16, more or
-      # less as the processor rounds. Under llama_1 it is seen.
+      # Adam divides out a factor of all gradients: clipping moves parameters by a rounding of bf16, more or less,
+      # depending on the processor. llama_1 detects it.
       "llama_bf16 no_clip") continue ;;
     esac
     replays 1 "$golden/$run.json" --plant "$fault"
@@ -56,8 +56,8 @@ for option in 'window_size 4' 'qk_l2_norm true' 'no_such_option 1' 'hidden_dropo
 done
 holds "options that are unknown, or that cannot be replayed, are named"
 
-# Runs with experts on layouts that they were not recorded on. A capacity is one of a rank's tokens, so tp would change
-# what is dropped.
+# Runs with experts on layouts that they were not recorded on. A capacity is per rank's tokens, so tp would change the
+# dropped tokens.
 while read -r run layout; do
   # shellcheck disable=SC2086
   replays 0 "$golden/$run.json" $layout
@@ -75,8 +75,8 @@ moe_sinkhorn_top1 --nproc 4 --tp 2 --ep 2 --etp 2
 LAYOUTS
 buffers="--set model.moe_token_dispatcher_type=static_buffer --set model.moe_expert_rank_capacity_factor"
 clones="--set model.moe_enable_echo=true --set model.moe_echo_planner=exact --set model.moe_num_echo_experts"
-# The whole step in a graph, with experts: buffers with room for all rows where the host would read counts, and clones
-# in buffers of the even load.
+# The whole step in a graph, with experts: buffers for all rows if the host would read counts, and replicas in buffers
+# for the even load.
 while read -r run how; do
   # shellcheck disable=SC2086
   replays 0 "$golden/$run.json" --cuda-graph-impl full_iteration $how
@@ -95,7 +95,7 @@ moe_sigmoid_bias_shared --nproc 4 --ep 4 $buffers=1 $clones=4
 moe_capacity --nproc 4 --pp 2
 moe_sinkhorn_top1 --nproc 4 --tp 2 --ep 2 --etp 2 $buffers=2
 RUNS
-# Attention, router and plan of every layer, for every dispatcher; and whole layers where the host reads nothing.
+# Attention, router and plan of every layer, for every dispatcher; and whole layers if the host reads nothing.
 modules="--cuda-graph-impl transformer_engine --cuda-graph-modules"
 while read -r run how; do
   # shellcheck disable=SC2086
@@ -112,7 +112,7 @@ moe_noaux attn moe_router moe_preprocess --nproc 4 --pp 2 --ep 2
 moe_sigmoid_bias_shared attn moe_router moe_preprocess --nproc 4 --ep 4 $buffers=1 $clones=4
 moe_sinkhorn_top1 attn moe_router moe_preprocess
 RUNS
-# In fp16 the scale moves with the number of a rank's microbatches, and the steps that overflow stay.
+# In fp16 the scale changes with the number of a rank's microbatches; the steps that overflow stay the same.
 while read -r run layout; do
   # shellcheck disable=SC2086
   replays 0 "$golden/$run.json" $layout

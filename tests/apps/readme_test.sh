@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The lines of README's "Your own run" work as they are printed, on text of some megabytes; the run itself ends early.
+# The lines of README's "Your own run" work as printed, on text of some megabytes; the run itself ends early.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 mkdir -p build text
 ln -s "$(dirname "$metroplex")" build/bin
 ln -s "$repository/examples" examples
-# This repository's own words, thrice: README asks for some megabytes.
+# The text of this repository, three times: README requires some megabytes.
 for turn in 1 2 3; do
   find "$repository/docs" "$repository/metroplex" -name '*.md' -o -name '*.cpp' -o -name '*.h' | sort |
     awk -v turn=$turn '{printf "%s\ttext/%s_%04d.txt\n", $0, turn, NR}' | while IFS=$'\t' read -r from to; do cp "$from" "$to"; done

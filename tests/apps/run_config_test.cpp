@@ -1,4 +1,4 @@
-// A command line with a launch script of Megatron's in it.
+// A command line that contains a Megatron launch script.
 #include "run_config.h"
 
 #include <sys/stat.h>
@@ -113,7 +113,7 @@ TEST_F(LaunchScripts, DropFlagsWithoutEffect) {
     }
     EXPECT_EQ(out.notes.size(), noted.size()) << flags;
   }
-  // An option that makes the flag work keeps it; a key of the command line itself is never dropped.
+  // An option that makes the flag effective keeps it; a key of the command line itself is never dropped.
   write(std::string("torchrun pretrain_gpt.py --save-interval 2") + kModel);
   EXPECT_EQ(
       parse_run_arguments({"--from-megatron-args", "run.sh", "--checkpoint.save=ck"}).config.checkpoint.save_interval,
@@ -162,7 +162,7 @@ TEST_F(LaunchScripts, AreReadOnceForAllProcesses) {
   write("train:\n  log_interval: 7\n", "more.yaml");
   const RunArguments first =
       parse_run_arguments({"--optim.lr", "2", "--from-megatron-args", "run.sh", "ck", "more.yaml", "--lr=3"});
-  write("exit 1\n");  // to be read no more
+  write("exit 1\n");  // must not be read again
   const RunArguments child = parse_run_arguments(first.arguments), grandchild = parse_run_arguments(child.arguments);
   EXPECT_EQ(config::dump(child.config), config::dump(first.config));
   EXPECT_EQ(config::dump(grandchild.config), config::dump(first.config));

@@ -1,11 +1,11 @@
-# Sourced behind common.sh by the scripts that hold running programs to what they do when they are told, or hurt.
+# Scripts that test running programs under signals and faults source this file after common.sh.
 long=("${tiny[@]}" --train.train_iters=1000000 --optim.lr_decay_iters=1000000)
 
 # start NAME ARGUMENTS...: in the background; returns when the third iteration is printed. Sets $job.
 start() {
   local name=$1
   shift
-  rm -f "$name.out" # of a run before under this name
+  rm -f "$name.out" # of an earlier run under this name
   "$metroplex" train "$@" > "$name.out" 2> "$name.err" < /dev/null &
   job=$!
   for _ in $(seq 1 600); do
@@ -37,7 +37,7 @@ first_rank() {
   echo "${ranks%%$'\n'*}"
 }
 
-# A port that nobody uses, in the range that Slurm's job numbers are mapped to.
+# A free port in the range that Slurm's job numbers are mapped to.
 free_port() {
   python3 - << 'PYTHON'
 import random, socket
@@ -53,6 +53,6 @@ while True:
 PYTHON
 }
 
-# A job around this test has variables of its own.
+# A job around this test has its own variables.
 around=()
 for variable in "${!SLURM_@}" "${!OMPI_@}"; do around+=(-u "$variable"); done

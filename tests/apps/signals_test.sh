@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Signals, a file that goes away, NaN: what ends a run, with which code, what it saves and what it says.
+# Signals, a deleted file, NaN: the end of a run, its exit code, its save and its messages.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 . "$apps/running.sh"
 make_corpus
@@ -7,7 +7,7 @@ make_corpus
 echo "SIGTERM, SIGINT, SIGHUP and SIGUSR1 save and end with code 16; the run can be resumed"
 for form in threads gloo; do
   for signal in TERM INT HUP USR1; do
-    # A background job of a script ignores SIGINT unless it is told otherwise: only the default is of interest here.
+    # A background job of a script ignores SIGINT by default, so the test restores the default action.
     layout=(--nproc 2 --backend $form --checkpoint.save=$form$signal --checkpoint.save_interval=1000000)
     if [ $signal = INT ]; then set -m; fi
     start $form$signal "${long[@]}" "${layout[@]}"
@@ -23,7 +23,7 @@ for form in threads gloo; do
   done
 done
 
-# ends_saved NAME: as a first signal ends a run, with one line that says so.
+# ends_saved NAME: as a first signal ends a run, with one line that reports it.
 ends_saved() {
   ended_with 16 "$1" 10
   [ "$(grep -c 'saving and stopping after this step' err)" = 1 ] || fail "$1: not one line says what the signal does"
@@ -37,7 +37,7 @@ for form in threads gloo; do
     for turn in 1 2; do
       name=one_${form}_$target$turn
       layout=("${long[@]}" --nproc 2 --backend $form --checkpoint.save=$name --checkpoint.save_interval=1000000)
-      set -m # a group of its own
+      set -m # a separate group
       if [ $target = timeout ]; then
         rm -f $name.out
         timeout -k 20 8 "$metroplex" train "${layout[@]}" > $name.out 2> $name.err < /dev/null &
@@ -56,7 +56,7 @@ for form in threads gloo; do
             grep -qs 'iteration  *3/' $name.out && break
             sleep 0.1
           done
-          kill -TERM $job # it hands it on to its child, and to its group, as at its own time
+          kill -TERM $job # forwards it to its child and its group, as with its own timeout
           code=0
           wait $job || code=$?
           [ $code = 16 ] || { cp $name.err err; fail "under timeout the run ended with $code"; }
@@ -78,7 +78,7 @@ for form in threads gloo; do
     "$metroplex" train "${tiny[@]}" --nproc 2 --backend $form --train.train_iters=1000 --checkpoint.save=read_$form 2> err < /dev/null || code=$?
     echo $code > code
   } | grep -m 1 -q 'iteration  *3/' || fail "the run printed no third iteration"
-  # A thousand lines are more than a pipe holds. 3: the output could not be written.
+  # A thousand lines exceed the size of a pipe. 3: the output could not be written.
   [ "$(cat code) $(cut -d' ' -f1 < read_$form/latest)" = "3 iter_0001000" ] || fail "$form: it ended with $(cat code): $(ls read_$form)"
   holds "$form: all 1000 iterations are trained and saved, exit $(cat code)"
 done

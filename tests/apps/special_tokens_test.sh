@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Special tokens between transformers and metroplex: begin tokens of texts, ids of exports, new rows of a vocabulary; and
-# runs whose length is a number of epochs.
+# Special tokens between transformers and metroplex: begin tokens of texts, ids of exports, new rows of a vocabulary;
+# and runs whose length is a number of epochs.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cases=$repository/tests/vectors/hf
 tokenizers=$repository/tests/vectors/tokenizers
@@ -37,7 +37,7 @@ run 0 preprocess --input third.jsonl --tokenizer-model "$tokenizers/gpt2_prefix_
 python3 - "$(ids both)" << 'PYTHON'
 import sys
 ids = sys.argv[1].split()
-assert ids[0] == "0" and ids[-1] == "2" and ids.count("2") == 2, ids  # the post-processor ends a text with this id already
+assert ids[0] == "0" and ids[-1] == "2" and ids.count("2") == 2, ids  # the post-processor already ends a text with this id
 PYTHON
 held
 holds "preprocess adds what the tokenizer adds, one end of document and no more"
@@ -58,7 +58,7 @@ for from in "--model.from base" "--load base_run"; do
   same='[json.load(open(name))["text"] for name in ("out", "with_begin")]'
   python3 -c "import json; a, b = $same; assert a == b, (a, b)" && held || fail "--prompts continues otherwise"
 done
-# A prompt beyond the context is refused with its number of tokens.
+# A prompt beyond the context is rejected with its number of tokens.
 long=$(printf 'third %.0s' $(seq 40))
 echo "${long% }" > prompts
 tokens=$(wc -w <<< "$("$metroplex" tokenizer encode --model llama --text "${long% }")")
@@ -111,7 +111,7 @@ run 0 convert copied --to hf out_copied
 same_ids out_copied
 holds "ids and generation settings of the source: convert there and back, export_hf, a resumed run, merged adapters"
 
-# A run from nothing has the ids of its tokenizer and of its chat template.
+# A run from scratch has the ids of its tokenizer and of its chat template.
 json base/config.json 'd["bos_token_id"], d["eos_token_id"]' '(1200, 1201)'
 json base/generation_config.json 'd["eos_token_id"]' 1201
 mkdir talk && cp "$tokenizers"/qwen2/tokenizer*.json talk
@@ -129,7 +129,7 @@ json talk_hf/config.json 'd["eos_token_id"]' "[1000, $end]"
 json talk_hf/generation_config.json 'd["eos_token_id"]' "[1000, $end]"
 holds "a run from nothing exports the end of its tokenizer and the end of a turn"
 
-# A template's control tokens are found by a tokenizer.model too.
+# A tokenizer.model also finds a template's control tokens.
 mkdir pieces && cp "$tokenizers"/sentencepiece_bpe/tokenizer* pieces
 echo '{% for m in messages %}{{ bos_token if m.role == "user" }}{{ m.content }}{{ eos_token if m.role == "assistant" }}{% endfor %}' > pieces/chat_template.jinja
 echo '{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]}' > pieces.jsonl
@@ -138,7 +138,7 @@ run 0 preprocess --chat --input pieces.jsonl --tokenizer-model pieces --output-p
 [ ! -s err ] && held || fail "preprocess warns: $(cat err)"
 holds "a chat with a tokenizer.model begins with <s> and learns </s>"
 
-# Tokens beyond the embedding get rows of their own.
+# Tokens beyond the embedding get new rows.
 mkdir grow && cp "$cases/qwen3"/*.json "$cases/qwen3"/*.safetensors grow && cp "$tokenizers"/qwen2/tokenizer*.json grow && chmod -R u+w grow
 run 2 train --model.from grow $small --train.train_iters=1
 warns 'model.vocab_size = 256: the tokenizer has 1006 ids; set model.vocab_size = 0 .*adds rows'

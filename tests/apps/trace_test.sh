@@ -2,7 +2,7 @@
 # An error that libtorch finds inside a rank is one line that names the rank; with --trace its stack follows.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-# An embedding of half a petabyte: more than a process can address, whatever the machine lets it ask for.
+# An embedding of half a petabyte: more than the address space of a process on any machine.
 too_large=("${tiny[@]}" "${mock[@]}" --model.vocab_size=2000000000 --model.hidden_size=65536 --nproc 2 --memory.check_fit=off)
 
 echo "Errors of ranks, with and without --trace"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every wrong value of every key is refused with the key's name, and the walk over random configurations
-# (scripts/random_runs.py; scripts/nightly.sh takes it) knows every key.
+# Every wrong value of every key is rejected with the key's name, and the sweep over random configurations
+# (scripts/random_runs.py, run by scripts/nightly.sh) covers every key.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 python3 "$repository/scripts/random_runs.py" --keys > out || fail "keys that no walk reaches"

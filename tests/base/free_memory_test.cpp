@@ -1,4 +1,4 @@
-// What a process can still take, read from trees of files as machines and containers have them.
+// Memory that a process can still allocate, from file trees as on machines and in containers.
 #include "base/free_memory.h"
 
 #include <gtest/gtest.h>
@@ -20,12 +20,12 @@ class FreeMemoryOf : public testing::Test {
     std::filesystem::create_directories(file.parent_path());
     std::ofstream(file) << text;
   }
-  // 8 GiB are there, 6 GiB of them available.
+  // 8 GiB in total, 6 GiB of them available.
   void machine() {
     write("/proc/meminfo",
           "MemTotal:        8388608 kB\nMemFree:  1048576 kB\nMemAvailable:    6291456 kB\nCached: 9 kB\n");
   }
-  // A limit of version 2, in MiB: usage holds 100 MiB of page cache.
+  // A limit of version 2, in MiB: usage includes 100 MiB of page cache.
   void limit2(const std::string& group, int64_t limit, int64_t usage) {
     const std::string folder = "/sys/fs/cgroup" + group;
     write(folder + "/memory.max", std::to_string(limit * kMiB) + "\n");
@@ -54,7 +54,7 @@ TEST_F(FreeMemoryOf, AMachineWithoutLimitsHasWhatIsAvailable) {
   EXPECT_EQ(found()->bytes, 6144 * kMiB);
 }
 
-// 512 less the 100 that are held for good: 200 with 100 of page cache.
+// 512 minus the 100 that cannot be reclaimed: 200 with 100 of page cache.
 TEST_F(FreeMemoryOf, ALimitLeavesWhatIsNotHeldForGood) {
   machine();
   write("/proc/self/cgroup", "0::/job/step\n");
@@ -72,11 +72,11 @@ TEST_F(FreeMemoryOf, ALimitFurtherUpCounts) {
   limit2("/job", 1024, 900);
   EXPECT_EQ(found()->bytes, 224 * kMiB);
   EXPECT_EQ(found()->from, "/sys/fs/cgroup/job/memory.max");
-  limit2("/job", 1024, 1200);  // over its limit: nothing is left, and not less
+  limit2("/job", 1024, 1200);  // over its limit: nothing is left, not a negative amount
   EXPECT_EQ(found()->bytes, 0);
 }
 
-// A container sees its own cgroup as the root, while /proc may tell the path outside.
+// A container sees its own cgroup as the root, while /proc may contain the path outside.
 TEST_F(FreeMemoryOf, AContainersOwnLimitLiesAtTheRoot) {
   machine();
   write("/proc/self/cgroup", "0::/docker/0123abc\n");
@@ -97,7 +97,7 @@ TEST_F(FreeMemoryOf, VersionOneIsReadWhereItIsMounted) {
   write("/sys/fs/cgroup/memory/memory.usage_in_bytes", "5529890816\n");
   EXPECT_EQ(found()->bytes, 824 * kMiB);
   EXPECT_EQ(found()->from, "/sys/fs/cgroup/memory/slurm/job_7/memory.limit_in_bytes");
-  // Of another controller's group nothing is said.
+  // The group of another controller is ignored.
   write("/proc/self/cgroup", "9:cpu,cpuacct:/slurm/job_7\n");
   EXPECT_EQ(found()->from, "/proc/meminfo");
 }

@@ -9,7 +9,7 @@ namespace {
 
 using plan::echo_cases::Case;
 
-// One rank's products take 1 s a row, a byte takes 1 s near and 10 s far, a plan 7 s, a round nothing.
+// One rank's matmuls take 1 s per row, a byte takes 1 s near and 10 s far, a plan 7 s, a round nothing.
 constexpr EchoMachine kPlain{"plain", 36, 1, 0.1, 2, 0, 7};
 
 EchoLayer small_layer() {
@@ -27,7 +27,7 @@ std::vector<EchoCopy> spread(int clones, int ranks_between = 1) {
 }
 
 TEST(EchoCost, AddsUpByHand) {
-  // Rank 0 is home of experts 0 and 1. Source 0: 5 and 1 at home, 2 to rank 1; source 1: 4 to rank 0, 1 at home.
+  // Rank 0 owns experts 0 and 1. Source 0: 5 and 1 local, 2 to rank 1; source 1: 4 to rank 0, 1 local.
   const Case c{{2, 4, 1}, {5, 1, 2, 0, 4, 0, 0, 1}};
   const EchoPlacement home = echo_at_home(c.counts());
   EXPECT_EQ(home.rows, (std::vector<int64_t>{6, 2, 4, 1}));
@@ -40,7 +40,7 @@ TEST(EchoCost, AddsUpByHand) {
 
   plan::EchoPlan plan = plan::plan_echo(c.counts(), {.planner = config::EchoPlanner::exact});
   EXPECT_EQ(plan.owner, (std::vector<int32_t>{-1, 0}));
-  EXPECT_EQ(plan.rows[1], 3);  // all of source 1, whose rank the clone is on
+  EXPECT_EQ(plan.rows[1], 3);  // all of source 1, whose rank has the replica
   const EchoPlacement cloned = echo_placement(c.counts(), plan);
   EXPECT_EQ(cloned.rows, (std::vector<int64_t>{6, 2, 1, 4}));
   EXPECT_EQ(cloned.copies, (std::vector<EchoCopy>{{0, 0, 1}}));
@@ -64,7 +64,7 @@ TEST(EchoCost, AddsUpByHand) {
   EXPECT_FALSE(echo_gain(home, cloned, small_layer(), quick).worth());
 }
 
-// Each way of each rank has its time, inside a domain and outside.
+// Each direction of each rank has its time, inside a domain and outside.
 TEST(EchoCost, ThePassOfRowsIsTheBusiestWays) {
   EchoPlacement to_one(4);  // domains {0, 1} and {2, 3}
   to_one.at(1, 0) = 30;
@@ -95,7 +95,7 @@ TEST(EchoCost, OtherWorkHidesGradients) {
   EXPECT_DOUBLE_EQ(echo_cost(placement, layer, kPlain).gradients, 0);
 }
 
-// ceil(log2(clones + 1)) rounds, or all from the home.
+// ceil(log2(replicas + 1)) rounds, or all from the owner.
 TEST(EchoCost, ARelayTakesRoundsAndAHomeAloneTakesClones) {
   EchoMachine machine = kPlain;
   machine.domain = 64;
@@ -108,7 +108,7 @@ TEST(EchoCost, ARelayTakesRoundsAndAHomeAloneTakesClones) {
   EXPECT_EQ(echo_copy_seconds({}, 64, 5, machine, true), 0);
   machine.latency = 100;
   EXPECT_DOUBLE_EQ(echo_copy_seconds(spread(3), 64, 5, machine, true), 10 + 200);
-  // What one rank receives may take longest.
+  // The receive time of one rank may dominate.
   machine.latency = 0;
   const std::vector<EchoCopy> many{{0, 0, 3}, {1, 1, 3}, {2, 2, 3}};
   EXPECT_DOUBLE_EQ(echo_copy_seconds(many, 4, 5, machine, true), 15);
@@ -142,8 +142,8 @@ TEST(EchoCost, ForcedBalanceIsTheLeast) {
   }
 }
 
-// UltraEP's README v1.0.0: bf16 weights of an expert of 3 x 1536 x 4096, which the fullest home sends to 4, 5 and 6
-// clones one after the other, at 706, 712 and 715 GB/s: 0.214, 0.265 and 0.317 ms.
+// UltraEP's README v1.0.0: bf16 weights of an expert of 3 x 1536 x 4096. The fullest owner sends them to 4, 5 and 6
+// replicas one after the other, at 706, 712 and 715 GB/s: 0.214, 0.265 and 0.317 ms.
 TEST(EchoCost, DirectCopiesTakeWhatUltraEpPublishes) {
   const double rates[] = {706e9, 712e9, 715e9}, published[] = {0.214e-3, 0.265e-3, 0.317e-3};
   for (int i = 0; i < 3; ++i) {

@@ -17,7 +17,7 @@ int64_t rows_of(const EchoPlacement& placement, int source) {
   return sum;
 }
 
-// Nothing is lost, nothing is negative, and what a rank computes of a foreign expert it has weights for.
+// Nothing is lost, nothing is negative, and a rank has the weights of every remote expert that it computes.
 void expect_whole(const Case& c, const EchoPlacement& placement) {
   const EchoPlacement home = echo_at_home(c.counts());
   EXPECT_EQ(placement.total(), c.total());
@@ -39,9 +39,10 @@ TEST(EchoRivals, EplbPlacesTheExampleOfItsReadme) {
 TEST(EchoRivals, EplbIsGlobalWhereNodesDoNotDivideTheGroups) {
   const std::vector<float> weights{8, 1, 1, 2};
   EXPECT_EQ(eplb_replicas(weights, {6, 3, 2, 2}), eplb_replicas(weights, {6, 1, 1, 2}));
-  // Expert 0 is replicated twice: 8 / 3 three times; then heaviest first, to the lighter of two ranks with room.
+  // Expert 0 is replicated twice: 8 / 3 three times; then heaviest first, to the lighter of two ranks with free
+  // capacity.
   EXPECT_EQ(eplb_replicas(weights, {6, 1, 1, 2}), (std::vector<int32_t>{0, 0, 2, 0, 3, 1}));
-  // Of two with as many rows the first is replicated.
+  // If two have equal rows, the first is replicated.
   EXPECT_EQ(eplb_replicas(std::vector<float>{4, 4, 1, 1}, {5, 1, 1, 1}), (std::vector<int32_t>{1, 0, 0, 2, 3}));
 }
 
@@ -61,14 +62,14 @@ TEST(EchoRivals, EplbDealsAnExpertsRowsToItsReplicasInTurn) {
 }
 
 TEST(EchoRivals, AShadowIsMadeAsLongAsTheModelSaysThatItPays) {
-  // A row takes 1 s of products and none to send (links of 1e30), so that only weights matter: 6 * 2 / 12 = 1.
+  // A row takes 1 s of matmuls and none to send (links of 1e30), so that only weights matter: 6 * 2 / 12 = 1.
   EchoLayer layer;
   layer.hidden = 1;
   layer.ffn = 1;
   layer.matrices = 2;
   const Case c{{2, 4, 0}, {50, 20, 4, 1, 50, 20, 4, 1}};  // 100, 40, 8, 2
   EXPECT_EQ(shadowed_experts(c.counts(), layer, 12, 1e30), (std::vector<int32_t>{0, 1, 2}));
-  // A row is 4 * 2 bytes both ways, weights 4: with 1 byte a second rows cost 1 + 8, a shadow 4.
+  // A row is 4 * 2 bytes both ways, weights 4: with 1 byte per second rows cost 1 + 8, a shadow 4.
   EXPECT_EQ(shadowed_experts(c.counts(), layer, 12, 1), (std::vector<int32_t>{0, 1, 2}));
   // Weights of 4 * 100 s: from 100 to 40 rows saves 60 * 9, from 40 to 8 only 32 * 9.
   layer.weight_bytes = 200;
@@ -80,14 +81,14 @@ TEST(EchoRivals, AShadowIsMadeAsLongAsTheModelSaysThatItPays) {
 
 TEST(EchoRivals, LlepSpillsToTheLeastLoaded) {
   const LlepOptions options{1, 1, 1.3};
-  // Mean 10. Expert 0 finds room for 9 at home, which has one row of expert 1 to come; the rest goes to rank 2.
+  // Mean 10. The owner of expert 0 has capacity for 9, because one row of expert 1 follows; the rest goes to rank 2.
   const std::vector<int64_t> rows{20, 1, 4, 4, 1, 0};
   EXPECT_EQ(llep_pieces(rows, 3, options),
             (std::vector<LlepPiece>{{0, 0, 9}, {0, 2, 9}, {0, 1, 2}, {2, 1, 4}, {3, 1, 4}, {1, 0, 1}, {4, 2, 1}}));
-  // Pieces of less than 5 are too small unless they are the last: rank 1 has room for 2 only.
+  // Chunks of less than 5 are too small unless they are the last: rank 1 has capacity for 2 only.
   EXPECT_EQ(llep_pieces(std::vector<int64_t>{20, 1, 4, 4, 1, 0}, 3, {1, 5, 1.3})[2], (LlepPiece{0, 1, 2}));
-  // Neither rank has room for all 11 rows that are over, so the least loaded takes them all the same, and then its
-  // own expert is one too many for it.
+  // Neither rank has capacity for all 11 excess rows, so the least loaded takes them anyway; its own expert then
+  // exceeds its capacity.
   EXPECT_EQ(llep_pieces(std::vector<int64_t>{21, 0, 4, 4, 1, 0}, 3, {1, 12, 1.3}),
             (std::vector<LlepPiece>{{0, 0, 10}, {0, 2, 11}, {2, 1, 4}, {3, 1, 4}, {4, 1, 1}}));
 }
@@ -119,7 +120,7 @@ TEST(EchoRivals, NoRivalLosesARow) {
     expect_whole(c, shadow_placement(c.counts(), shadowed_experts(c.counts(), layer, 1e6, 1e4)));
     const EchoPlacement spilled = llep_placement(c.counts(), {1, 1, 1.0});
     expect_whole(c, spilled);
-    // With pieces of any size only what rounding the mean down leaves over is above it.
+    // With chunks of any size only the rounding of the mean exceeds it.
     const std::vector<int64_t> loads = spilled.loads();
     EXPECT_LE(*std::max_element(loads.begin(), loads.end()), c.total() / c.sizes.ranks + c.sizes.ranks) << text_of(c);
   }

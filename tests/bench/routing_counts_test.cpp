@@ -74,7 +74,7 @@ TEST(RoutingCounts, DamageIsNamedByFileAndLine) {
   EXPECT_NE(error_of([] { read_routing_counts("/no/such/file"); }).find("cannot read"), std::string::npos);
 }
 
-// Few lines may name a table that no memory holds.
+// Few lines may describe a table that exceeds any memory.
 TEST(RoutingCounts, ATableThatIsTooLargeIsRefused) {
   std::string text = "step,layer,expert,count\n";
   for (int i = 0; i < 80; ++i) text += std::to_string(i) + "," + std::to_string(i) + ",65535,1\n";

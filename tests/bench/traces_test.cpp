@@ -33,7 +33,7 @@ TEST(EchoTraces, EverySourceHasItsRows) {
 }
 
 // The sum over 64 sources of rows that are +-10 % each is within 10 % / sqrt(3 * 64) = 0.7 % (one deviation) of an
-// expert's, and the largest of four experts' loads rarely four of them away.
+// expert's. The largest of four experts' loads is rarely four of them away.
 TEST(EchoTraces, TheImbalanceIsWhatWasAskedFor) {
   for (const double value : {1.3, 1.5, 2.0, 3.0, 5.0})
     EXPECT_NEAR(imbalance(make_echo_trace(form(EchoTraceKind::scaled, value), {}), 0), value, 0.03 * value);
@@ -51,13 +51,13 @@ TEST(EchoTraces, AHotSetDriftsWhenItIsTold) {
     std::vector<int64_t> rows(256, 0);
     for (size_t i = 0; i < trace.steps[step].size(); ++i) rows[i % 256] += trace.steps[step][i];
     const int now = static_cast<int>(std::max_element(rows.begin(), rows.end()) - rows.begin());
-    // Twice the rows of the second, which +-30 % can bring level but rarely does for this seed.
+    // Twice the rows of the second, which +-30 % can equalize but rarely does for this seed.
     if (step % 3 == 0) hottest.insert(now);
   }
   EXPECT_EQ(hottest.size(), 3U);
 }
 
-// 1 / j^4 of a rank's four experts, as long as few tokens choose them: the second has (3 / 2)^4 times the third.
+// 1 / j^4 for a rank's four experts, if few tokens choose them: the second has (3 / 2)^4 times the third.
 TEST(EchoTraces, UltraEpsRanksHaveOneHotExpert) {
   const EchoTrace trace = make_echo_trace(form(EchoTraceKind::ultra_ep, 2.01), {});
   std::vector<double> rows(4, 0);
@@ -68,7 +68,7 @@ TEST(EchoTraces, UltraEpsRanksHaveOneHotExpert) {
   EXPECT_GT(rows[0], 5 * rows[1]);
 }
 
-// Two slots a rank: no step above 1.01 and no more clones than upstream's planner makes.
+// Two slots per rank: no step above 1.01, with at most as many replicas as upstream's planner.
 TEST(EchoTraces, CapfillStaysWithinItsToleranceWithFewerClonesThanUpstream) {
   for (const EchoTraceForm& f : echo_trace_forms()) {
     const EchoTrace trace = make_echo_trace(f, {.steps = 12}, 5);

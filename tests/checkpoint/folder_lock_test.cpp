@@ -1,4 +1,4 @@
-// Two runs and one folder: the second hears who holds it, and a run that was killed holds nothing.
+// Two runs and one folder: the error of the second names the owner of the lock, and a killed run holds no lock.
 #include "checkpoint/folder_lock.h"
 
 #include <gtest/gtest.h>
@@ -83,7 +83,7 @@ TEST(FolderLock, EndsWithTheRunAndLeavesNoEmptyFolder) {
   EXPECT_FALSE(disk.exists("/b")) << "nothing was saved there";
 }
 
-// try_lock gives everyone a lock, as on a file system that has none.
+// try_lock always succeeds, as on a file system without locks.
 class WithoutLocks final : public files::MemoryFileSystem {
  public:
   std::unique_ptr<files::FileLock> try_lock(const std::string& path) override {
@@ -108,7 +108,7 @@ TEST(FolderLock, WithoutLocksTheProcessThatTheFileNamesIsLookedFor) {
   Holder reused = holder, elsewhere = holder;
   reused.start_ticks = 1;
   elsewhere.host += "-other";
-  holder.start_ticks = 0;  // not known
+  holder.start_ticks = 0;  // unknown
   EXPECT_NE(with(holder).find("process " + std::to_string(child)), std::string::npos) << "it lives";
   EXPECT_EQ(with(reused), "taken") << "another process has its number";
   EXPECT_EQ(with(elsewhere), "taken") << "nobody can tell, and the lock is free";

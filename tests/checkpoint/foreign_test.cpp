@@ -1,4 +1,4 @@
-// Checkpoints of other programs are named by their file names, not called damaged.
+// Checkpoints of other programs are recognized by their file names, not reported as damaged.
 #include <gtest/gtest.h>
 
 #include <filesystem>

@@ -1,5 +1,5 @@
-// A run that goes back makes a branch: what counts as newest, what is removed and what is fallen back to follow the
-// chain from `latest`, not the numbers.
+// A run that goes back creates a branch: the newest checkpoint, retention and fallback follow the chain from
+// `latest`, not the numbers.
 #include "checkpoint/directory.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ std::vector<int64_t> iterations(const std::vector<CheckpointName>& names) {
 
 using Numbers = std::vector<int64_t>;
 
-// Saves `iteration` as having come from `parent`; 0: from none, -1: as older programs did.
+// Saves `iteration` with parent `parent`; 0: none, -1: as older versions did.
 void save_from(files::FileSystem& disk, int64_t iteration, int64_t parent) {
   const auto name = parent < 0    ? std::optional<std::string>()
                     : parent == 0 ? ""
@@ -46,7 +46,7 @@ TEST(History, FollowsTheChainAndKnowsTheBranchesThatWereLeft) {
   branch(disk);
   EXPECT_EQ(iterations(history(disk).past), (Numbers{6, 5, 4, 3, 2, 1}));
   EXPECT_EQ(iterations(history(disk).left), (Numbers{10, 9, 8, 7}));
-  save_from(disk, 12, 6);  // the other branch lies between
+  save_from(disk, 12, 6);  // the other branch is in between
   EXPECT_EQ(history(disk).past.at(1), (CheckpointName{6, 2})) << "a branch's own 6, not the first one";
   EXPECT_EQ(iterations(history(disk).left), (Numbers{10, 9, 8, 7}));
   EXPECT_EQ(iterations(history(disk, 2).past), (Numbers{12, 6}));
@@ -65,7 +65,7 @@ TEST(History, OfCheckpointsThatDoNotSayIsTheOrderOfTheirNumbers) {
 TEST(History, OfAChainWithAHoleGoesOnBelowIt) {
   MemoryFileSystem disk;
   for (const int64_t i : {4, 8, 12}) save_from(disk, i, i - 4);
-  for (const int64_t i : {9, 10}) save_from(disk, i, i == 9 ? 8 : 9);  // gone back to 8
+  for (const int64_t i : {9, 10}) save_from(disk, i, i == 9 ? 8 : 9);  // back to 8
   remove_checkpoint(disk, "/ckpt", {9, 1});
   EXPECT_EQ(iterations(history(disk).past), (Numbers{10, 8, 4}));
   EXPECT_EQ(iterations(history(disk).left), (Numbers{12}));
@@ -131,7 +131,7 @@ TEST(Fallback, GoesToThePastBeforeItGoesToABranchThatWasLeft) {
   }
 }
 
-// A checkpoint moved to an archive with a link in its place, and leftovers that are links.
+// A checkpoint moved to an archive and replaced by a link, and leftovers that are links.
 TEST(History, RetentionAndSweepingRemoveALinkAndNotTheArchiveBehindIt) {
   namespace fs = std::filesystem;
   const test::Folder folder;

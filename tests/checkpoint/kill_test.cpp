@@ -1,4 +1,5 @@
-// The real disk and a real kill: a child saves without end, dies at a random moment, and what it leaves is looked at.
+// The real disk and a real kill: a child saves in a loop and dies at a random moment; the parent checks the remaining
+// files.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -48,7 +49,7 @@ TEST(Kill, ASaverKilledAtAnyMomentLeavesASoundLatest) {
     newest = found.reader->manifest().iteration;
     EXPECT_EQ(check_model(*found.reader, newest, 3), "");
   }
-  // Kills between a save and its removals leave some more; the next removal catches up.
+  // Kills between a save and its removals leave some more; the next removal deletes them.
   EXPECT_TRUE(apply_retention(disk, root, {.keep_last = 2}).problems.empty());
   EXPECT_EQ(list_checkpoints(disk, root).size(), 2u);
   EXPECT_GT(newest, 1) << "no child ever finished a save";

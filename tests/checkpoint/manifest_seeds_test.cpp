@@ -1,5 +1,5 @@
-// The seeds of the manifest fuzzer (tests/fuzz/manifest_corpus): a mutation reaches the depths of the parser only
-// from texts that it accepts.
+// The seeds of the manifest fuzzer (tests/fuzz/manifest_corpus): only mutations of accepted texts reach the deeper
+// parser code.
 #include <gtest/gtest.h>
 
 #include <filesystem>

@@ -39,7 +39,7 @@ TEST(Pieces, AnyCutTurnsIntoAnyOtherCut) {
   }
 }
 
-// The slow meaning of a range inside a box, element by element.
+// A slow implementation of a range inside a box, element by element.
 TEST(Pieces, ARangeOfABoxIsTheElementsInRowMajorOrder) {
   Piece piece = box_piece({2, 1, 0}, {3, 2, 4});
   piece.begin = 3;

@@ -36,7 +36,7 @@ TEST(Rewrite, AnyNumberOfFilesHoldsTheSameTensors) {
     state.side_files = {{"tokenizer.model", "bytes of it"}};
     const SaveResult result = rewrite(disk, open, root, state, ranks, all);
     Alone alone;
-    const Found found = open_newest(disk, root, alone);  // which verifies all of it
+    const Found found = open_newest(disk, root, alone);  // verifies all of it
     ASSERT_NE(found.reader, nullptr);
     EXPECT_EQ(found.reader->directory(), result.directory);
     EXPECT_EQ(found.reader->manifest().consumed_samples, 77);
@@ -47,7 +47,7 @@ TEST(Rewrite, AnyNumberOfFilesHoldsTheSameTensors) {
     EXPECT_EQ(rows.size(), small_model().size());
     for (const TensorDifference& row : rows)
       EXPECT_TRUE(row.problem.empty() && row.different_elements == 0) << row.name;
-    // A share is the bytes over the ranks, and a row of each end more at most.
+    // A share is the bytes over the ranks, plus at most one row at each end.
     std::vector<int64_t> held(found.reader->manifest().files.size());
     for (const files::ManifestTensor& tensor : found.reader->manifest().tensors) {
       for (const files::ManifestPiece& piece : tensor.pieces)
@@ -71,7 +71,7 @@ TEST(Rewrite, TakesWhatIsWantedAndFailsAsASaveDoes) {
   for (const files::TensorForm& tensor : found.reader->tensors()) kinds.insert(tensor.kind);
   EXPECT_EQ(found.reader->tensors().size(), 3u);
   EXPECT_EQ(kinds, std::set<std::string>{"weight"});
-  // A source that loses a file on the way: an error of the save, on all threads, and nothing is left.
+  // A source that loses a file during the save: an error of the save on all threads, without leftovers.
   const Reader whole(disk, kFrom);
   const auto broken = [&]() -> std::unique_ptr<TensorSource> {
     auto reader = std::make_unique<Reader>(disk, kFrom);

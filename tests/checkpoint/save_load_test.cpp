@@ -18,7 +18,7 @@ Found newest(files::FileSystem& disk) {
   return open_newest(disk, "/ckpt", alone);
 }
 
-// The iteration of the newest sound checkpoint, whose values were compared; -1 when there is none.
+// The iteration of the newest sound checkpoint, after comparing its values; -1 if there is none.
 int64_t sound_iteration(files::FileSystem& disk) {
   const Found found = newest(disk);
   if (found.reader == nullptr) return -1;
@@ -100,7 +100,7 @@ TEST(Checkpoint, ACrashAtAnyCallLeavesTheOldOrTheNewOne) {
         EXPECT_EQ(found.reader->manifest().iteration, latest.name->iteration);
         EXPECT_TRUE(latest.name->iteration == 20 || (crashed && latest.name->iteration == 10));
         EXPECT_EQ(check_model(*found.reader, latest.name->iteration, 5), "");
-        // And the next run saves and sweeps.
+        // The next run saves and sweeps.
         const SaveResult again = save_model(*after, {.ranks = 1, .layout = 6, .iteration = 20});
         ASSERT_TRUE(again.ok) << again.error;
         EXPECT_EQ(sound_iteration(*after), 20);
@@ -131,7 +131,7 @@ TEST(Checkpoint, AFailureOfAnyCallIsAResultAndTheNextSaveWorks) {
       EXPECT_NE(result.error.find("Input/output error"), std::string::npos) << result.error;
       EXPECT_TRUE(sound == 10 || sound == 20);  // 20: only the last sync of `latest` failed
     }
-    if (result.ok && faulty.calls() <= call) break;  // the whole save was done before the call that fails
+    if (result.ok && faulty.calls() <= call) break;  // the save finished before the call that fails
     ASSERT_TRUE(save_model(faulty, {.ranks = 3, .layout = 7, .iteration = 30}).ok);
     EXPECT_EQ(sound_iteration(disk), 30);
   }

@@ -1,4 +1,4 @@
-// Ranks as threads that speak through an Exchange, and a small model whose every element is known, cut in any way.
+// Thread ranks that communicate through an Exchange, and a small model with known elements, sharded in any way.
 #pragma once
 
 #include <condition_variable>
@@ -25,8 +25,8 @@ inline SaveResult save(files::FileSystem& disk, const std::string& root, const R
       disk, root, state, [&] { return pieces; }, exchange);
 }
 
-// Runs `work(exchange)` on `ranks` threads. A rank that leaves by an exception takes the others with it: their next
-// call throws SimulatedCrash, as when a process group dies. Returns whether any rank crashed.
+// Runs `work(exchange)` on `ranks` threads. If a rank throws, the next call of the others throws SimulatedCrash, as
+// when a process group dies. Returns true if any rank crashed.
 class RankThreads {
  public:
   explicit RankThreads(int ranks) : ranks_(ranks), texts_(static_cast<size_t>(ranks)) {}
@@ -122,7 +122,8 @@ inline std::string whole_data(const ModelTensor& tensor, int64_t version) {
   return data;
 }
 
-// A random cut of a tensor into disjoint pieces: boxes halved along random dimensions, then flat ranges of them.
+// A random partition of a tensor into disjoint regions: boxes halved along random dimensions, then flat ranges of
+// them.
 inline std::vector<Piece> random_cut(const Dims& shape, std::mt19937_64& random) {
   std::vector<Piece> pieces{whole_piece(shape)};
   for (uint64_t cuts = random() % 5; cuts > 0; --cuts) {
@@ -162,7 +163,7 @@ inline LocalPiece as_local(const OwnedPiece& owned) {
           tensor.dtype, data.data(), piece.begin,  piece.end};
 }
 
-// The model cut and dealt out to ranks; layout 0 gives everything to rank 0 in whole tensors.
+// The model's regions distributed over the ranks; layout 0 gives rank 0 all tensors whole.
 inline std::vector<std::vector<OwnedPiece>> deal(const std::vector<ModelTensor>& model, int ranks, uint64_t layout,
                                                  int64_t version) {
   std::mt19937_64 random(layout);
@@ -188,7 +189,7 @@ struct SavePlan {
   std::optional<std::string> parent = std::nullopt;
 };
 
-// Returns rank 0's result; `crashed` tells that the processes died.
+// Returns rank 0's result; `crashed` is set if the processes died.
 inline SaveResult save_model(files::FileSystem& disk, const SavePlan& plan, bool* crashed = nullptr) {
   const auto dealt = deal(small_model(), plan.ranks, plan.layout, plan.iteration);
   SaveResult result;
@@ -204,7 +205,7 @@ inline SaveResult save_model(files::FileSystem& disk, const SavePlan& plan, bool
   return result;
 }
 
-// "" when every tensor, asked for in the pieces of another layout, has the values of `version`.
+// "" if every tensor, read in the regions of another layout, has the values of `version`.
 inline std::string check_model(Reader& reader, int64_t version, uint64_t layout) {
   for (const auto& rank : deal(small_model(), 3, layout, version)) {
     for (const OwnedPiece& wanted : rank) {

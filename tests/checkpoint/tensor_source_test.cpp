@@ -1,4 +1,4 @@
-// A source of another format: a tensor of ours that is two of its own, each transposed, one behind the other.
+// A source of another format: one of our tensors is a concatenation of two transposed tensors.
 #include "checkpoint/tensor_source.h"
 
 #include <gtest/gtest.h>

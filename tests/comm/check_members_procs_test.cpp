@@ -1,5 +1,5 @@
-// Members of a gloo mesh prove the run's secret to each other. Not in comm_test: ThreadSanitizer reports c10d's
-// statics.
+// Members of a gloo mesh authenticate each other with the run's secret. Not part of comm_test: ThreadSanitizer
+// reports c10d's statics.
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 

@@ -99,7 +99,7 @@ TEST(CountingBackend, CountsAboveARealBackendToo) {
               EXPECT_EQ(x[0].item<double>(), 2.0);
             },
             {.traffic = traffic});
-  EXPECT_EQ(traffic->of("dp", "all_reduce").calls, 2);  // one a rank
+  EXPECT_EQ(traffic->of("dp", "all_reduce").calls, 2);
   EXPECT_EQ(traffic->of("dp", "all_reduce").bytes, 2 * 32);
 }
 

@@ -1,4 +1,4 @@
-// Rows that move by counts on the device, ranks as threads.
+// Rows exchanged by counts on the device, with thread ranks.
 #include <ATen/ATen.h>
 
 #include "comm/backends/counting.h"
@@ -16,7 +16,7 @@ TEST(ExchangeRows, DeliversWhatAnAllToAllWouldAndBringsItHome) {
     run_ranks(n, [](const comm::World& world) { check_exchange_rows(world.groups().tp); });
 }
 
-// As on NCCL: GroupBackend's own, over an all-to-all.
+// As on NCCL: GroupBackend's default implementation over an all-to-all.
 TEST(ExchangeRows, OfEqualCapacityDeliversTheSame) {
   for (const int n : {2, 3, 4}) {
     run_ranks(n, [](const comm::World& world) {
@@ -27,7 +27,7 @@ TEST(ExchangeRows, OfEqualCapacityDeliversTheSame) {
   }
 }
 
-// Member 0 has five rows for member 1, of which three may go; the others have one row for everybody.
+// Member 0 has five rows for member 1, but the capacity is three; the others have one row for each member.
 TEST(ExchangeRows, APairBeyondItsCapacityIsFlaggedAtBothEndsAndNowhereElse) {
   run_ranks(3, [](const comm::World& world) {
     const RowCounts counts{{1, 5, 1}, {1, 1, 1}, {1, 1, 1}};

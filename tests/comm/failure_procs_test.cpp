@@ -1,4 +1,4 @@
-// Who failed first, told in time and with the right exit code, among ranks that are processes.
+// Process ranks report the rank that failed first, in time and with the right exit code.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -19,7 +19,7 @@ using test::Clock;
 using test::expect_contains;
 using test::Notes;
 
-// As apps/ does it: 4 for who suffers from another, 5 for NaN.
+// As in apps/: 4 for a peer failure, 5 for NaN.
 int code_of(const std::exception_ptr& failure) { return is_peer_failure(failure) ? 4 : 5; }
 
 test::ProcessesOptions ended_when_stuck(std::chrono::milliseconds grace) {
@@ -35,9 +35,9 @@ TEST(Blame, RanksThatCannotStopByThemselvesDoNotTakeTheBlameOfTheOneThatFailed) 
       4, {.tp = 2, .dp = 2},
       [](const World& world) {
         barrier(world.groups().world);
-        if (world.rank() < 3) std::this_thread::sleep_for(20s);  // as in a kernel: hears nothing
+        if (world.rank() < 3) std::this_thread::sleep_for(20s);  // as in a kernel: receives no messages
         struct LongTeardown {
-          ~LongTeardown() { std::this_thread::sleep_for(1500ms); }  // the others are gone long before
+          ~LongTeardown() { std::this_thread::sleep_for(1500ms); }  // the others have exited long before
         } teardown;
         throw base::Error("numerics", "the loss is NaN");
       },
@@ -47,7 +47,7 @@ TEST(Blame, RanksThatCannotStopByThemselvesDoNotTakeTheBlameOfTheOneThatFailed) 
   expect_contains(result->message, "rank 3 (tp 1 pp 0 dp 1) failed: [numerics] the loss is NaN");
 }
 
-// Its communicators do not let themselves be destroyed while a collective hangs on a GPU.
+// Its communicators cannot be destroyed while a collective hangs on a GPU.
 class BlockedAbort final : public NcclContext {
  public:
   explicit BlockedAbort(GlooContext& control) : control_(control) {}
@@ -86,7 +86,7 @@ TEST(Blame, PeersAndLauncherHearOfAFailureBeforeCommunicatorsAreDestroyed) {
       with_blocked_abort(800ms));
   if (!result) return;
   EXPECT_EQ(result->rank, 2);
-  EXPECT_EQ(result->exit_code, 5);  // said before it was killed for taking too long
+  EXPECT_EQ(result->exit_code, 5);  // set before it was killed for taking too long
   expect_contains(result->message, "rank 2 (tp 0 pp 0 dp 2) failed: [numerics] the loss is NaN (exit code 5)");
   for (const int rank : {0, 1}) {
     const auto [stopped_at, said] = notes.read(rank);

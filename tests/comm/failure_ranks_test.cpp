@@ -1,4 +1,5 @@
-// A rank that fails, does not come, or does something else: every other rank stops, and the message says who and why.
+// If a rank fails, is missing, or makes another call, every other rank stops and the message names the rank and the
+// reason.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -68,7 +69,7 @@ TEST(ThreadFailure, AnErrorOfLibtorchIsOneLineAndKeepsItsBacktraceForWhoAsks) {
 
 TEST(ThreadFailure, MemoryThatIsNotThereIsNoMistakeOfThisProgram) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  const std::vector<bool> ways{false};  // their allocators end the process instead
+  const std::vector<bool> ways{false};  // these sanitizers' allocators end the process instead
 #else
   const std::vector<bool> ways{false, true};
 #endif

@@ -95,7 +95,7 @@ TEST(GlooProcesses, PassActivationsAndGradientsBetweenStagesInEveryMode) {
   });
 }
 
-// Survivors must stop by themselves: the launcher would wait ten seconds before it kills them.
+// Survivors must stop on their own: the launcher waits ten seconds before it kills them.
 void expect_all_stop(const std::string& name, const std::string& cause, const std::string& cause_for_peers,
                      const std::function<void()>& fail) {
   const Notes notes(name);
@@ -110,7 +110,7 @@ void expect_all_stop(const std::string& name, const std::string& cause, const st
             fail();
           }
           if (world.rank() == 0)
-            barrier(world.groups().tp);  // waits for a rank that is not the failing one, but waits for it
+            barrier(world.groups().tp);  // waits for a rank that has not failed but waits for the failing one
           else all_reduce(at::ones({4}), world.rank() == 1 ? world.groups().dp : world.groups().tp);
           while (true) barrier(world.groups().world);
         } catch (const PeerFailure& failure) {
@@ -125,7 +125,7 @@ void expect_all_stop(const std::string& name, const std::string& cause, const st
   expect_contains(result->message, "rank 3 (tp 1 pp 0 dp 1) failed");
   expect_contains(result->message, cause);
   const Clock::time_point failed_at = notes.read(3).first;
-  EXPECT_LT(Clock::now() - failed_at, 1s);  // all processes have ended
+  EXPECT_LT(Clock::now() - failed_at, 1s);
   for (const int rank : {0, 1, 2}) {
     SCOPED_TRACE("rank " + std::to_string(rank));
     const auto [stopped_at, said] = notes.read(rank);
@@ -178,7 +178,7 @@ void expect_all_stop_relaying(int victim) {
 
 TEST(GlooFailure, ARankThatIsKilledBeforeItSendsARowIsNamed) { expect_all_stop_relaying(0); }
 
-// Rank 3 waits for what rank 1 would have passed on.
+// Rank 3 waits for a row that rank 1 should have relayed.
 TEST(GlooFailure, ARankThatIsKilledBeforeItPassesARowOnIsNamed) { expect_all_stop_relaying(1); }
 
 TEST(GlooFailure, TheRankThatHoldsTheStoreMayDieToo) {

@@ -1,4 +1,4 @@
-// The NCCL backend with one process and one GPU: what can be seen of it without a second GPU.
+// The NCCL backend with one process and one GPU: the checks that need no second GPU.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

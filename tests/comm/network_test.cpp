@@ -42,7 +42,7 @@ TEST(Network, ANameThatLeadsNowhereIsAskedForAgainAndThenReported) {
   EXPECT_EQ(why_unknown("127.0.0.1", 0s), "");
   const auto start = std::chrono::steady_clock::now();
   EXPECT_NE(why_unknown("no-such-host.invalid", 1200ms), "");
-  // It ends where another pause of 500 ms would pass the end.
+  // The wait ends when another pause of 500 ms would exceed the limit.
   EXPECT_GE(std::chrono::steady_clock::now() - start, 700ms) << "asked once only";
 }
 
@@ -51,7 +51,7 @@ TEST(Network, AProcessTakesAllTheOpenFilesThatItMayHave) {
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   const rlimit small{40, before.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &small), 0);
-  allow_open_files(8);  // of which each may open 56
+  allow_open_files(8);  // each may open 56 of them
   rlimit after{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &after), 0);
   EXPECT_EQ(after.rlim_cur, before.rlim_max);
@@ -62,7 +62,7 @@ TEST(Network, AProcessTakesAllTheOpenFilesThatItMayHave) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
-// A host that calls itself 127.0.1.1, as Debian writes into /etc/hosts, is no address for other machines.
+// A host name that resolves to 127.0.1.1 (the default in Debian's /etc/hosts) is not reachable from other machines.
 TEST(Network, ALoopbackMasterGivesTheLoopbackOnlyToRanksOfThisMachine) {
   EXPECT_EQ(address_towards("127.0.1.1", /*others=*/false).rfind("127.", 0), 0u);
   const std::string address = address_towards("127.0.1.1", /*others=*/true);

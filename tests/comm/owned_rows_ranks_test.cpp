@@ -1,5 +1,5 @@
-// Rows to the slots that want them, and back to be added up at their owners: threads, messages that are passed on,
-// equal blocks, the tape.
+// Fetches rows into slots, and returns their gradients to the owners to be summed: threads, relayed messages, equal
+// blocks, the tape.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -64,7 +64,7 @@ TEST(OwnedRows, SeveralTensorsAreUnderWayAtOnce) {
   }
 }
 
-// In each round a holder sends a row once, and only what it has; every slot gets its row.
+// In each round a holder sends a row once, and only a row that it has; every slot gets its row.
 TEST(OwnedRows, AreRelayedInAsManyRoundsAsATreeNeeds) {
   std::mt19937 draw(3);
   for (int members = 2; members < 40; ++members) {
@@ -81,7 +81,7 @@ TEST(OwnedRows, AreRelayedInAsManyRoundsAsATreeNeeds) {
       for (const auto& [owner, times] : wanted) most = std::max(most, times);
       const auto rounds = comm::relay_hops(owners, slots, home);
       EXPECT_EQ(rounds.size(), static_cast<size_t>(std::ceil(std::log2(most + 1)))) << most;
-      std::map<std::pair<int, int64_t>, int32_t> has;  // of each member's slot what came
+      std::map<std::pair<int, int64_t>, int32_t> has;  // received row of each member's slot
       for (const auto& round : rounds) {
         std::set<std::tuple<int, int64_t, int64_t>> senders;
         std::map<std::pair<int, int64_t>, int32_t> came;

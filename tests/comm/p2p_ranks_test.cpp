@@ -28,7 +28,7 @@ const Mode kModes[] = {{P2pMode::batched, false},   {P2pMode::batched, true}, {P
                        {P2pMode::overlapped, true}, {P2pMode::plain, false},  {P2pMode::plain, true},
                        {P2pMode::ring, false},      {P2pMode::ring, true}};
 
-// In every mode and ring size, with sends that complete only when received.
+// Every mode and ring size, with sends that complete only on receipt.
 template <class Body>
 void for_all(std::initializer_list<int> sizes, const Body& body) {
   for (const int n : sizes) {
@@ -58,7 +58,8 @@ TEST(PipelineP2p, PassesActivationsDownAndGradientsUpTheStages) {
   });
 }
 
-// The steady state of 1F1B: what one stage sends down, its neighbour answers with a gradient in the same exchange.
+// The steady state of 1F1B: a stage sends an activation and receives a gradient from its neighbor in the same
+// exchange.
 TEST(PipelineP2p, ExchangesActivationsForGradientsBetweenNeighbours) {
   for_all({2, 4}, [](const PipelineP2p& p2p, const Group& pp) {
     const auto down = [&] {
@@ -102,7 +103,8 @@ TEST(PipelineP2p, PassesAroundTheRingForVirtualStages) {
 
 TEST(PipelineP2p, OnlyReceivesWhatIsWantedAndSendsWhatIsThere) {
   for_all({2, 4}, [](const PipelineP2p& p2p, const Group& pp) {
-    // Warm-up of virtual stages: the first rank takes nothing from the last, the last hands nothing on.
+    // Warm-up of virtual stages: the first rank receives nothing from the last one, and the last one sends nothing
+    // on.
     Received received = p2p.send_forward_recv_forward(pp.last() ? at::Tensor() : message(pp.index(), kActivation),
                                                       !pp.first(), kShape);
     received.handle.wait();
@@ -147,7 +149,7 @@ TEST(BatchP2p, NoOperationOfABatchWaitsForAnotherOne) {
               const Group& group = world.groups().tp;
               std::vector<P2pOp> ops;
               std::vector<at::Tensor> received;
-              for (int peer = 0; peer < 4; ++peer) {  // all sends first, although they complete only when received
+              for (int peer = 0; peer < 4; ++peer) {  // all sends first, although they complete only on receipt
                 if (peer != group.index()) ops.push_back({true, at::full({2}, group.index(), at::kLong), peer});
               }
               for (int peer = 0; peer < 4; ++peer) {
@@ -161,7 +163,7 @@ TEST(BatchP2p, NoOperationOfABatchWaitsForAnotherOne) {
             {.rendezvous = true});
 }
 
-// As over NCCL: the first call of a group is a meeting of all its ranks.
+// As with NCCL: the first call of a group synchronizes all its ranks.
 class MeetsFirst final : public test::ForwardingBackend {
  public:
   MeetsFirst(GroupBackend& inner, std::latch& all) : ForwardingBackend(inner), all_(all) {}

@@ -1,5 +1,5 @@
-// A group that a recorder hangs at (Group::recorded): what it is told of every call, and that all ranks can run their
-// recorded calls again on other inputs.
+// A group with a recorder (Group::recorded): the recorded operation of every call, and replay of the recorded calls
+// on all ranks with other inputs.
 #include "comm/collectives.h"
 #include "support/collective_checks.h"
 #include "support/run_ranks.h"
@@ -63,7 +63,7 @@ TEST(RecordingRanks, EveryCallIsToldAndCanBeRunAgain) {
     EXPECT_EQ(pointers(2, false), at_of(first.gathered));
     EXPECT_EQ(pointers(3, true), at_of(first.scattered_in));
     EXPECT_EQ(pointers(3, false), at_of(first.scattered));
-    EXPECT_EQ(pointers(4, false), at_of(first.scattered));  // what may be read behind the wait
+    EXPECT_EQ(pointers(4, false), at_of(first.scattered));  // readable after the wait
     EXPECT_EQ(pointers(6, true), at_of(first.sent));
     EXPECT_EQ(pointers(6, false), at_of(first.received));
     const std::vector<at::Tensor*> to = first.all(), from = other.all(), want = wanted.all();

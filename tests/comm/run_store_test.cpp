@@ -50,7 +50,7 @@ std::string message(char kind, const std::string& text) {
   return link.out;
 }
 
-// All that the server sends until it closes the connection; nullopt if it does not within `limit`.
+// All bytes that the server sends until it closes the connection; nullopt if it stays open for `limit`.
 std::optional<std::string> until_closed(int fd, std::chrono::milliseconds limit) {
   std::string text;
   const auto end = std::chrono::steady_clock::now() + limit;
@@ -74,7 +74,7 @@ TEST(RunStore, OperationsAreThoseOfC10d) {
   EXPECT_EQ(one->add("n", 5), 5);
   EXPECT_EQ(two->add("n", -7), -2);
   EXPECT_EQ(two->get("n"), bytes("-2"));
-  EXPECT_EQ(one->compareSet("c", bytes("old"), bytes("new")), bytes("old"));  // absent, and something is expected
+  EXPECT_EQ(one->compareSet("c", bytes("old"), bytes("new")), bytes("old"));  // absent, but a value is expected
   EXPECT_FALSE(one->check({"c"}));
   EXPECT_EQ(one->compareSet("c", {}, bytes("first")), bytes("first"));
   EXPECT_EQ(two->compareSet("c", {}, bytes("second")), bytes("first"));
@@ -147,7 +147,7 @@ TEST(RunStore, ValuesAreLimited) {
   const Server server(1000);
   const auto one = server.client(), two = server.client();
   one->set("a", Bytes(900));
-  one->set("a", Bytes(950));  // in its place
+  one->set("a", Bytes(950));  // replaces the value
   EXPECT_THROW(one->set("b", Bytes(100)), c10::DistError);
   EXPECT_THROW(one->check({"a"}), c10::DistError) << "the connection goes on";
   two->set("c", Bytes(40));

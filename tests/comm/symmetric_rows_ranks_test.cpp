@@ -1,5 +1,5 @@
-// exchange_rows on symmetric memory: the plan of what moves, and the whole exchange over a stand-in whose members
-// read each other's memory as NVSHMEM's do, without waiting for those who still read.
+// exchange_rows on symmetric memory: the plan of the row transfers, and the whole exchange over a fake. Its members
+// read each other's memory as in NVSHMEM, without waiting for slower readers.
 #include "comm/backends/symmetric_rows.h"
 
 #include <ATen/ATen.h>
@@ -16,7 +16,7 @@
 namespace metroplex::test::symmetric_rows_ranks_test {
 namespace {
 
-// Where the tensors of every member lie, for each exchange in turn.
+// Tensors of every member, for each exchange in turn.
 struct Board {
   struct Place {
     at::Tensor in, in_splits, out_splits;
@@ -59,7 +59,7 @@ class SymmetricBackend final : public ForwardingBackend {
     }
     comm::barrier(group_);
     const int n = group_.size(), me = group_.index();
-    // The last member reads late: the others are in the next exchange by then.
+    // The last member reads late, when the others are already in the next exchange.
     if (me == n - 1) std::this_thread::sleep_for(std::chrono::milliseconds(3));
     int64_t at = 0;
     for (int from = 0; from < n; ++from) {
@@ -95,7 +95,7 @@ TEST(SymmetricRows, MoveAsEveryBackendsExchangeDoes) {
   }
 }
 
-// Rows of one exchange right behind those of another; returns how many came wrong over all members.
+// Back-to-back exchanges; returns the number of wrong rows over all members.
 int64_t wrong_rows() {
   constexpr int kRanks = 3, kTimes = 12;
   Board board;
@@ -117,7 +117,7 @@ int64_t wrong_rows() {
 TEST(SymmetricRows, AreNotOverwrittenWhileAMemberStillReads) { EXPECT_EQ(wrong_rows(), 0); }
 
 TEST(SymmetricRows, OfThePlanAreThoseForWhichThereIsRoom) {
-  // Member 1 wants 3 and 4 rows, at most 3 of one member, and has room for 5. [there, asked, room]
+  // Member 1 should receive 3 and 4 rows, at most 3 per member, with capacity 5. [sent, requested, capacity]
   const at::Tensor told = at::tensor({0, 3, 0, 3, 9, 2, 4, 2, 5, 5}, at::kLong).view({2, 5});
   const comm::RowsPlan first = comm::plan_rows(told, 0, 3), second = comm::plan_rows(told, 1, 3);
   EXPECT_TRUE(at::equal(first.splits, at::tensor({0, 3}, at::kLong)));

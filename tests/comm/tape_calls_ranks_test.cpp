@@ -1,5 +1,5 @@
-// Communication on tapes, ranks as threads: buffers in flight, and the order of calls among the ranks. Each fault is
-// planted into what the ranks do, recorded at their groups, and found with operator and place.
+// Communication on tapes with thread ranks: buffers in flight, and the order of calls among the ranks. Each fault is
+// planted into the ranks' work, recorded at their groups, and reported with operator and location.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 
@@ -15,7 +15,7 @@ namespace {
 using cuda::Finding;
 using Kind = cuda::FindingKind;
 
-// What a rank has while it is recorded: its groups, and memory that stays.
+// A rank's state during recording: its groups, and persistent memory.
 struct Rank {
   cuda::TapeRecorder recorder;
   comm::World world;
@@ -23,7 +23,7 @@ struct Rank {
   at::Tensor gathered = at::zeros({8, 2}, at::kDouble);
   explicit Rank(const comm::World& plain) : world(plain.recorded(recorder)) {}
   const comm::Groups& groups() const { return world.groups(); }
-  // All have issued, so everything has been copied: what a test touches too early is no race between threads.
+  // All ranks have issued and all data are copied, so that an early access in a test is no race between threads.
   void meet() const { comm::barrier(groups().pp); }
   void set_place(const char* place) { recorder.set_place(place); }
   comm::Handle exchange() const {
@@ -34,7 +34,6 @@ struct Rank {
 
 using Work = std::function<void(Rank&)>;
 
-// Findings of check_tape, of every rank.
 std::vector<std::vector<Finding>> checked(const Layout& layout, const Work& work) {
   const int ranks = layout.tp * layout.pp * layout.dp;
   std::vector<std::vector<Finding>> found(static_cast<size_t>(ranks));
@@ -46,7 +45,6 @@ std::vector<std::vector<Finding>> checked(const Layout& layout, const Work& work
   return found;
 }
 
-// Findings of compare_calls.
 std::vector<Finding> compared(const Layout& layout, const Work& work) {
   const int ranks = layout.tp * layout.pp * layout.dp;
   std::vector<cuda::RankCalls> calls(static_cast<size_t>(ranks));
@@ -61,7 +59,7 @@ std::vector<Finding> compared(const Layout& layout, const Work& work) {
   return cuda::compare_calls(calls);
 }
 
-// Keeps what it is handed, as a backend does until its peers have copied.
+// Holds its arguments, as a backend does until its peers have copied.
 class KeepingBackend final : public comm::GroupBackend {
  public:
   std::vector<at::Tensor> kept;
@@ -85,7 +83,7 @@ class KeepingBackend final : public comm::GroupBackend {
   }
 };
 
-// A rank that fails between the two lets go of its tensors while peers still copy from them.
+// A rank that fails between the two frees its tensors while peers still copy from them.
 TEST(TapeFlights, ACallThatIsNeverWaitedForKeepsItsMemory) {
   cuda::TapeRecorder recorder;
   const auto pool = std::make_shared<cuda::TapePool>(1 << 20);
@@ -111,7 +109,7 @@ TEST(TapeFlights, ACallThatIsNeverWaitedForKeepsItsMemory) {
 TEST(TapeFlightsRanks, WhoWaitsBeforeHeTouchesHasNoFinding) {
   for (const auto& found : checked({.pp = 2}, [](Rank& rank) {
          comm::Handle exchange = rank.exchange();
-         rank.gathered.narrow(0, 0, 4).add_(rank.x);  // what is sent may be read
+         rank.gathered.narrow(0, 0, 4).add_(rank.x);  // sent data may be read
          exchange.wait();
          rank.x.mul_(2.0).add_(rank.received);
        }))
@@ -179,7 +177,7 @@ TEST(TapeFlightsRanks, ACallThatNobodyWaitsForIsNamed) {
     expect_finding(found, Kind::never_waited, "batch_p2p", "layer 1", "is not waited for before the tape ends");
 }
 
-// tp, dp and pp, in an order that all ranks keep.
+// tp, dp and pp, in an order that all ranks share.
 void clean(Rank& rank) {
   rank.set_place("layer 1");
   comm::all_reduce(rank.x, rank.groups().tp);
@@ -195,8 +193,8 @@ TEST(TapeCallsRanks, RanksThatAgreeHaveNoFinding) {
   EXPECT_EQ(cuda::report(compared({.tp = 2, .pp = 2, .dp = 2}, clean)), "");
 }
 
-// The calls of two ranks meet in the threads' backend too; so those that do not are two recordings, of which each
-// rank makes its own.
+// The threads backend also matches the calls of two ranks, so mismatched calls come from two recordings, one for each
+// rank.
 std::vector<Finding> compared_of(const Work& even, const Work& odd) {
   std::vector<cuda::RankCalls> calls(2);
   for (const Work* work : {&even, &odd}) {
@@ -246,7 +244,7 @@ TEST(TapeCallsRanks, ACallOfAnotherSizeTypeOrKindIsNamed) {
                  "[4] op 1");
 }
 
-// Messages of 0 to 1, or from there, by their sizes.
+// Messages of the given sizes from rank 0 to rank 1, or back.
 Work messages(const std::vector<int64_t>& sizes, int channel) {
   return [=](Rank& rank) {
     const int index = rank.groups().pp.index();

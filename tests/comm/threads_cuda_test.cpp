@@ -1,5 +1,5 @@
-// Ranks as threads that share a GPU: collectives of its tensors, behind work that is still under way, each rank on a
-// stream of its own or all on one; and messages.
+// Thread ranks that share a GPU: collectives of its tensors after pending work, with one stream per rank or a shared
+// one; and messages.
 #include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -20,7 +20,7 @@ void run_on_gpu(int ranks, const comm::RankBody& body) {
   comm::run_threads(ranks, grid_of(ranks, {.tp = ranks}), options, body);
 }
 
-// The values of a member, behind a few milliseconds of work on the current stream.
+// The values of a member, after a few milliseconds of work on the current stream.
 at::Tensor late_values(int member, at::IntArrayRef shape, at::ScalarType type) {
   at::Tensor busy = at::ones({2048, 2048}, at::TensorOptions().device(at::kCUDA));
   for (int i = 0; i < 8; ++i) busy = at::mm(busy, busy).mul_(1e-4);
@@ -76,7 +76,7 @@ TEST(ThreadsOnGpu, MessagesArriveAsTheyWereSent) {
       at::Tensor sent = late_values(ring.index() + round, shape, at::kFloat), got = at::empty_like(sent);
       comm::Handle handle = comm::batch_p2p({{true, sent, next, 0}, {false, got, prev, 0}}, ring);
       handle.wait();
-      sent.zero_();  // the message has left
+      sent.zero_();  // the message is sent
       EXPECT_TRUE(at::equal(got.cpu(), member_values(prev + round, shape, at::kFloat)));
     }
   });

@@ -1,4 +1,4 @@
-// The rank tree: who is joined to whom, what a group made of it does, and what 16,384 ranks open and send.
+// The rank tree: its edges, collectives of groups built on it, and the connections and messages of 16,384 ranks.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -122,10 +122,10 @@ TEST(Scale, TheGroupsOfTwoThousandRanksHaveNumbersThatTellThemApart) {
   EXPECT_EQ(groups.size(), 2722u);  // docs/topology.md
 }
 
-// What the control plane beside NCCL opens and sends on one rank: groups of host memory, and the watch.
+// Connections and messages of one rank in the control plane next to NCCL: groups of host memory, and the watch.
 struct Load {
   size_t connections = 0;
-  int64_t bytes_sent = 0;  // of one save: a manifest a rank to rank 0, and two answers to all
+  int64_t bytes_sent = 0;  // of one save: a manifest per rank to rank 0, and two answers to all
   int64_t bytes_received = 0;
 };
 
@@ -158,18 +158,18 @@ Load load_of(int rank, int size, int64_t manifest_bytes) {
   return load;
 }
 
-// docs/topology.md tells these figures.
+// These figures are in docs/topology.md.
 TEST(Scale, WhatSixteenThousandRanksOpenAndSendIsBounded) {
   constexpr int kRanks = 16384;
   constexpr int64_t kManifest = 4096;
   const Load first = load_of(0, kRanks, kManifest);
   EXPECT_EQ(first.connections, 93u);
-  EXPECT_EQ(first.bytes_received, (kRanks - 1) * kManifest);  // what rank 0 must have
+  EXPECT_EQ(first.bytes_received, (kRanks - 1) * kManifest);  // minimum for rank 0
   EXPECT_EQ(first.bytes_sent, 31 * 2 * 200);
   size_t most = 0;
   int64_t total_sent = 0;
   std::map<size_t, int> ranks_with;
-  for (int rank = 0; rank < kRanks; rank += rank % 8 == 1 ? 7 : 1) {  // ranks 2 to 7 of a node are as its rank 1
+  for (int rank = 0; rank < kRanks; rank += rank % 8 == 1 ? 7 : 1) {  // ranks 2 to 7 of a node equal its rank 1
     const Load load = load_of(rank, kRanks, kManifest);
     const int alike = rank % 8 == 1 ? 7 : 1;
     most = std::max(most, load.connections);
@@ -181,7 +181,7 @@ TEST(Scale, WhatSixteenThousandRanksOpenAndSendIsBounded) {
   EXPECT_EQ(most, 93u);
   EXPECT_EQ(ranks_with.at(15), kRanks / 8 * 7);               // its node's groups, and its parent
   EXPECT_EQ(ranks_with.at(36), kRanks / 64 * 7);              // the first ranks of seven nodes in eight
-  EXPECT_LT(total_sent, 5 * kRanks * (kManifest + 2 * 200));  // a text travels at most five times
+  EXPECT_LT(total_sent, 5 * kRanks * (kManifest + 2 * 200));  // a text is forwarded at most five times
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Virtual time, ranks as threads: the CPU clock is a number that each rank sets, so all times are exact. Latency,
-// bandwidth and sizes are powers of two or short sums of them, which doubles hold.
+// Virtual time with thread ranks: each rank sets its CPU clock, so all times are exact. Latency, bandwidth and sizes
+// are powers of two or short sums of them, which doubles represent exactly.
 #include "comm/backends/virtual_clock.h"
 
 #include <ATen/ATen.h>
@@ -22,12 +22,12 @@ using comm::World;
 
 constexpr comm::LinkCost kLink{.latency_s = 0.5, .bytes_per_s = 64};
 
-// CPU time by hand. Each rank touches its own.
+// Manual CPU time. Each rank changes only its own.
 struct Ranks {
   std::vector<double> cpu_s;
   std::shared_ptr<VirtualClock> clock;
   explicit Ranks(int n, const comm::LinkCost& link = kLink)
-      : cpu_s(static_cast<size_t>(n), 100.0),  // what a thread has used before does not count
+      : cpu_s(static_cast<size_t>(n), 100.0),  // earlier CPU time of a thread does not count
         clock(
             std::make_shared<VirtualClock>(n, link, [this](int rank) { return cpu_s[static_cast<size_t>(rank)]; })) {}
   void work(const World& world, double seconds) { cpu_s[static_cast<size_t>(world.rank())] += seconds; }
@@ -39,7 +39,7 @@ struct Ranks {
 
 at::Tensor doubles(int64_t n) { return at::ones({n}, at::kDouble); }
 
-// Virtual time of each rank behind `operation` on tp, before which rank r has worked r seconds.
+// Virtual time of each rank after `operation` on tp; rank r works r seconds before it.
 std::vector<double> ends(int n, const std::function<void(const Group&)>& operation) {
   Ranks ranks(n);
   std::vector<double> times(static_cast<size_t>(n));
@@ -63,7 +63,7 @@ TEST(VirtualClock, ACollectiveEndsForAllMembersWhenTheLastHasComeAndTheLinkHasCa
   EXPECT_EQ(ends(4, [](const Group& tp) { comm::barrier(tp); }), all_at(3 + 0.5, 4));
 }
 
-// Rows of 8 bytes that member i has for member j.
+// Rows of 8 bytes from member i to member j.
 const std::vector<std::vector<int64_t>> kRows{{9, 1, 1}, {8, 0, 1}, {16, 2, 3}};
 
 TEST(VirtualClock, AnAllToAllEndsWhenItsMostLoadedMemberHasSentAndReceived) {
@@ -91,13 +91,13 @@ TEST(VirtualClock, ExchangedRowsCostWhatTheirCountsSayUpToTheCapacity) {
     });
   };
   EXPECT_EQ(exchange(32, 0), all_at(2 + 0.5 + 3, 3));
-  EXPECT_EQ(exchange(12, 0), all_at(2 + 0.5 + 2.5, 3));  // of the 16 rows 12 go: 8 + 12 reach member 0
-  // Rows that are counted but not there are the last ones, those for member 0 the first.
+  EXPECT_EQ(exchange(12, 0), all_at(2 + 0.5 + 2.5, 3));  // 12 of the 16 rows are sent: 8 + 12 reach member 0
+  // Counted rows that do not exist are the last ones; the rows for member 0 are the first.
   EXPECT_EQ(exchange(32, 1), all_at(2 + 0.5 + 3, 3));
   EXPECT_EQ(exchange(32, 9), all_at(2 + 0.5 + 1.5, 3));  // 12 of member 2's 21 rows and none of member 1's 9
 }
 
-// One row of 64 bytes at member 0, which all others want: 0 -> 1, then 0 -> 2 and 1 -> 3.
+// One row of 64 bytes at member 0, which all others fetch: 0 -> 1, then 0 -> 2 and 1 -> 3.
 const at::Tensor kOfOne = at::tensor({-1, 0, 0, 0}, at::kInt);
 at::Tensor one_row() { return at::ones({1, 8}, at::kDouble); }
 
@@ -106,13 +106,14 @@ TEST(VirtualClock, RowsAreRelayedWithoutTheirMembersWaitingForAnybodyElse) {
     const at::Tensor slot = one_row(), row = one_row();
     comm::fetch_rows_async(slot, row, kOfOne, tp).wait();
   };
-  // 1 comes at 1; its row is there at 2.5, and the sender is free at 2; 2 comes at 2; 3 at 3, and gets it from 1.
+  // 1 arrives at 1; its row is there at 2.5, and the sender is free at 2; 2 arrives at 2; 3 arrives at 3 and gets the
+  // row from 1.
   EXPECT_EQ(ends(4, fetch), (std::vector<double>{0, 2.5, 3.5, 4.5}));
   const auto give_back = [](const Group& tp) {
     const at::Tensor sum = one_row(), row = one_row();
     comm::return_rows_async(sum, row, kOfOne, tp).wait();
   };
-  EXPECT_EQ(ends(4, give_back), (std::vector<double>{4.5, 1, 2, 3}));  // one after the other, as they come
+  EXPECT_EQ(ends(4, give_back), (std::vector<double>{4.5, 1, 2, 3}));  // one after the other, in order of arrival
 }
 
 TEST(VirtualClock, ARowIsPassedOnWhileItsMemberWorks) {
@@ -166,12 +167,12 @@ TEST(VirtualClock, TheReportSaysHowLongEachRankComputedAndWaitedAndForWhat) {
   Ranks ranks(4);
   ranks.run({.tp = 2, .dp = 2}, [&](const World& world) {
     ranks.work(world, world.rank());
-    comm::all_reduce(doubles(16), world.groups().tp);  // of two: 128 bytes in all, 2.5 s
+    comm::all_reduce(doubles(16), world.groups().tp);  // two ranks: 128 bytes in all, 2.5 s
     ranks.work(world, 1);
     comm::barrier(world.groups().dp);
   });
   const std::vector<comm::RankTime> report = ranks.clock->report();
-  const std::vector<double> waits_in_dp{2.5, 2.5, 0.5, 0.5};  // ranks 0 and 1 come at 4.5, 2 and 3 at 6.5
+  const std::vector<double> waits_in_dp{2.5, 2.5, 0.5, 0.5};  // ranks 0 and 1 arrive at 4.5, 2 and 3 at 6.5
   for (size_t rank = 0; rank < 4; ++rank) {
     SCOPED_TRACE(rank);
     const comm::RankTime& time = report[rank];
@@ -202,7 +203,7 @@ TEST(VirtualClock, WhatPassesBetweenTwoMomentsIsTheirDifference) {
     EXPECT_EQ(between.compute_s, 4 * world.rank());
     EXPECT_EQ(between.waits.at({"tp", comm::Purpose::layers}).waits, 1);
     EXPECT_EQ(between.waits.at({"tp", comm::Purpose::layers}).seconds, world.rank() == 0 ? 4.5 : 0.5);
-    EXPECT_EQ(between.waits.at({"tp-pp", comm::Purpose::gradients}).seconds, 1.5);  // who made it
+    EXPECT_EQ(between.waits.at({"tp-pp", comm::Purpose::gradients}).seconds, 1.5);
     EXPECT_EQ(between.total_s(), 6);
   });
 }
@@ -215,7 +216,7 @@ TEST(VirtualClock, ComputationHidesAnOperationUnderWay) {
     ranks.work(world, world.rank() == 0 ? 1.5 : 4);
     handle.wait();
     EXPECT_EQ(ranks.now(world), world.rank() == 0 ? 2.5 : 4);
-    handle.wait();  // nothing more
+    handle.wait();  // no more time
     EXPECT_EQ(ranks.now(world), world.rank() == 0 ? 2.5 : 4);
   });
   const auto report = ranks.clock->report();
@@ -240,7 +241,7 @@ TEST(VirtualClock, OperationsOfOneCommunicatorFollowEachOtherAndOfTwoDoNot) {
   }
 }
 
-// A group whose ranks come from another group's late end is late itself: 0 and 1 meet, then 1 and 3.
+// A group that starts late because of another group ends late: 0 and 1 first, then 1 and 3.
 TEST(VirtualClock, LatenessPassesFromGroupToGroup) {
   Ranks ranks(4);
   ranks.run({.tp = 2, .dp = 2}, [&](const World& world) {
@@ -339,7 +340,7 @@ TEST(VirtualClock, GroupsThatShareACommunicatorShareItsLinkAndItsName) {
   EXPECT_EQ(ranks.clock->report()[0].waits.at({"dp", comm::Purpose::gradients}).waits, 2);
 }
 
-// Burns CPU time of the calling rank in every call and wait, as threads do that spin and copy for others.
+// Uses CPU time of the calling rank in every call and wait, as threads do that spin and copy for others.
 class BurningBackend final : public ForwardingBackend {
  public:
   BurningBackend(comm::GroupBackend& inner, double& cpu_s) : ForwardingBackend(inner), cpu_s_(cpu_s) {}
@@ -367,7 +368,7 @@ class BurningBackend final : public ForwardingBackend {
 
 TEST(VirtualClock, CpuTimeInsideABackendDoesNotCount) {
   Ranks ranks(2);
-  run_ranks(2, [&](const World& world) {  // a clock beside run_threads, around a backend of this test
+  run_ranks(2, [&](const World& world) {  // a clock without run_threads, around a backend of this test
     const Group& tp = world.groups().tp;
     const comm::GroupSpec spec{"tp", tp.purpose(), tp.ranks()};
     auto burning = std::make_shared<BurningBackend>(tp.backend(), ranks.cpu_s[static_cast<size_t>(world.rank())]);
@@ -404,8 +405,9 @@ TEST(VirtualClock, TheOrderInWhichThreadsRunDoesNotMatter) {
         if (!pp.last()) comm::batch_p2p({{true, x, pp.index() + 1, 0}}, pp).wait();
       }
     });
-    // A stage takes 2 s and 1.5 for the sum, a message 1.5 from when it was sent and expected. Messages leave the
-    // first stage at 3.5, 7 and 10.5; the second has its first at 5, and is done with it when it expects the next.
+    // A stage takes 2 s and 1.5 for the sum; a message takes 1.5 from when it was sent and expected. Messages leave
+    // the first stage at 3.5, 7 and 10.5. The second stage has its first message at 5, and finishes it when it
+    // expects the next one.
     const std::vector<double> done{10.5, 10.5, 5 + 3.5 + 2 * 5, 5 + 3.5 + 2 * 5, 10 + 3.5 + 2 * 5, 10 + 3.5 + 2 * 5};
     const auto report = ranks.clock->report();
     for (size_t rank = 0; rank < 6; ++rank)
@@ -424,10 +426,10 @@ TEST(VirtualClock, CpuTimeIsThatOfTheCallingThread) {
   const double mine = clock.now(0);
   EXPECT_GE(mine, 0.001);
   std::thread(burn, 0.05).join();
-  EXPECT_LT(clock.now(0) - mine, 0.05);  // what it takes to start a thread and sleep
+  EXPECT_LT(clock.now(0) - mine, 0.05);  // time to start a thread and sleep
 }
 
-// libtorch does so for tensors on the CPU, whatever prepare_rank_thread sets; else its CPU time would be missing.
+// libtorch does this for CPU tensors regardless of prepare_rank_thread; otherwise the CPU time would be missing.
 TEST(VirtualClock, BackwardRunsInTheThreadOfItsRank) {
   run_ranks(2, [](const World&) {
     const at::Tensor x = doubles(4).requires_grad_();

@@ -1,4 +1,4 @@
-// Ranks that an outer launcher started, which tells them nothing of each other's end.
+// Ranks of an external launcher, which does not report the end of one rank to the others.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -28,7 +28,7 @@ using test::Ended;
 using test::expect_contains;
 using test::Notes;
 
-// As apps/ does it: says what it heard of and ends with code 4.
+// As in apps/: prints the received cause and exits with code 4.
 test::ProcessesOptions told_and_ended(const Notes& notes) {
   test::ProcessesOptions options;
   options.process.on_stuck = [&notes](const std::exception_ptr& failure) {
@@ -40,7 +40,7 @@ test::ProcessesOptions told_and_ended(const Notes& notes) {
 
 using Launcher = test::Variables (*)(int rank, int num_ranks, int port);
 
-// One of ten ranks, so that the tree has two levels, is killed while the others sit where no socket wakes them.
+// Kills one of ten ranks (a tree of two levels) while the others block without socket activity.
 void expect_death_is_noticed(const std::string& name, int victim, Launcher launcher) {
   constexpr int kRanks = 10;
   const Notes notes(name);
@@ -153,7 +153,7 @@ TEST(Watch, TheEnvironmentChoosesTheInterfaceAndAnUnknownOneIsNamedBesideThoseTh
   }
 }
 
-// What stands beside NCCL: no mesh of the world, groups connect when they are used, the large ones as trees.
+// The control plane next to NCCL: no mesh of the world; groups connect at first use, the large ones as trees.
 class HostOnly final : public NcclContext {
  public:
   explicit HostOnly(GlooContext& control) : control_(control) {}
@@ -188,7 +188,6 @@ TEST(HostGroups, DoWithoutAMeshOfTheWorldWhatIsAskedOfThem) {
   if (result) { EXPECT_EQ(result->rank, -1) << result->message; }
 }
 
-// Ports of this process at which a connection is accepted.
 std::string open_ports() {
   std::string open;
   for (const auto& [inode, fd] : listening_sockets()) {
@@ -225,7 +224,7 @@ TEST(Ports, AcceptNothingNextToNcclAfterTheFirstCollective) {
   if (result) { EXPECT_EQ(result->rank, -1) << result->message; }
 }
 
-// Three ranks, each with variables of its own; what each says, and ends with 3.
+// Three ranks, each with its own variables; returns their messages. Each exits with 3.
 std::vector<std::string> said_by_three(const Notes& notes, const std::function<test::Variables(int rank)>& own) {
   const int port = test::free_port();
   const std::vector<Ended> ended = test::run_by_hand(3, [&](int rank) {
@@ -307,7 +306,7 @@ TEST(Meeting, RanksThatTakeOtherBackendsDoNotWaitForEachOther) {
   for (const std::string& text : said) expect_contains(text, "this rank takes the backend ");
 }
 
-// Rank 0 is stopped after it has opened its port, or the port is another program's.
+// Rank 0 stops after it has opened its port, or the port belongs to another program.
 TEST(Meeting, AStoreThatDoesNotAnswerIsNamed) {
   const Notes notes("meeting_silent");
   if (launch_from_environment()) return say_why_it_ended(notes, {});

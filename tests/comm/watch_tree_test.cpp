@@ -1,4 +1,4 @@
-// The watch over the other ranks, its trees in one process around a store that is a map.
+// The watch over the other ranks: its trees in one process, with a map as store.
 #include "comm/backends/watch_tree.h"
 
 #include <gtest/gtest.h>
@@ -52,7 +52,7 @@ class WatchWorld {
     };
     return std::make_unique<WatchTree>(std::move(options));
   }
-  // Waits up to ten seconds for a failure to reach `rank` and returns the causes that have reached it.
+  // Waits up to ten seconds for a failure to reach `rank` and returns the received causes.
   std::vector<std::string> heard(int rank) {
     for (int i = 0; i < 1000; ++i) {
       {
@@ -100,7 +100,7 @@ void say(int fd, const std::string& bytes) {
   [[maybe_unused]] const ssize_t sent = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
 }
 
-// Whether the other side has closed, waiting a second for it.
+// True if the other side closes within a second.
 bool turned_away(int fd) {
   for (int i = 0; i < 100; ++i) {
     char byte = 0;
@@ -140,7 +140,7 @@ std::string hello(const std::string& secret, const std::string& parent_nonce, co
   return message('h', claimed + " " + prove(secret, "child " + parent_nonce + " " + claimed));
 }
 
-// A connection that rank `rank` of three makes to rank 0 by hand, as a process of the run would.
+// A manual connection of rank `rank` of three to rank 0, as a process of the run makes it.
 int join_by_hand(WatchWorld& world, int rank) {
   const int fd = stranger_at(world.port_of(0));
   const auto nonce = receive(fd);
@@ -151,7 +151,7 @@ int join_by_hand(WatchWorld& world, int rank) {
   return fd;
 }
 
-// Two ranks join the first, all leave, and nobody has failed.
+// Two ranks join the first, all leave, and none fails.
 void expect_a_whole_run(WatchWorld& world, WatchTree& first) {
   const auto one = world.join(1), two = world.join(2);
   std::thread a([&] { one->leave(); }), b([&] { two->leave(); });
@@ -294,11 +294,11 @@ TEST(WatchTree, OfTwoFailuresEveryRankHearsTheFirstOnce) {
   for (int rank = 0; rank < 9; ++rank) EXPECT_EQ(world.heard(rank), Causes{"rank 9 failed"}) << rank;
   trees[3]->tell("rank 3 failed too");
   trees[9].reset();
-  trees[1].reset();  // one that dies of it
+  trees[1].reset();  // the process dies
   std::this_thread::sleep_for(200ms);
   for (int rank = 0; rank < 9; ++rank) EXPECT_EQ(world.heard_so_far(rank), Causes{"rank 9 failed"}) << rank;
   EXPECT_EQ(world.heard_so_far(9), Causes{});
-  trees[0]->leave();  // does not wait for anybody
+  trees[0]->leave();  // waits for no rank
 }
 
 TEST(WatchTree, ASecondCauseFromBelowGoesNoFurther) {
@@ -307,7 +307,7 @@ TEST(WatchTree, ASecondCauseFromBelowGoesNoFurther) {
   const int two = join_by_hand(world, 2);
   say(two, message('c', "the first") + message('c', "the second"));
   EXPECT_EQ(world.heard(1), Causes{"the first"});
-  std::this_thread::sleep_for(100ms);  // in which the second would be heard too
+  std::this_thread::sleep_for(100ms);  // time for the second one to arrive
   EXPECT_EQ(world.heard_so_far(0), Causes{"the first"});
   EXPECT_EQ(world.heard_so_far(1), Causes{"the first"});
   ::close(two);

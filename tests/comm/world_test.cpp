@@ -14,7 +14,6 @@
 namespace metroplex::comm::world_test {
 namespace {
 
-// The names of the communicators that rank 0 makes.
 std::vector<std::string> made_on(int num_ranks, const test::Layout& layout, Groups& groups) {
   std::vector<std::string> names;
   const GroupFactory factory = shared([&](const GroupSpec& spec) {

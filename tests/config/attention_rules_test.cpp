@@ -1,5 +1,5 @@
-// What attention and the parts of a layer can be together: what is refused and with which words, which layers a
-// window is in, and what the sizes of latent attention come to.
+// Combinations of attention and layer options: rejected ones with their messages, the layers with a window, and the
+// sizes of latent attention.
 #include <gtest/gtest.h>
 
 #include "config/experts.h"
@@ -10,7 +10,7 @@ namespace metroplex::config::attention_rules_test {
 
 using Overrides = std::vector<std::string>;
 
-// Of latent attention, with more.
+// Latent attention with further overrides.
 static Overrides latent(const Overrides& more) {
   Overrides all{"model.multi_latent_attention=true", "model.position_embedding_type=rope"};
   all.insert(all.end(), more.begin(), more.end());
@@ -37,7 +37,7 @@ TEST(AttentionRules, RefuseWhatDoesNotGoTogether) {
       {{"model.q_lora_rank=8"}, "model.q_lora_rank", "has no effect without model.multi_latent_attention"},
       {{"model.v_head_dim=8"}, "model.v_head_dim", "has no effect without model.multi_latent_attention"},
       {{"model.multi_latent_attention=true"}, "model.position_embedding_type", "must be rope"},
-      {latent({"model.num_query_groups=2"}), "model.num_query_groups", "every head has keys of its own"},
+      {latent({"model.num_query_groups=2"}), "model.num_query_groups", "every head has its own keys"},
       {latent({"model.kv_channels=16"}), "model.kv_channels", "model.qk_head_dim + model.qk_pos_emb_head_dim"},
       {latent({"model.qk_pos_emb_head_dim=5"}), "model.qk_pos_emb_head_dim", "must be even"},
       {latent({"model.rotary_percent=0.5"}), "model.rotary_percent", "must be 1"},

@@ -1,4 +1,4 @@
-// Which attention a GPU computes with, for every head size, type, mask and architecture, and what a run is told.
+// The attention operator on a GPU for every head size, type, mask and architecture, and the warnings of a run.
 #include "config/attention.h"
 
 #include <map>
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kGpus[] = {80, 86, 89, 90, 100, 103, 120, 121};
 
-// What the operators take, in the words of their sources.
+// Limits of the operators, as in their sources.
 bool flash_takes(int64_t d, int64_t dv, int gpu) {
   const bool no_backward = d > 192 && d <= 224 && (gpu == 86 || gpu == 89 || gpu >= 120);
   return d == dv && d % 8 == 0 && d <= 256 && !no_backward;
@@ -40,7 +40,7 @@ TEST(Attention, IsLibtorchsForWhatItsOperatorsTake) {
               ASSERT_EQ(by, wanted) << d << " and " << dv << " on sm_" << gpu << (window ? " window" : "")
                                     << (documents ? " documents" : "");
               ++chosen[by];
-              // Where the order of sums is fixed, or the GPU is not known, all but cuDNN's.
+              // With a fixed order of sums, or on an unknown GPU, all but cuDNN's.
               AttentionCase c{dtype, d, dv, true, true, window, false, documents, gpu};
               c.deterministic = true;
               if (cudnn) wanted = without;
@@ -56,7 +56,7 @@ TEST(Attention, IsLibtorchsForWhatItsOperatorsTake) {
   EXPECT_EQ(chosen.size(), 4u);
 }
 
-// Of equal head sizes cuDNN's is taken for the lengths of training alone; of two, for all but a single key.
+// For equal head sizes cuDNN's is chosen only for training lengths; for two head sizes, for all but a single key.
 TEST(Attention, OfCudnnIsForLengthsInBlocksWhereFlashAttentionTakesTheOthers) {
   const auto by = [](int64_t d, int64_t queries, int64_t keys) {
     AttentionCase c{ParamsDtype::bf16, d, 128};
@@ -99,10 +99,10 @@ TEST(Attention, IsOursWhereOneOfThemTakesNoneOfIt) {
   EXPECT_TRUE(has(why([](C& c) { c.v_head_dim = 64, c.documents = true, c.capability = 90; }), "documents"));
   EXPECT_TRUE(has(why([](C& c) { c.head_dim = c.v_head_dim = 208, c.capability = 89; }), "backward"));
   EXPECT_TRUE(has(why([](C& c) { c.head_dim = c.v_head_dim = 264; }), "above 256"));
-  EXPECT_TRUE(has(why([](C& c) { c.v_head_dim = 12; }), "8 does not divide"));
+  EXPECT_TRUE(has(why([](C& c) { c.v_head_dim = 12; }), "not a multiple of 8"));
 }
 
-// Of a whole run: what is set aside for documents, or nothing where they are left to other kernels.
+// The reservation for documents in a whole run, or none if other kernels process them.
 TEST(Attention, RoomForDocumentsIsKnownBeforeTheRun) {
   const auto bound = [](std::vector<std::string> overrides) {
     overrides.insert(overrides.end(), {"precision.params_dtype=bf16", "model.kv_channels=64"});

@@ -1,4 +1,4 @@
-// Keys of graph capture: their sets, their rules, and the names they had before.
+// Keys of graph capture: their sets, their rules, and their older names.
 #include "config/cuda_graph.h"
 
 #include "config/support.h"
@@ -68,7 +68,7 @@ TEST(CudaGraphs, WhatAReplayCanDoIsAccepted) {
     expect_accepted(experts(impl, buffers));
     expect_accepted(experts(impl, {buffers[0], buffers[1], "train.cuda_graph_modules=attn,moe"}));
   }
-  // Megatron has the NaN test of the loss on the host.
+  // Megatron tests the loss for NaN on the host.
   expect_accepted({kIteration, "train.check_for_nan_in_loss=true", "train.cuda_graph_warmup_steps=0"});
   expect_accepted({kIteration, "memory.recompute_granularity=full", "memory.recompute_method=uniform",
                    "memory.recompute_num_layers=1", "model.hidden_dropout=0.1"});
@@ -92,17 +92,17 @@ TEST(CudaGraphs, WhatItCannotDoIsRefusedWithTheRule) {
       {{"train.cuda_graph_impl=partial"}, impl, "one of none, local"},
       {{"train.cuda_graph_warmup_steps=-1"}, "train.cuda_graph_warmup_steps", "at least 0"},
       {{te_scope + "attn"}, scope, "are for capture"},
-      {{kTe, te_scope + "attention"}, scope, "knows attn, mlp"},
-      {{te_scope + "full"}, scope, "knows attn, mlp"},
+      {{kTe, te_scope + "attention"}, scope, "must be attn, mlp"},
+      {{te_scope + "full"}, scope, "must be attn, mlp"},
       {{kIteration, te_scope + "attn"}, scope, "must be empty"},
-      {{kTe, te_scope + "mamba"}, scope, "no layer here has"},
+      {{kTe, te_scope + "mamba"}, scope, "does not exist in this model"},
       {{kTe, te_scope + "moe"}, scope, "the model has none"},
       {{kTe, te_scope + "moe_router"}, scope, "the model has none"},
       {{kLocal, te_scope + "moe_preprocess"}, scope, "the model has none"},
       {experts(kTe, {te_scope + "moe,moe_router"}), scope, "excludes moe_router"},
       {experts(kLocal, {te_scope + "moe,moe_preprocess"}), scope, "excludes moe_preprocess"},
       {experts(kTe, {te_scope + "moe_preprocess"}), scope, "needs moe_router"},
-      {experts(kTe, {te_scope + "mlp"}), scope, "of dense layers"},
+      {experts(kTe, {te_scope + "mlp"}), scope, "for dense layers"},
       {experts(kTe, {te_scope + "attn,moe"}), scope,
        "must read nothing: with model.moe_token_dispatcher_type = alltoall it reads how many rows"},
       {experts(kLocal,
@@ -118,7 +118,7 @@ TEST(CudaGraphs, WhatItCannotDoIsRefusedWithTheRule) {
        "grouped_gemm = false it reads"},
       {{kTe, "memory.recompute_granularity=full", "memory.recompute_method=uniform", "memory.recompute_num_layers=1"},
        impl,
-       "runs whole layers again"},
+       "recomputes whole layers"},
       {experts(kTe, {te_scope + "attn,moe_router", kRecomputesMoe[0], kRecomputesMoe[1]}), scope,
        "cannot be captured with memory.recompute_modules = moe"},
       {experts(kLocal, {te_scope + "moe_preprocess", kRecomputesMoe[0], kRecomputesMoe[1]}), scope,
@@ -129,17 +129,19 @@ TEST(CudaGraphs, WhatItCannotDoIsRefusedWithTheRule) {
       {experts(kLocal, {kRecomputesMoe[0], kRecomputesMoe[1], "model.moe_token_dispatcher_type=allgather"}), impl,
        "memory.recompute_modules = moe runs the experts of a layer again"},
       {{kIteration, "run.device=cuda", "run.backend=threads"}, impl, "ranks share a GPU"},
-      {{kLocal, "run.device=cuda", "run.backend=threads"}, impl, "no capture may do"},
-      {{kLocal, "memory.offload_activations=file"}, "memory.offload_activations", "finds where it was"},
-      {{kTe, "memory.offload_activations=host", "run.device=cuda"}, "memory.offload_activations", "where it was"},
+      {{kLocal, "run.device=cuda", "run.backend=threads"}, impl, "a capture cannot do"},
+      {{kLocal, "memory.offload_activations=file"}, "memory.offload_activations", "reads at fixed addresses"},
+      {{kTe, "memory.offload_activations=host", "run.device=cuda"},
+       "memory.offload_activations",
+       "at fixed addresses"},
       {{kIteration, "memory.offload_activations=file"}, "memory.offload_activations", "on the host"},
       {{kIteration, "optim.optimizer_cpu_offload=true"}, "optim.optimizer_cpu_offload", "on the host"},
       {{kTe, "parallel.data_parallel_sharding_strategy=optim_grads"},
        "parallel.data_parallel_sharding_strategy",
-       "gradients come and go"},
+       "reallocates gradients between"},
       {{kLocal, "parallel.data_parallel_sharding_strategy=optim_grads_params"},
        "parallel.data_parallel_sharding_strategy",
-       "parameters come and go"},
+       "reallocates parameters between"},
   };
   for (const Wrong& wrong : cases) expect_refused(wrong);
 }
@@ -197,7 +199,7 @@ TEST(CudaGraphs, KeysOfBeforeThatContradictOrSayNothingAreRefusedWhereTheyStand)
        "line 3: key 'train.cuda_graph_impl' is written"},
       {"train:\n  cuda_graph_scope: [attn]\n  cuda_graph_modules: [mlp]\n", "line 3: key 'train.cuda_graph_modules'"},
       {"train:\n  enable_cuda_graph: maybe\n", "line 2: train.enable_cuda_graph: expected true or false"},
-      {"train:\n  cuda_graph_scope: [full, attn]\n", "full: stands alone"},
+      {"train:\n  cuda_graph_scope: [full, attn]\n", "full: cannot be combined with others"},
       {"cuda_graph_impl: transformer_engine\n", "line 1: 'cuda_graph_impl' is a key of section train"},
       {"cuda_graph_scope:\n  - attn\n", "line 1: 'cuda_graph_scope' is a key of section train"},
       {"model:\n  cuda_graph_scope: attn\n", "unknown key 'model.cuda_graph_scope'"},

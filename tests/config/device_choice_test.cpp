@@ -1,4 +1,4 @@
-// Where ranks compute and how they talk, for every combination of run.device, run.backend and machine.
+// The device and backend of ranks for every combination of run.device, run.backend and machine.
 #include "config/device_choice.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ Run run_with(const std::string& device, const std::string& backend) {
   return run;
 }
 
-// Ranks of our own program, or one rank of a launcher.
+// Ranks of our own launcher, or one rank of an external launcher.
 Machine own(int64_t gpus, int64_t ranks) {
   Machine machine;
   machine.num_gpus = gpus;

@@ -1,4 +1,4 @@
-// The keys about experts: which layers have them, what their numbers come to, and which combinations are refused.
+// The keys of experts: layers with experts, derived sizes, and rejected combinations.
 #include "config/experts.h"
 
 #include <random>
@@ -39,12 +39,12 @@ TEST(ExpertLayers, SayWhatIsWrongWithAPattern) {
   EXPECT_EQ(pattern("[1,2]", 2), "its entry 2 is neither 0 nor 1");
   EXPECT_EQ(pattern("[1,0", 2), "a [ is never closed");
   EXPECT_EQ(pattern("([1]", 1), "a ( is never closed");
-  EXPECT_EQ(pattern("[1]]", 1), "']' is left behind it");
+  EXPECT_EQ(pattern("[1]]", 1), "']' follows the pattern");
   EXPECT_EQ(pattern("[1]+1", 2), "a list and a number cannot be added");
   EXPECT_EQ(pattern("[1]*[1]", 1), "two lists cannot be multiplied");
-  EXPECT_EQ(pattern("[[1]]", 1), "a list stands in a list");
+  EXPECT_EQ(pattern("[[1]]", 1), "a list contains a list");
   EXPECT_EQ(pattern("[1]*", 1), "a number or a list is missing at its end");
-  EXPECT_EQ(pattern("[1]*-1", 1), "a number or a list is expected where it says '-1'");
+  EXPECT_EQ(pattern("[1]*-1", 1), "a number or a list is expected at '-1'");
   EXPECT_EQ(pattern("[1,1]*131072", 1), "it has more than 131072 entries");
   EXPECT_EQ(pattern("[1]*131072*131072*131072*131072", 1), "it has more than 131072 entries");
   EXPECT_EQ(pattern("[1]*99999999999999999999", 1), "it has a number above 131072");
@@ -93,11 +93,11 @@ TEST(AuxLosses, AreThoseWithACoefficient) {
   EXPECT_EQ(losses[1].type, AuxLossType::global_aux_loss);
   EXPECT_EQ(losses[1].coeff, 2);
   for (const auto& [text, words] : {std::pair{"1,2", "2 numbers for the 3 words"},
-                                    {"1,x,2", "'x' is no number"},
-                                    {"1,,2", "'' is no number"},
-                                    {"1,-1,2", "'-1' is no number"},
-                                    {"1,inf,2", "'inf' is no number"},
-                                    {"1,nan,2", "'nan' is no number"}}) {
+                                    {"1,x,2", "'x' is not a number"},
+                                    {"1,,2", "'' is not a number"},
+                                    {"1,-1,2", "'-1' is not a number"},
+                                    {"1,inf,2", "'inf' is not a number"},
+                                    {"1,nan,2", "'nan' is not a number"}}) {
     model.moe_aux_loss_coeff = text;
     const std::string error = error_of([&] { aux_losses(model); });
     EXPECT_NE(error.find(words), std::string::npos) << error;
@@ -113,7 +113,7 @@ TEST(ExpertCapacity, RoundsUpAsMegatronDoes) {
   EXPECT_EQ(expert_capacity(model, 64), 16);
   EXPECT_EQ(expert_capacity(model, 65), 17);
   model.moe_expert_capacity_factor = 8;
-  EXPECT_EQ(expert_capacity(model, 65), 65);  // 130 would be more than there are tokens
+  EXPECT_EQ(expert_capacity(model, 65), 65);  // 130 would exceed the number of tokens
   for (const double beyond_integers : {1e18, 1e30, 1.7e308}) {
     model.moe_expert_capacity_factor = beyond_integers;
     EXPECT_EQ(expert_capacity(model, 65), 65) << beyond_integers;
@@ -132,7 +132,7 @@ TEST(StaticBufferSizes, AreMultiplesOfTheEvenLoadUpToAllThatCanCome) {
   model.moe_expert_rank_capacity_factor = 1;
   EXPECT_EQ(rank_capacity(model, 10, 1, 4), 30);    // 4 ranks of 10 tokens, 3 rows each, over 4
   EXPECT_EQ(rank_capacity(model, 10, 2, 4), 60);    // each row to both ranks of etp
-  EXPECT_EQ(rank_pair_capacity(model, 10, 4), 20);  // a token goes to both experts of a rank at most
+  EXPECT_EQ(rank_pair_capacity(model, 10, 4), 20);  // a token goes to at most both experts of a rank
   model.moe_expert_rank_capacity_factor = 1.01;
   EXPECT_EQ(rank_capacity(model, 10, 1, 4), 31);
   model.moe_rank_pair_capacity_factor = 1.01;
@@ -218,18 +218,18 @@ const std::vector<Wrong>& wrong_routers() {
       {{"model.moe_router_num_groups=2", "model.moe_router_group_topk=1",
         "model.moe_router_load_balancing_type=sinkhorn"},
        "model.moe_router_num_groups",
-       "knows no groups"},
+       "has no groups"},
       {{"model.moe_router_load_balancing_type=aux_los"}, "model.moe_router_load_balancing_type", "must be aux_loss"},
       {{"model.moe_router_load_balancing_type=aux_loss,aux_loss", "model.moe_aux_loss_coeff=1,1"},
        "model.moe_router_load_balancing_type",
        "twice"},
       {{"model.moe_router_load_balancing_type=aux_loss,none", "model.moe_aux_loss_coeff=1,1"},
        "model.moe_router_load_balancing_type",
-       "none stands alone"},
+       "none cannot be combined with others"},
       {{"model.moe_router_load_balancing_type=aux_loss,seq_aux_loss"},
        "model.moe_aux_loss_coeff",
        "each of the 2 words"},
-      {{"model.moe_aux_loss_coeff=-1"}, "model.moe_aux_loss_coeff", "'-1' is no number"},
+      {{"model.moe_aux_loss_coeff=-1"}, "model.moe_aux_loss_coeff", "'-1' is not a number"},
       {{"model.moe_aux_loss_coeff=0.1", "model.moe_router_load_balancing_type=sinkhorn"},
        "model.moe_aux_loss_coeff",
        "balances by itself"},
@@ -261,7 +261,7 @@ const std::vector<Wrong>& wrong_routers() {
         "model.moe_static_buffer_exchange=nvshmem", "run.device=cpu"},
        "model.moe_static_buffer_exchange",
        "is for GPUs"},
-      {{"model.moe_paged_stash=true"}, "model.moe_paged_stash", "only its buffers are larger than what came"},
+      {{"model.moe_paged_stash=true"}, "model.moe_paged_stash", "only its buffers are larger than the received rows"},
       {{"model.moe_paged_stash_page_size=32"}, "model.moe_paged_stash_page_size", "no effect without"},
       {{"model.moe_paged_stash_buffer_size_factor_cuda=2"},
        "model.moe_paged_stash_buffer_size_factor_cuda",
@@ -272,15 +272,15 @@ const std::vector<Wrong>& wrong_routers() {
       {{"model.moe_token_dispatcher_type=static_buffer", "model.moe_expert_rank_capacity_factor=2",
         "model.moe_paged_stash=true", "model.moe_overflow_policy=drop"},
        "model.moe_overflow_policy",
-       "cannot be left out"},
+       "cannot be dropped"},
       {{"model.moe_token_dispatcher_type=static_buffer", "model.moe_expert_rank_capacity_factor=2",
         "model.moe_paged_stash=true", "memory.offload_activations=file"},
        "memory.offload_activations",
-       "pages stay where they are"},
+       "pages cannot be offloaded"},
       {{"model.moe_token_dispatcher_type=static_buffer", "model.moe_expert_rank_capacity_factor=2",
         "model.moe_paged_stash=true", "memory.recompute_granularity=selective", "memory.recompute_modules=[moe]"},
        "model.moe_paged_stash",
-       "keeps no rows of experts"},
+       "stores no rows of experts"},
       {{"model.moe_token_dispatcher_type=static_buffer", "model.moe_expert_rank_capacity_factor=2",
         "model.moe_paged_stash=true", "memory.recompute_granularity=full", "memory.recompute_method=uniform",
         "memory.recompute_num_layers=1"},
@@ -298,13 +298,13 @@ const std::vector<Wrong>& wrong_routers() {
       {{"model.moe_router_enable_expert_bias=true", "model.moe_router_score_function=sigmoid",
         "model.moe_router_load_balancing_type=sinkhorn"},
        "model.moe_router_enable_expert_bias",
-       "do not read it"},
+       "does not use it"},
       {{"model.moe_router_pre_softmax=true", "model.moe_router_load_balancing_type=sinkhorn"},
        "model.moe_router_pre_softmax",
-       "do not read it"},
+       "does not use it"},
       {{"model.moe_router_topk_scaling_factor=2.5", "model.moe_router_load_balancing_type=sinkhorn"},
        "model.moe_router_topk_scaling_factor",
-       "do not read it"},
+       "does not use it"},
       {{"model.moe_pad_expert_input_to_capacity=true"}, "model.moe_pad_expert_input_to_capacity", "needs a capacity"},
       {{"model.moe_token_drop_policy=prob"}, "model.moe_token_drop_policy", "probs"},
       {{"model.moe_apply_probs_on_input=true"}, "model.moe_apply_probs_on_input", "needs model.moe_router_topk = 1"},
@@ -349,25 +349,23 @@ const std::vector<Wrong>& wrong_shared_experts() {
   return kCases;
 }
 
-// Each with clones, four experts on two ranks.
+// Each with replicas, four experts on two ranks.
 const std::vector<Wrong>& wrong_clones() {
   static const std::vector<Wrong> kCases = {
       {{"model.moe_num_echo_experts=0"}, "model.moe_num_echo_experts", "must be given with model.moe_enable_echo"},
       {{"model.moe_num_echo_experts=3"},
        "model.moe_num_echo_experts",
        "must be a multiple of parallel.expert_model_parallel_size = 2"},
-      {{"model.moe_num_echo_experts=6"},
-       "model.moe_num_echo_experts",
-       "but only 2 experts have their home elsewhere"},
+      {{"model.moe_num_echo_experts=6"}, "model.moe_num_echo_experts", "but only 2 experts are owned by other ranks"},
       {{"parallel.expert_model_parallel_size=1"}, "model.moe_enable_echo", "has no effect"},
       {{"model.moe_echo_planner=binpack", "model.moe_num_echo_experts=4"},
        "model.moe_echo_planner",
-       "one slot a rank, not 2"},
+       "one replica slot per rank, not 2"},
       {{"model.moe_echo_planner=greed"}, "model.moe_echo_planner", "greedy"},
       {{"model.moe_token_dispatcher_type=allgather"},
        "model.moe_token_dispatcher_type",
-       "does not send rows to ranks of their own"},
-      {{"model.moe_expert_capacity_factor=1"}, "model.moe_expert_capacity_factor", "before anything is dropped"},
+       "does not send rows to the ranks of their experts"},
+      {{"model.moe_expert_capacity_factor=1"}, "model.moe_expert_capacity_factor", "before any are dropped"},
       {{"model.moe_token_dispatcher_type=static_buffer", "model.moe_expert_rank_capacity_factor=1"},
        "model.moe_expert_rank_capacity_factor",
        "less than 1 + model.moe_echo_eps = 1.01"},
@@ -385,7 +383,7 @@ const std::vector<Wrong>& wrong_clones() {
       {{"model.moe_echo_dump_dir=plans", "train.cuda_graph_impl=full_iteration",
         "model.moe_token_dispatcher_type=static_buffer", "model.moe_expert_rank_capacity_factor=2"},
        "model.moe_echo_dump_dir",
-       "reads every plan of clones on the host"},
+       "reads every replica plan on the host"},
   };
   return kCases;
 }
@@ -415,7 +413,7 @@ TEST(Experts, ClonesArePlannedOnAGpuWhereTheWarpsProgramCan) {
   }
 }
 
-// What a message asks for is accepted, also where the sum of two decimals is above the decimal that it stands for.
+// A value suggested by a message is accepted, even if the sum of two decimals exceeds the decimal that it represents.
 TEST(ExpertRules, BuffersMayBeAsLargeAsCapfillIsContentWith) {
   for (int eps = 1; eps < 600; ++eps) {
     std::vector<std::string> all = kClones;
@@ -478,7 +476,7 @@ TEST(ExpertRules, RefuseInADenseModelWhatIsSaidOfExperts) {
     expect_refused(wrong);
 }
 
-// Three ranks share an expert's gradient: two instances of the optimizer would not be alike.
+// Three ranks share an expert's gradient: two instances of the optimizer would be unequal.
 TEST(ExpertRules, InstancesOfTheOptimizerDivideTheRanksOfAnExpert) {
   const auto problems = [](const std::string& instances) {
     return described(violations(good(with_experts({"parallel.expert_model_parallel_size=4",
@@ -491,7 +489,7 @@ TEST(ExpertRules, InstancesOfTheOptimizerDivideTheRanksOfAnExpert) {
   EXPECT_EQ(problems("3").find("share an expert's gradient"), std::string::npos) << problems("3");
 }
 
-// int(8/3 * 16 / 64) * 64 is 0: only a dense layer misses its width.
+// int(8/3 * 16 / 64) * 64 is 0: only a dense layer then lacks its width.
 TEST(ExpertRules, OnlyDenseLayersNeedAWidthOfTheirOwn) {
   const auto problems = [](const std::string& freq, const std::string& family) {
     return described(violations(
@@ -554,8 +552,8 @@ TEST(ExpertRules, AcceptWhatTheyAllow) {
   }
 }
 
-// What Hugging Face's configurations of Mixtral 8x7B and Qwen3-MoE say; both make probabilities of the chosen
-// experts' logits alone (norm_topk_prob), which is the softmax behind the choice.
+// Hugging Face's configurations of Mixtral 8x7B and Qwen3-MoE. Both compute probabilities from only the chosen
+// experts' logits (norm_topk_prob), which is the softmax after the choice.
 TEST(ExpertPresets, AreThoseOfTheFamilies) {
   const Model mixtral = load("", {"model.family=mixtral"}).model, qwen = load("", {"model.family=qwen3_moe"}).model;
   for (const Model& m : {mixtral, qwen}) {

@@ -1,4 +1,4 @@
-// What parallel.hybrid_context_parallel is refused with, and what it leaves to be derived.
+// Rejected settings with parallel.hybrid_context_parallel, and the values derived from it.
 #include <gtest/gtest.h>
 
 #include "config/derived.h"

@@ -1,4 +1,4 @@
-// Reading a configuration from YAML and overrides, and writing it back.
+// Reads a configuration from YAML and overrides, and writes it back.
 #include "config/load.h"
 
 #include <cmath>
@@ -100,7 +100,7 @@ TEST(Load, RefusesBadOverrides) {
   const std::vector<std::pair<const char*, const char*>> cases = {
       {"--model.num_layer=4", "did you mean 'model.num_layers'"},
       {"--num_layers=4", "did you mean 'model.num_layers'"},
-      {"--model.num_layers", "sets nothing"},
+      {"--model.num_layers", "has no '='"},
       {"--model.num_layers=", "model.num_layers = nothing: expected an integer"},
       {"--optim.lr=fast", "optim.lr = fast: expected a number"},
       {"--train.progress=1", "train.progress = 1: expected true or false"},
@@ -194,7 +194,7 @@ TEST(Dump, InfinityComesBackWhereItIsAValueAndNowhereElse) {
   EXPECT_NE(help("precision.grad_norm_skip_threshold").find("above 0, or inf"), std::string::npos);
 }
 
-// Of every section, what is set in text is what is read, dumped, loaded again and named among the differences.
+// For every section, a value set as text is read, dumped, loaded again and named among the differences.
 TEST(Dump, AnyKeyOfAnySectionComesBackChanged) {
   Config other;
   std::vector<std::string> changed;
@@ -251,7 +251,7 @@ TEST(Family, PresetsOnlyWhatWasNotGiven) {
   EXPECT_TRUE(differences(parse("model:\n  family: gpt\n"), Config{}).empty());
 }
 
-// 0 is a rate of its own, not "min_lr".
+// 0 is an explicit rate, not "min_lr".
 TEST(Draft, DecoupledRateFallsToMinLr) {
   const std::string rates = "optim:\n  min_lr: 1e-4\n  decoupled_lr: 2e-3\n";
   EXPECT_EQ(parse(rates).optim.decoupled_min_lr, 1e-4);
@@ -273,7 +273,7 @@ TEST(Fields, EveryKeyIsUniqueHelpfulAndInsideItsOwnLimitsByDefault) {
   EXPECT_GT(keys.size(), 150u);
 }
 
-// What is saved of a configuration is JSON, which has no other bytes.
+// A saved configuration is JSON, which allows only UTF-8.
 TEST(Fields, OfTextAreUtf8) {
   const auto rule = [](const std::string& text) {
     Config config;
@@ -299,8 +299,8 @@ TEST(Fields, OfTextAreUtf8) {
   EXPECT_EQ(found[0].rule, "must be UTF-8");
 }
 
-// A member that nobody described would neither load nor print. Fields hold pointers into the object, so together
-// they must reach all of it but padding.
+// A member without a description would neither load nor print. Fields hold pointers into the object, so together they
+// must cover all of it except padding.
 TEST(Fields, ReachEveryByteOfEverySectionButPadding) {
   Config config;
   std::map<std::string, size_t> bytes, choices;
@@ -326,7 +326,7 @@ TEST(Fields, ReachEveryByteOfEverySectionButPadding) {
   ASSERT_EQ(bytes.size(), sizes.size());
   for (const auto& [section, size] : sizes) {
     EXPECT_LE(bytes[section], size) << section;
-    // 7 bytes at most behind each of at most 12 runs of bools, 4 behind a choice
+    // at most 7 bytes after each of at most 12 runs of bools, 4 after a choice
     EXPECT_GE(bytes[section] + 84 + 4 * choices[section], size) << section;
   }
 }
@@ -344,8 +344,8 @@ TEST(SavedConfig, OfAnotherVersionIsReadAsFarAsItIsKnown) {
 
 TEST(CheckpointAllow, TakesKeysThatAreComparedAndNoOthers) {
   EXPECT_TRUE(violations(good({"checkpoint.allow=model.rotary_base,data.tokenizer_model"}), kWorld).empty());
-  expect_refused({{"checkpoint.allow=model.rotary_bse"}, "checkpoint.allow", "no key that is compared"});
-  expect_refused({{"checkpoint.allow=optim.lr"}, "checkpoint.allow", "no key that is compared"});
+  expect_refused({{"checkpoint.allow=model.rotary_bse"}, "checkpoint.allow", "not a key that is compared"});
+  expect_refused({{"checkpoint.allow=optim.lr"}, "checkpoint.allow", "not a key that is compared"});
 }
 
 TEST(Help, ComesFromTheFieldsAndSuggestsTheNearestTopic) {
@@ -414,7 +414,7 @@ TEST(WithoutEffect, OnlyWhatChangesNothing) {
   EXPECT_EQ(keys({"optim.lr_wsd_decay_samples=5"}), Keys{"optim.lr_wsd_decay_samples"});
   const std::string experts = "model.num_moe_experts=4", balancing = "model.moe_router_load_balancing_type=";
   EXPECT_EQ(keys({experts, balancing + "none", "model.moe_aux_loss_coeff=0.01"}), Keys{"model.moe_aux_loss_coeff"});
-  // Megatron refuses these.
+  // Megatron rejects these.
   EXPECT_EQ(keys({experts, balancing + "sinkhorn", "model.moe_aux_loss_coeff=0.01"}), Keys{});
   EXPECT_EQ(keys({"memory.recompute_granularity=selective", "memory.recompute_num_layers=1"}), Keys{});
   EXPECT_EQ(keys({"memory.recompute_granularity=selective", "memory.recompute_method=uniform"}), Keys{});

@@ -1,5 +1,5 @@
-// Which number formats, optimizers, shardings and ways to save activations are refused together, and what the
-// accepted ones resolve to.
+// Rejected combinations of number formats, optimizers, shardings and activation memory options, and the values that
+// the accepted ones resolve to.
 #include <gtest/gtest.h>
 
 #include "config/support.h"
@@ -52,7 +52,7 @@ static const std::vector<Wrong>& wrong_optimizers() {
        "optim.optimizer = adam"},
       {{"optim.optimizer_cpu_offload=true", "optim.optimizer=muon"},
        "optim.optimizer_cpu_offload",
-       "needs every matrix whole"},
+       "needs whole matrices"},
       {{"optim.decoupled_min_lr=1e-4"}, "optim.decoupled_min_lr", "without optim.decoupled_lr"},
       {{"optim.decoupled_lr=1e-3", "optim.decoupled_min_lr=2e-3"}, "optim.decoupled_min_lr", "optim.decoupled_lr"},
       {{"optim.decoupled_lr=1e-4", "optim.lr_warmup_init=2e-4"}, "optim.lr_warmup_init", "optim.decoupled_lr"},
@@ -80,8 +80,8 @@ static const std::vector<Wrong>& wrong_optimizers() {
       {{"optim.param_groups=*.bias"}, "optim.param_groups", "changes nothing"},
       {{"optim.param_groups=*.bias lr=2"}, "optim.param_groups", "'lr=2' is neither"},
       {{"optim.param_groups=*.bias lr_mult=-1"}, "optim.param_groups", "at least 0"},
-      {{"optim.param_groups=lr_mult=2"}, "optim.param_groups", "begins with a pattern"},
-      {{"optim.param_groups=* lr_mult=2,* lr_mult=1 lr_mult=2"}, "optim.param_groups", "there twice"},
+      {{"optim.param_groups=lr_mult=2"}, "optim.param_groups", "must begin with a pattern"},
+      {{"optim.param_groups=* lr_mult=2,* lr_mult=1 lr_mult=2"}, "optim.param_groups", "given twice"},
   };
   return kCases;
 }
@@ -140,8 +140,8 @@ static const std::vector<Wrong>& wrong_memory() {
        "selective"},
       {{selective, uniform}, "memory.recompute_method", "full recompute"},
       {{selective, "memory.recompute_num_layers=1"}, kLayers, "no meaning"},
-      {{selective, "memory.recompute_modules=core_atn"}, "memory.recompute_modules", "knows core_attn"},
-      {{selective, "memory.recompute_modules=mlp,moes"}, "memory.recompute_modules", "knows core_attn"},
+      {{selective, "memory.recompute_modules=core_atn"}, "memory.recompute_modules", "must be one of core_attn"},
+      {{selective, "memory.recompute_modules=mlp,moes"}, "memory.recompute_modules", "must be one of core_attn"},
       {{uniform}, "memory.recompute_method", "memory.recompute_granularity = none"},
       {{"memory.recompute_num_layers=1"}, kLayers, "memory.recompute_granularity = none"},
       {{"memory.recompute_modules=mlp"}, "memory.recompute_modules", "memory.recompute_granularity = none"},
@@ -190,7 +190,7 @@ TEST(Memory, AnUnknownModuleIsAnsweredWithTheNearestName) {
   };
   EXPECT_NE(fix("core_atn").find("did you mean core_attn?"), std::string::npos);
   EXPECT_NE(fix("moe_act").find("name activation for dense layers"), std::string::npos);
-  EXPECT_NE(fix("experts_and_routers").find("name some of these"), std::string::npos);
+  EXPECT_NE(fix("experts_and_routers").find("use one of these"), std::string::npos);
 }
 
 TEST(Precision, SeveralWrongFormatsAreToldAtOnce) {

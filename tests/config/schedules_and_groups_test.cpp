@@ -1,4 +1,4 @@
-// The little languages inside values: growing batch sizes and parameter groups.
+// The small languages inside values: growing batch sizes and parameter groups.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -65,7 +65,7 @@ TEST(ParamGroups, PatternsFitWholeNames) {
   EXPECT_FALSE(fits("*b*a", "ab") || fits("decoder.layers.?.*", "decoder.layers.12.mlp"));
 }
 
-// Against the definition: * fits nothing, or one letter and itself again.
+// Against the definition: * matches nothing, or one letter and itself again.
 static bool fits_by_definition(const char* pattern, const char* name) {
   if (*pattern == '\0') return *name == '\0';
   if (*pattern == '*')

@@ -1,4 +1,4 @@
-// What the config tests share: a configuration that can run, ways to spoil it, and the message of an error.
+// Helpers for the config tests: a valid configuration, ways to invalidate it, and the message of an error.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@ inline Config good(const std::vector<std::string>& overrides = {}) {
 
 using test::error_of;
 
-// Overrides of good(), the one key that must be blamed, and words of the rule.
+// Overrides of good(), the one key that the error must name, and words of the rule.
 struct Wrong {
   std::vector<std::string> overrides;
   const char* key;
@@ -43,7 +43,7 @@ struct Wrong {
 
 inline std::string described(const std::vector<Violation>& list) { return list.empty() ? "nothing" : message(list); }
 
-// By the rules, or on reading where a value is no word of its key.
+// The rules reject it, or the parser does if a value is invalid for its key.
 inline void expect_refused(const Wrong& wrong) {
   if (const std::string unread = error_of([&] { good(wrong.overrides); }); !unread.empty()) {
     EXPECT_NE(unread.find(wrong.key), std::string::npos) << unread;

@@ -1,4 +1,4 @@
-// Which configurations are refused, with which words, and what the accepted ones resolve to.
+// Rejected configurations with their messages, and the values that the accepted ones resolve to.
 #include "config/validate.h"
 
 #include <algorithm>
@@ -32,7 +32,7 @@ static const std::vector<Wrong>& wrong_ranks_and_shapes() {
       {{"parallel.context_parallel_size=2", "parallel.context_parallel_cut=balanced", "train.seq_length=62",
         "parallel.sequence_parallel=true"},
        "train.seq_length",
-       "every rank holds as many tokens"},
+       "every rank holds the same number of tokens"},
       {{"parallel.context_parallel_size=2", "parallel.cp_comm_type=a2a+p2p"},
        "parallel.hierarchical_context_parallel_sizes",
        "needs two numbers"},
@@ -47,14 +47,14 @@ static const std::vector<Wrong>& wrong_ranks_and_shapes() {
       {{"parallel.context_parallel_size=4", "parallel.pipeline_model_parallel_size=1",
         "parallel.cp_comm_type=a2a+p2p", "parallel.hierarchical_context_parallel_sizes=2,4"},
        "parallel.hierarchical_context_parallel_sizes",
-       "multiply to 8 and not to parallel.context_parallel_size = 4"},
+       "multiply to 8, not to parallel.context_parallel_size = 4"},
       {{"parallel.context_parallel_size=4", "parallel.pipeline_model_parallel_size=1",
         "parallel.cp_comm_type=a2a+p2p", "parallel.hierarchical_context_parallel_sizes=4,1"},
        "model.num_attention_heads",
        "4 ranks share the 2 heads"},
       {{"parallel.context_parallel_size=2", "parallel.hierarchical_context_parallel_sizes=2,1"},
        "parallel.hierarchical_context_parallel_sizes",
-       "no layer exchanges by a2a+p2p"},
+       "no layer uses a2a+p2p"},
       {{"parallel.hierarchical_context_parallel_sizes=2,1"},
        "parallel.hierarchical_context_parallel_sizes",
        "has no effect with"},
@@ -91,7 +91,7 @@ static const std::vector<Wrong>& wrong_ranks_and_shapes() {
       {{"model.hidden_size=66"}, "model.hidden_size", "multiple of model.num_attention_heads = 4"},
       {{"model.num_query_groups=3"}, "model.num_query_groups", "multiple or a divisor"},
       {{"model.num_attention_heads=8", "model.num_query_groups=6"}, "model.num_query_groups", "must divide"},
-      {{"model.num_query_groups=1"}, "model.num_query_groups", "lives on one rank"},
+      {{"model.num_query_groups=1"}, "model.num_query_groups", "is stored on one rank"},
       {{"model.ffn_hidden_size=31"}, "model.ffn_hidden_size", "multiple of parallel.tensor_model_parallel_size = 2"},
       {{"model.hidden_size=16", "model.activation=silu", "model.gated_linear_unit=true"},
        "model.ffn_hidden_size",
@@ -131,7 +131,7 @@ static const std::vector<Wrong>& wrong_pipelines_and_batches() {
       {{"parallel.pipeline_schedule=interleaved"}, "parallel.pipeline_schedule", "needs virtual stages"},
       {{"parallel.pipeline_schedule=gpipe", "parallel.virtual_pipeline_model_parallel_size=2"},
        "parallel.pipeline_schedule",
-       "knows no virtual stages"},
+       "has no virtual stages"},
       {{"parallel.pipeline_schedule=zigzag"}, "parallel.pipeline_schedule", "one of auto"},
       {{"parallel.overlap_p2p_comm=true"}, "parallel.overlap_p2p_comm", "interleaved"},
       {{"parallel.virtual_pipeline_model_parallel_size=2", "parallel.microbatch_group_size_per_vp_stage=1"},
@@ -274,7 +274,7 @@ static const std::vector<Wrong>& wrong_schedules_and_data() {
        "data.vocab_file",
        "merge_file"},
       {{"data.dataloader_type=random"}, "data.dataloader_type", "one of single, cyclic"},
-      {{"data.dataloader_type=cyclic", "checkpoint.load=x"}, "data.data_sharding", "cannot go on where it stopped"},
+      {{"data.dataloader_type=cyclic", "checkpoint.load=x"}, "data.data_sharding", "cannot resume on another number"},
       {{"data.num_workers=-1"}, "data.num_workers", "at least 0"},
       {{"checkpoint.save=x", "checkpoint.save_retain_interval=6"}, "checkpoint.save_retain_interval", "multiple of"},
       {{"checkpoint.save_interval=4"}, "checkpoint.save_interval", "needs checkpoint.save"},
@@ -446,7 +446,7 @@ TEST(Layout, UnrollsGroupsThenLetters) {
   }
 }
 
-// The stage rules against every placement that was recorded from Megatron's TransformerConfig.
+// The stage rules against every placement recorded from Megatron's TransformerConfig.
 TEST(TransformerRules, AgreeWithEveryRecordedPlacementOfLayers) {
   std::ifstream stream(METROPLEX_SOURCE_DIR "/tests/vectors/layers.json");
   const auto file = nlohmann::json::parse(stream);

@@ -145,8 +145,8 @@ std::string end_to_end(const Json& c) {
   return "";
 }
 
-// A refusal is recorded by its name alone: two datasets without weights, whose validation part is shorter than a
-// sample. It is the first case of two datasets, with the weights taken away.
+// A rejection is recorded only by its name: two datasets without weights, whose validation part is shorter than a
+// sample. It is the first case of two datasets without its weights.
 Json complete(const Json& c, const Json& file) {
   if (c.contains("doc_lengths")) return c;
   for (const Json& other : cases(file, "end_to_end")) {

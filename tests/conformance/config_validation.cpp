@@ -1,6 +1,6 @@
-// config_validation.json: what Megatron's TransformerConfig accepts, resolves to and refuses, in terms of its own
-// keyword arguments over a base of 4 layers, width 32, 4 heads, pipeline messages in fp32. Accepted or not and the
-// resolved values of dense models are compared, never wording. A case with an argument of a later part waits.
+// config_validation.json: values that Megatron's TransformerConfig accepts, resolves and rejects, as keyword
+// arguments over a base of 4 layers, width 32, 4 heads, pipeline messages in fp32. Compares acceptance and the
+// resolved values of dense models, never wording. A case with an argument of an unsupported part waits.
 #include <map>
 #include <string>
 
@@ -112,7 +112,6 @@ const std::map<std::string, Setter> kSetters = {
     {"inference_cuda_graph_scope", [](auto& s, const Json& v) { s.cuda_graphs.inference_scope = maybe_text(v); }},
 };
 
-// One word or several, one number or several.
 void set_balancing(TransformerConfig& s, const Json& v) {
   s.experts.balancing = v.is_array() ? words(v) : std::vector<std::string>{v.get<std::string>()};
 }
@@ -185,8 +184,8 @@ const Setter* find_setter(const std::string& name) {
   return nullptr;
 }
 
-// Arguments that TransformerConfig takes without a rule of its own. moe_aux_loss_coeff is read with the kinds of
-// balancing (run_case).
+// Arguments that TransformerConfig accepts without a rule. moe_aux_loss_coeff is read with the kinds of balancing
+// (run_case).
 const std::vector<std::string> kWithoutRule = {"normalization",
                                                "context_parallel_size",
                                                "hierarchical_context_parallel_sizes",
@@ -224,7 +223,7 @@ const std::vector<std::string> kWithoutRule = {"normalization",
                                                "moe_paged_stash_buffer_size_factor_cuda",
                                                "moe_paged_stash_buffer_size_factor_cpu"};
 
-// The first matching prefix says which part a case waits for.
+// The first matching prefix names the part that a case waits for.
 const std::pair<const char*, const char*> kLater[] = {
     {"cpu_offloading_", "offload"},
     {"min_offloaded", "offload"},
@@ -237,10 +236,10 @@ const std::pair<const char*, const char*> kLater[] = {
     {"mtp_", "multi-token prediction"},
 };
 
-// "" when every argument is known, else what the case waits for.
+// "" if every argument is known, else the part that the case waits for.
 std::string waits_for(const Json& kwargs) {
   std::string unknown;
-  // Modules of layers that are of later parts.
+  // Modules of layers that belong to unsupported parts.
   static const std::vector<std::string> kOtherLayers{"mla_up_proj", "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc"};
   for (const std::string& module : words(kwargs.value("recompute_modules", Json()))) {
     if (std::find(kOtherLayers.begin(), kOtherLayers.end(), module) != kOtherLayers.end()) return "module " + module;
@@ -289,7 +288,7 @@ std::string run_case(const Json& one) {
   for (const auto& [name, value] : one.at("kwargs").items()) {
     if (const Setter* setter = find_setter(name)) (*setter)(settings, value);
   }
-  // A list of kinds wants a list of coefficients; one kind takes either.
+  // A list of kinds requires a list of coefficients; one kind accepts either.
   const Json kinds = one.at("kwargs").value("moe_router_load_balancing_type", Json());
   const Json coefficients = one.at("kwargs").value("moe_aux_loss_coeff", Json(0.0));
   if (kinds.is_array()) settings.experts.num_coefficients = coefficients.is_array() ? coefficients.size() : 0;

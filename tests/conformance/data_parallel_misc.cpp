@@ -1,4 +1,4 @@
-// Samplers, permutations, counts of samples, cuts of sequences, padding of the vocabulary, sizes of buckets.
+// Samplers, permutations, sample counts, sequence splits, vocabulary padding, bucket sizes.
 #include <algorithm>
 #include <optional>
 
@@ -27,7 +27,6 @@ data::SamplerOptions options_of(const Json& c, int64_t rank) {
   return options;
 }
 
-// All micro-batches of a rank: to the end of the data, or of the epoch.
 Json batches_of(const Json& c, int64_t rank) {
   const auto options = options_of(c, rank);
   Json out = Json::array();
@@ -63,8 +62,8 @@ std::string sampler(const Json& c) {
   if (c.contains("error")) return "accepted, should be refused with " + c.at("error").dump();
   Json expected = c.at("batches_per_rank");
   if (c.at("type") == "cyclic") {
-    // Where the epoch does not divide evenly Megatron hands the first ranks a batch more than the last one, which
-    // would leave the last waiting; here every rank has as many as the last.
+    // If the epoch does not divide evenly, Megatron gives the first ranks one batch more than the last one, which
+    // would leave them waiting. Here every rank has as many as the last.
     const size_t fewest = expected.empty() ? 0 : expected.back().size();
     for (Json& rank : expected)
       rank.erase(rank.begin() + static_cast<int64_t>(std::min(fewest, rank.size())), rank.end());
@@ -138,7 +137,7 @@ void run_data_parallel_misc(const Json& file, Report& report) {
         base::concat("bucket size for dp ", c.at("dp"), ", ", c.at("num_parameters"), " parameters"), c, [&] {
           config::Parallel parallel;
           parallel.overlap_grad_reduce = c.at("overlap_grad_reduce");
-          // Megatron's num_buckets, which no key here says, is one way to say the size.
+          // Megatron's num_buckets, which has no key here, is another way to specify the size.
           if (!c["num_buckets"].is_null())
             parallel.ddp_bucket_size = c.at("num_parameters").get<int64_t>() / c["num_buckets"].get<int64_t>();
           else if (!c["bucket_size"].is_null()) parallel.ddp_bucket_size = c["bucket_size"];

@@ -1,5 +1,5 @@
-// dist_opt_layout.json: where every parameter lies in the buffer, with and without a distributed optimizer, the shard
-// of every data-parallel rank, the padding rules and the default size of a bucket; integers, all equal.
+// dist_opt_layout.json: the position of every parameter in the buffer, with and without a distributed optimizer, the
+// shard of every data-parallel rank, the padding rules and the default bucket size; integers, all equal.
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -38,8 +38,8 @@ std::string compare_plan(const BucketPlan& plan, const Json& expected) {
   return compare(got, expected);
 }
 
-// What of a bucket's parameters lies in one rank's shard: in the whole buffer, in the bucket, in the shard, and which
-// elements of the parameter these are.
+// Parameters of a bucket in one rank's shard: their position in the whole buffer, in the bucket and in the shard, and
+// their element ranges.
 Json shard_params(const BucketPlan& plan, const Bucket& bucket, std::pair<int64_t, int64_t> shard) {
   std::vector<int> indices = bucket.params;
   std::sort(indices.begin(), indices.end());
@@ -57,7 +57,7 @@ Json shard_params(const BucketPlan& plan, const Bucket& bucket, std::pair<int64_
   return list;
 }
 
-// With Megatron's pad_buckets_for_high_nccl_busbw, which there is no key for here.
+// With Megatron's pad_buckets_for_high_nccl_busbw, which has no key here.
 plan::BucketOptions buckets(int64_t bucket_size, int64_t dp, bool high_bandwidth) {
   plan::BucketOptions options = plan::distributed_optimizer_buckets(bucket_size, dp);
   if (high_bandwidth) options.bucket_end_multiple = std::lcm(options.bucket_end_multiple, int64_t{1} << 16);
@@ -110,7 +110,7 @@ void check_case(const Json& test, Report& report) {
                [&] { return compare(shards(sharded, dp), sorted_by_parameter(test.at("shards"))); });
 }
 
-// One parameter of `size` behind another: it starts where the first one's end is padded to.
+// Start of a parameter that follows one of `size`: the first one's end after padding.
 int64_t padded_start(int64_t size) {
   const auto plan = plan::plan_buckets({{1, false}, {size, false}}, plan::distributed_optimizer_buckets(0, 1));
   return plan.slots[0].begin;

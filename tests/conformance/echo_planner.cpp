@@ -1,5 +1,5 @@
-// echo_planner.json: plans of clones as Megatron's pull request 2368 makes them, split over the source ranks, and the
-// columns that tokens go to.
+// echo_planner.json: replica plans of Megatron's pull request 2368, split over the source ranks, and the destination
+// slots of tokens.
 #include "conformance/report.h"
 #include "plan/echo_parts.h"
 #include "support/echo_check.h"
@@ -48,7 +48,7 @@ std::string differs(const char* what, const Json& got, const Json& recorded) {
   return problem.empty() ? "" : std::string(what) + ": " + problem;
 }
 
-// What a rank spills and has room for.
+// Surplus and free capacity of a rank.
 std::string check_spills(const Json& json) {
   const EchoCase given(json);
   plan::EchoWorkspace work;
@@ -96,7 +96,7 @@ std::string check_plan(const EchoCase& given, EchoPlanner planner, const Json& e
   return "";
 }
 
-// Tokens of one rank in columns, and what hangs on a choice followed there and back.
+// The destination slots of one rank's tokens; follows the values of a choice in both directions.
 std::string check_rank(const EchoPlan& plan, const Json& choices, const Json& recorded) {
   const int rank = recorded.at("ep_rank").get<int>();
   std::vector<int32_t> experts;
@@ -169,7 +169,7 @@ std::string check_packing(const Json& json) {
   return problem.empty() ? differs("remaining", rest, json) : problem;
 }
 
-// S1, S2, ... with the threshold where there is one.
+// S1, S2, ... with the threshold if there is one.
 std::string name_of(const std::string& case_name, const char* planner, const Json& entry) {
   return case_name + " " + planner + " S" + entry.value("num_spare_per_rank", Json(1)).dump() +
          (entry.contains("threshold") ? " mu " + entry.at("threshold").dump() : "");

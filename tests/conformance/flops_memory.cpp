@@ -1,5 +1,5 @@
 // flops_memory.json: floating-point operations of a step and the theoretical memory. All formulas are sums and
-// products of at most a few dozen doubles: 1e-12 relative leaves room for another order of summation.
+// products of at most a few dozen doubles: 1e-12 relative allows another order of summation.
 #include "conformance/report.h"
 #include "plan/model_flops.h"
 #include "support/megatron_flops.h"

@@ -19,7 +19,7 @@ constexpr Form kForms[] = {
     {"blending.split_matrix_two", "a b", "matrix", ""},
     {"blending.splits", "split", "vector matrix ranges_for_*", ""},
 
-    // Its runs are named by their keys; a slice with another key than ours is another slice.
+    // Its runs are named by their keys; a shard with a key unknown to us is another shard.
     {"ckpt_sharding", "", "", "runs"},
     {"ckpt_sharding.runs", "", "", "*"},
 
@@ -236,7 +236,7 @@ std::vector<std::string> words_of(const std::string& text) {
   return {std::istream_iterator<std::string>(stream), {}};
 }
 
-// Words about a case that fix nothing, and the full length of lists that were cut short.
+// Comments on a case that affect nothing, and the full length of truncated lists.
 constexpr const char* kEverywhere = "source note notes terms name comment length";
 
 bool fits(const std::string& key, const std::string& word) {
@@ -256,7 +256,7 @@ bool has(const Json& json, const std::string& word) {
   return false;
 }
 
-// "" when `json` has the form of `path`, and so has everything in it; else what is missing or unknown.
+// "" if `json` and all of its contents have the form of `path`, else the missing or unknown key.
 std::string problem_of(const std::string& path, const Json& json) {
   const Form* form = form_of(path);
   if (form == nullptr || !json.is_object()) return "";
@@ -299,7 +299,7 @@ std::string name_of(const Json& json, size_t index) {
   return "[" + std::to_string(index) + "]" + (named ? " " + json.at("name").get<std::string>() : "");
 }
 
-// The cases of a list, or of the lists of an object that is none itself ("rng", "num_samples").
+// The cases of a list, or of the lists in an object that is no case itself ("rng", "num_samples").
 Json whole_cases(const std::string& path, const Json& value, Report& report) {
   if (value.is_array()) {
     Json kept = Json::array();

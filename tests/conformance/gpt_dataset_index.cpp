@@ -104,7 +104,7 @@ void random_numbers(const Json& rng, Report& report) {
   }
 }
 
-// A line a position: '1' where it may not look.
+// One line per position: '1' for a masked key.
 std::vector<std::string> masked_lines(const data::Sample& sample) {
   std::vector<std::string> masked;
   for (size_t row = 0; row < sample.tokens.size(); ++row) {
@@ -118,8 +118,8 @@ std::vector<std::string> masked_lines(const data::Sample& sample) {
   return masked;
 }
 
-// A recorded mask as such lines: it is written as lines, or as rows of numbers or truth values, which a head's
-// dimension of one may enclose.
+// A recorded mask in that form. It is recorded as lines, or as rows of numbers or booleans, possibly inside a head
+// dimension of size one.
 Json lines_of(const Json& mask) {
   if (mask.is_array() && mask.size() == 1 && mask.front().is_array() && mask.front().front().is_array())
     return lines_of(mask.front());
@@ -256,7 +256,7 @@ void run_gpt_dataset_index(const Json& file, Report& report) {
       for (const auto& [key, value] : c.items()) {  // shuffle_index_<first>_<total>
         int first = 0, total = 0;
         if (std::sscanf(key.c_str(), "shuffle_index_%d_%d", &first, &total) != 2) continue;
-        got[1].push_back(data::build_shuffle_index(first, total, random));  // goes on with the same random numbers
+        got[1].push_back(data::build_shuffle_index(first, total, random));  // continues with the same random numbers
         expected[1].push_back(value);
       }
       return compare(got, expected);

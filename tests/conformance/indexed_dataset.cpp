@@ -1,4 +1,4 @@
-// .idx and .bin: what our writer writes, and what our reader reads, against Megatron's bytes.
+// .idx and .bin: our writer's output and our reader's results against Megatron's bytes.
 #include "files/indexed_dataset.h"
 
 #include <algorithm>
@@ -73,8 +73,8 @@ std::vector<double> values_of(const files::IndexedDataset& dataset, int64_t sequ
 std::string check_gets(const files::IndexedDataset& dataset, const Json& c) {
   for (const Json& get : cases(c, "get")) {
     const int64_t sequence = get.at("idx"), offset = get.at("offset");
-    // Without a length: to the end of the sequence. Behind that end numpy's count of -1 would mean "all that
-    // follows"; here nothing is left there.
+    // Without a length: to the end of the sequence. Past that end numpy's count of -1 would mean "all that follows";
+    // here nothing is left there.
     const int64_t count = get.at("length").is_null() ? std::max<int64_t>(dataset.length(sequence) - offset, 0)
                                                      : get.at("length").get<int64_t>();
     Json got;
@@ -115,8 +115,7 @@ std::string check_reader(const files::IndexedDataset& dataset, const Json& c) {
   return "";
 }
 
-// An input of the merge that the file does not hold as a case: what the merged result says behind the first `skip`
-// sequences.
+// An input of the merge that is not a case of the file: the merged result after the first `skip` sequences.
 Json missing_input(const Json& merged, size_t skip) {
   Json documents = Json::array(), split = Json::array();
   const auto lengths = merged.at("sequence_lengths").get<std::vector<size_t>>();

@@ -1,6 +1,6 @@
-// layers.json: layers and offsets of every stage, and layout strings. Recorded layer counts without an offset (the
-// recording program divided by zero for two virtual stages on two ranks with both ends set) are held to the counts
-// alone; our offsets there must still cover the model.
+// layers.json: layers and offsets of every stage, and layout strings. The recording program divided by zero for two
+// virtual stages on two ranks with both ends set, so those cases lack an offset. They check only the layer counts,
+// and that our offsets cover the model.
 #include "base/error.h"
 #include "conformance/report.h"
 #include "plan/layout.h"
@@ -92,7 +92,7 @@ std::string check_layout_stages(const plan::PipelineLayout& layout, const Json& 
   return "";
 }
 
-// What split_stages makes of a valid layout string.
+// The result of split_stages for a valid layout string.
 std::string check_layout_split(const Json& json) {
   if (!json.at("layout").is_string()) return "";
   config::Parallel parallel;

@@ -1,5 +1,5 @@
-// metroplex_vectors [DIR]: replays every recorded case of DIR (default tests/vectors) that has a runner here.
-// Exit 0 only when nothing failed and at least one case ran.
+// metroplex_vectors [DIR]: replays every recorded case of DIR (default tests/vectors) that has a runner here. Exit 0
+// only if nothing failed and at least one case ran.
 #include <filesystem>
 #include <fstream>
 #include <iostream>

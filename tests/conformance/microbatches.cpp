@@ -1,4 +1,4 @@
-// microbatches.json: constant, step and ramp-up schedules, and what each refuses.
+// microbatches.json: constant, step and ramp-up schedules, and the rejections of each.
 #include "base/error.h"
 #include "conformance/report.h"
 #include "plan/microbatches.h"
@@ -20,7 +20,7 @@ std::string compare_count(const MicrobatchCount& got, const Json& expected, cons
                  Json{expected.at(global), expected.at("num_micro_batches"), expected.at(running)});
 }
 
-// Runs `body`; a case with an error must throw base::Error, another must not.
+// Runs `body`; a case with an error must throw base::Error, any other case must not.
 template <class Body>
 std::string with_refusal(const Json& json, Body body) {
   try {
@@ -45,7 +45,7 @@ std::string check_updates(const MicrobatchSchedule& schedule, const Json& json) 
   return "";
 }
 
-// [[consumed, global batch size, microbatches, running], ...], ended by "error: ..." where the next step is refused.
+// [[consumed, global batch size, microbatches, running], ...], ended by "error: ..." if the next step is rejected.
 std::string check_free_run(const MicrobatchSchedule& schedule, const Json& run) {
   int64_t consumed = 0;
   for (const Json& step : run) {

@@ -1,4 +1,4 @@
-// rank_groups.json: the rank lists of Megatron's generators and of its full initialisation.
+// rank_groups.json: the rank lists of Megatron's generators and of its full initialization.
 #include <algorithm>
 #include <cctype>
 
@@ -51,7 +51,7 @@ struct Initialisation {
   int gtp = 1;
 };
 
-// Applies keyword arguments in Megatron's spelling; one that is not known fails the case.
+// Applies keyword arguments in Megatron's spelling; an unknown one fails the case.
 void apply(const Json& kwargs, Initialisation& init) {
   for (const auto& [key, value] : kwargs.items()) {
     if (value.is_null()) continue;
@@ -91,7 +91,7 @@ std::string compare_groups(const Json& got, const Json& expected) {
   return "";
 }
 
-// A refusal is right when it comes from this room and names every number that the original message names.
+// A rejection is correct if it comes from this module and contains every number of the original message.
 template <class Body>
 std::string refused(const std::string& original, const Body& body) {
   try {
@@ -219,7 +219,7 @@ void run_generators(const Json& file, Report& report) {
   }
 }
 
-// The number of ranks of a variant: what its groups cover, or (for a refused one) the product of its degrees.
+// The number of ranks of a variant: from its groups, or for a rejected one the product of its degrees.
 int world_of(const Json& variant) {
   int largest = -1;
   const Json families =

@@ -1,5 +1,6 @@
-// Conformance with cases recorded from real programs. A runner takes one file of vectors and accounts for every
-// case in it: passed, failed (with what differed) or waiting for a part that is not built yet. Never silent.
+// Conformance with cases recorded from real programs. A runner processes one file of vectors and accounts for every
+// case in it: passed, failed (with the difference) or waiting for an unsupported part. It never skips a case
+// silently.
 #pragma once
 
 #include <cmath>
@@ -17,14 +18,14 @@ namespace metroplex::conformance {
 
 using Json = nlohmann::json;
 
-// What the real program said where it refused: "error", "config_error", "initialize_model_parallel_error", ...
+// The real program's message for a rejection: "error", "config_error", "initialize_model_parallel_error", ...
 inline bool is_refusal_key(const std::string& key) {
   constexpr std::string_view kEnd = "error";
   return key.size() >= kEnd.size() && key.compare(key.size() - kEnd.size(), kEnd.size(), kEnd) == 0;
 }
 
-// Where values would stand, an error means that the real program refused: the case has one, or one of its values is
-// an object that holds one.
+// An error in place of values means that the real program rejected the case. The error is in the case or in an object
+// among its values.
 inline bool is_refusal(const Json& json) {
   if (!json.is_object()) return false;
   for (const auto& [key, value] : json.items()) {
@@ -36,7 +37,7 @@ inline bool is_refusal(const Json& json) {
 
 class Report {
  public:
-  // Runs one case: it passes when `body` returns "", fails with what it returns or throws.
+  // Runs one case: it passes if `body` returns "", and fails with the returned or thrown message.
   void check(const std::string& name, const std::function<std::string()>& body) {
     std::string problem;
     try {
@@ -48,33 +49,32 @@ class Report {
       failures.push_back(name + ": " + problem);
     }
   }
-  // The same for a case that may record a refusal: then `body` must end in a base::Error, which is how the product
-  // refuses, and in no other way.
+  // As above for a case that may record a rejection: then `body` must throw base::Error, the product's only kind of
+  // rejection.
   void check(const std::string& name, const Json& recorded, const std::function<std::string()>& body) {
     if (!is_refusal(recorded)) return check(name, body);
     check(name, [&]() -> std::string {
       try {
         body();
       } catch (const base::Error&) { return ""; } catch (const std::exception&) {
-      }  // null where values would stand
+      }  // null in place of values
       return "accepted, expected a refusal: " + recorded.dump().substr(0, 300);
     });
   }
-  // A case that belongs to a part which does not exist yet.
   void wait(const std::string& name, const std::string& for_what) { waiting.push_back(name + ": " + for_what); }
 
   int passed = 0;
   std::vector<std::string> failures, waiting;
 };
 
-// "" when equal, else "got ..., expected ..." (shortened).
+// "" if equal, else "got ..., expected ..." (shortened).
 inline std::string compare(const Json& got, const Json& expected) {
   if (got == expected) return "";
   return "got " + got.dump().substr(0, 300) + ", expected " + expected.dump().substr(0, 300);
 }
 
-// `got` against recorded[key], a list that may have been cut short: where recorded.length is larger than the list it
-// is the beginning of ours, which must have that many entries.
+// `got` against recorded[key], a list that may be truncated: if recorded.length exceeds the list, the list is a
+// prefix of ours, which must have that many entries.
 inline std::string compare_list(const Json& got, const Json& recorded, const std::string& key) {
   const Json& expected = recorded.at(key);
   const Json length = recorded.value("length", Json());

@@ -1,5 +1,5 @@
-// schedules.json: warm-up counts, schedule table, order and what follows from it, for every rank; and the table that
-// the builder makes must do the same work in the same order, verified.
+// schedules.json: warm-up counts, schedule table, order and derived values, for every rank. The builder's table must
+// do the same work in the same order, verified.
 #include "base/error.h"
 #include "conformance/report.h"
 #include "plan/graph_plan.h"
@@ -28,7 +28,6 @@ Json to_json(const plan::LayerOrder& layers) {
   return json;
 }
 
-// Compares `got` with the recorded field where the case has it.
 void expect(std::string& problem, const Json& recorded, const char* field, const Json& got) {
   if (!recorded.contains(field) || !problem.empty()) return;
   problem = compare_list(got, recorded, field);
@@ -85,7 +84,7 @@ std::string check_rank(const Json& recorded, MicrobatchShape shape, const std::v
 }
 
 // Compares a rank of our table: its order, and its graph instances if sends take no time. They are Megatron's static
-// input sets; which pass takes which is compared where a rank has one chunk.
+// input sets. The assignment of passes is compared only if a rank has one chunk.
 std::string check_rank(const plan::PipelineTable& table, const Json& recorded) {
   const int rank = recorded.at("rank").get<int>();
   std::string problem = compare_list(plan::order_of(table, rank), recorded, "order");

@@ -1,5 +1,5 @@
-// seeds.json: the worked examples of the five source documents. A case holds figures in "seed" or, where the document
-// is wrong, in "correct". Entries without figures are remarks about prose.
+// seeds.json: the worked examples of the five source documents. A case has figures in "seed" or, if the document is
+// wrong, in "correct". Entries without figures are remarks about prose.
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -27,7 +27,7 @@ std::string compare_fields(const Json& got, const Json& expected) {
   return "";
 }
 
-// Runs plan::echo_spills on the rows of each expert, with `experts_of_rank` experts on a rank.
+// Runs plan::echo_spills on the rows of each expert, with `experts_of_rank` experts per rank.
 struct Spills {
   explicit Spills(Rows rows, int experts_of_rank) : counts(std::move(rows)) {
     const auto experts = static_cast<int>(counts.size());
@@ -180,7 +180,7 @@ std::string check_peaks(const Json& values) {
   return "";
 }
 
-// As many graph instances as stages; the next microbatch takes the first one again.
+// As many graph instances as stages; the next microbatch uses the first one again.
 std::string check_reuse(const Json& input) {
   const int pp = input.at("pp").get<int>();
   const auto table = plan::build_schedule("1f1b", {pp, 1, 2 * pp});
@@ -229,7 +229,7 @@ const std::map<std::string, Check>& checks() {
   return kChecks;
 }
 
-// Expected figures of an entry: what is right, be it the document's or the correction; null for a remark.
+// Expected figures of an entry: the document's if correct, else the correction; null for a remark.
 Json figures_of(const Json& entry) {
   if (entry.contains("correct") && !entry.at("correct").is_string()) return entry.at("correct");
   return entry.value("ok", false) && entry.contains("seed") ? entry.at("seed") : Json();

@@ -1,4 +1,4 @@
-// Which GPUs a build's device code runs on.
+// GPUs that a build's device code supports.
 #include "cuda/architectures.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What libtorch takes for cuBLAS, by GPU and by the setting of the environment.
+// Size of libtorch's cuBLAS workspace, by GPU and by environment setting.
 #include "cuda/cublas_workspace.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Graphs of a GPU as a list of calls: their order, what an exception leaves, and what is refused.
+// CUDA graphs as a list of calls on a fake GPU: their order, the state after an exception, and rejected calls.
 #include "cuda/graph/cuda_graph.h"
 
 #include <c10/core/AutogradState.h>
@@ -129,7 +129,7 @@ TEST_F(CudaGraph, AnExceptionInsideIsTheOneThatIsToldAndLeavesAnEmptyGraph) {
   EXPECT_EQ(graph->size().nodes, 1);
 }
 
-// The stream cannot be joined again after a fault of the GPU; the error that says so is not the one to be told.
+// The stream cannot be joined after a GPU fault; that second error must not hide the first one.
 TEST_F(CudaGraph, AnErrorOnTheWayOutOfAnExceptionDoesNotHideIt) {
   const auto fails = [&](const auto& run) {
     try {
@@ -166,7 +166,7 @@ TEST(CudaGraphCalls, WhatCudaRefusesNamesTheReasonAndLeavesNothingBehind) {
     EXPECT_FALSE(its_graph->captured());
     const std::string log = its_gpu->take_log();
     EXPECT_EQ(log.find("discard capture") != std::string::npos, std::string(call) != "graph 1") << log;
-    its_graph->abandon();  // as who saw the exception does
+    its_graph->abandon();  // as a caller does after the exception
     EXPECT_EQ(its_gpu->take_log(), "");
     capture(*its_graph, [] {});
     EXPECT_TRUE(its_graph->captured());
@@ -200,7 +200,7 @@ TEST_F(CudaGraph, ACallOutOfTurnIsOurMistake) {
   EXPECT_ANY_THROW(device->make_graph(std::make_shared<OtherPool>()));
   gpu->take_log();
   graph->replay();
-  graph->abandon();  // no capture is under way
+  graph->abandon();  // no capture is active
   graph->replay();
   EXPECT_EQ(gpu->take_log(), "launch graph 1 on 0\nlaunch graph 1 on 0\n");
   graph->reset();

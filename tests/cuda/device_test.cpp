@@ -1,4 +1,4 @@
-// Questions about the GPU: answers where there is one, an error in words where there is none.
+// Queries about the GPU: values if there is one, an error message if there is none.
 #include "cuda/device.h"
 
 #include <gtest/gtest.h>

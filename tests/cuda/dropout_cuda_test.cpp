@@ -1,5 +1,5 @@
-// The dropout kernel of the GPU against its CPU twin. Its arithmetic is also run block by block on the host, which
-// needs no GPU.
+// The dropout kernel of the GPU against its CPU reference implementation. Its arithmetic also runs block by block on
+// the CPU, without a GPU.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ struct Case {
   int64_t rows, width;
   int64_t first;  // number of the first row; with an odd width rows need not begin a Philox block
   double probability;
-  bool bias, residual;  // without both: what backward does to dy
+  bool bias, residual;  // neither: dropout of dy in backward
   bool sample_major = false;
   bool chosen = false;  // every second row of the whole, backwards
 };
@@ -55,7 +55,6 @@ Operands to(const Operands& o, at::Device device) {
   return {move(o.x), move(o.bias), move(o.residual), move(o.counters), move(o.chosen)};
 }
 
-// Calls `run(operands, shape)` and gives `out` back.
 template <class T, class Run>
 at::Tensor result(const Case& c, const Operands& o, const Run& run) {
   at::Tensor out = at::full_like(o.x, -77);
@@ -76,8 +75,8 @@ at::Tensor cpu_twin(const Case& c, const Operands& o) {
   return result<T>(c, o, [](const DropoutOperands<T>& p, const DropoutShape& shape) { bias_dropout_add(p, shape); });
 }
 
-// The twins do the same operations: (x + bias) * scale + residual. Either may fuse the last two, which leaves out the
-// rounding of the product, half an ulp of it; and the sum is rounded once on either side.
+// Both do the same operations: (x + bias) * scale + residual. Either may fuse the last two, which omits the rounding
+// of the product, half an ulp of it; each rounds the sum once.
 template <class T>
 void expect_twins(const at::Tensor& got, const Case& c, const Operands& o) {
   const at::Tensor expected = cpu_twin<T>(c, o);
@@ -112,7 +111,7 @@ TEST(DropoutBlock, BlockByBlockTheHostGetsWhatTheCpuTwinGets) {
 TEST(DropoutBlock, DropsTheShareThatTheProbabilitySays) {
   const Case c{64, 1000, 6, 0.25, false, false};
   const double share = cpu_twin<float>(c, operands_of(c, at::kFloat)).eq(0).to(at::kDouble).mean().item<double>();
-  EXPECT_NEAR(share, 0.25, 4 * std::sqrt(0.25 * 0.75 / 64000));  // four standard deviations of 64,000 draws
+  EXPECT_NEAR(share, 0.25, 4 * std::sqrt(0.25 * 0.75 / 64000));  // four standard deviations of 64,000 samples
 }
 
 template <class T>
@@ -126,7 +125,7 @@ void check_on_gpu() {
   }
 }
 
-// What a call says where it cannot run.
+// The error message of a call that cannot run.
 std::string refusal() {
   float value = 1;
   const int64_t sample = 0;

@@ -1,5 +1,5 @@
-// A GPU in words: writes down the calls that capture and replay make, and does with issued work what a GPU does: runs
-// it, or in a capture keeps it for the launches.
+// A fake GPU: logs the calls of capture and replay. It runs issued work at once, or in a capture stores it for the
+// launches.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -16,7 +16,6 @@ namespace metroplex::cuda {
 
 class FakeCuda final : public CudaGraphCalls {
  public:
-  // What the thread enqueues on the current stream.
   void issue(const std::function<void()>& work) {
     if (capturing_ == nullptr) return work();
     MPX_ASSERT(current_ == capture_stream_, "work beside the stream of the capture");
@@ -32,8 +31,8 @@ class FakeCuda final : public CudaGraphCalls {
   std::string take_log() { return std::exchange(log_, {}); }
   c10::StreamId current() const { return current_; }
 
-  std::string fails_at;                        // the first call that has this line
-  bool without_memory = false;                 // for the host, where it fails
+  std::string fails_at;                        // the first call that logs this line fails
+  bool without_memory = false;                 // the failure is an out-of-memory error on the host
   std::map<uint64_t, GraphPool::Bytes> bytes;  // by pool
 
   std::unique_ptr<Graph> make_graph() override {

@@ -1,5 +1,4 @@
-// Graphs of a GPU on a GPU: replays against the same calls as they are, pools, random numbers, and what a capture
-// that failed leaves.
+// CUDA graphs on a GPU: replays against eager calls, pools, random numbers, and the state after a failed capture.
 #include <ATen/detail/CUDAHooksInterface.h>
 
 #include "cuda/device.h"
@@ -16,7 +15,7 @@ using kernels::data;
 
 constexpr int64_t kRows = 64, kWidth = 256;
 
-// Dropout, residual and norm by our kernels, then a product of libtorch's; with temporaries of their own.
+// Dropout, residual and norm by our kernels, then a libtorch matmul; with temporaries.
 struct Chain {
   at::Tensor x = kernels::values<float>({kRows, kWidth}, 0.3).to(at::kCUDA), residual = x * 0.5,
              weight = kernels::values<float>({kWidth}, 0.2).to(at::kCUDA),
@@ -95,7 +94,7 @@ TEST(GraphOnGpu, AGraphIsCapturedAgainIntoItsPoolAfterAReset) {
   }
 }
 
-// The allocator, the generator and the stream would otherwise stay in the capture.
+// Otherwise the allocator, the generator and the stream would remain in capture mode.
 TEST(GraphOnGpu, AfterAFailedCaptureTheGpuIsAsBefore) {
   MPX_NEED_GPU();
   const auto device = make_cuda_graph_device();
@@ -104,7 +103,7 @@ TEST(GraphOnGpu, AfterAFailedCaptureTheGpuIsAsBefore) {
   const at::Tensor x = at::ones({1000}, at::TensorOptions().device(at::kCUDA));
   EXPECT_ANY_THROW(capture(*graph, [&] {
     const at::Tensor y = at::bernoulli(x * 0.5);
-    EXPECT_GT(y.sum().item<float>(), 0);  // the host reads: CUDA gives the capture up
+    EXPECT_GT(y.sum().item<float>(), 0);  // the host read makes CUDA invalidate the capture
   }));
   EXPECT_ANY_THROW(capture(*graph, [&] {
     const at::Tensor y = x * 2;

@@ -1,5 +1,4 @@
-// A callable that is captured: when it is called, what is copied, what a call returns; on a GPU in words
-// (fake_cuda.h).
+// A captured callable: number of calls, copies, and return values, on a fake GPU (fake_cuda.h).
 #include "cuda/graph/graphed_callable.h"
 
 #include <ATen/ATen.h>
@@ -16,10 +15,10 @@ struct GraphedCallableTest : testing::TestWithParam<const char*> {
   std::shared_ptr<FakeCuda> gpu = std::string(GetParam()) == "Gpu" ? std::make_shared<FakeCuda>() : nullptr;
   std::unique_ptr<GraphDevice> device = gpu ? make_cuda_graph_device(gpu) : make_graph_device(at::kCPU);
   int calls = 0, barriers = 0;
-  // In place, so that a run too many or too few is seen.
+  // In place, to detect one run too many or too few.
   at::Tensor runs = at::zeros({1}, at::kLong), seen = at::zeros({2, 3}, at::kDouble);
 
-  // Gives 2 x and an undefined tensor.
+  // Returns 2 x and an undefined tensor.
   GraphedCallable::Callable twice() {
     return [this](const Tensors& in) -> Tensors {
       ++calls;
@@ -192,7 +191,7 @@ TEST_P(GraphedCallableTest, APoolIsTheGivenOneOrItsOwn) {
   EXPECT_TRUE(at::equal(c, input(12)));
 }
 
-// A tensor of one element is not taken for a number of the host's because another graph has made it.
+// A tensor of one element is not treated as a host number just because another graph created it.
 TEST(TapeGraphs, ANumberThatAnotherGraphOfThePoolHasWrittenIsReadAnew) {
   const auto device = make_graph_device(at::kCPU);
   const auto pool = device->make_pool();

@@ -1,4 +1,4 @@
-// Accesses to memory beside all recorded operations, found by a closed arena.
+// Memory accesses outside of recorded operations, detected by a protected arena.
 #include "cuda/graph/guarded_arena.h"
 
 #include <ATen/Parallel.h>
@@ -51,7 +51,7 @@ struct Work {
   }
 };
 
-// The thread sanitizer does not hand every fault on.
+// ThreadSanitizer does not forward every fault.
 class GuardedArenaTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -67,7 +67,7 @@ TEST_F(GuardedArenaTest, OperationsKernelsAndConstantsOfLibtorchAreNoFinding) {
   EXPECT_EQ(report(work.arena.findings()), "");
   EXPECT_EQ(report(check_tape({tape, *work.arena.inside()})), "");
   EXPECT_GT(tape.operations.size(), 6u);
-  // All is open again, and holds what an eager run gives.
+  // All pages are accessible again and hold an eager run's values.
   EXPECT_TRUE(at::equal(work.state, at::full({2000, 3}, 0.5, at::kDouble)));
 }
 
@@ -77,7 +77,7 @@ TEST_F(GuardedArenaTest, AReadThroughAPointerIsNamedAndGoesThrough) {
   work.record([&](const at::Tensor& x) { seen = x.const_data_ptr<double>()[4000]; });
   EXPECT_EQ(seen, 2.5);
   expect_finding(work.arena.findings(), Kind::host_access, "add_one", "layer 1",
-                 "behind this operation the host reads through a pointer at 0x");
+                 "after this operation the host reads through a pointer at 0x");
   EXPECT_EQ(work.arena.findings().size(), 1u);
   EXPECT_NE(report(work.arena.findings()).find("cuda_test+0x"), std::string::npos) << report(work.arena.findings());
 }
@@ -87,7 +87,8 @@ TEST_F(GuardedArenaTest, AReadOfWhatWasThereBeforeIsNamed) {
   double seen = 0;
   work.record([&](const at::Tensor&) { seen = *work.weight.const_data_ptr<double>(); });
   EXPECT_EQ(seen, 0.5);
-  work.record([&](const at::Tensor&) { seen = *work.state.const_data_ptr<double>(); });  // of no operation so far
+  work.record([&](const at::Tensor&) { seen = *work.state.const_data_ptr<double>(); });  // outside of any operation
+                                                                                         // so far
   EXPECT_EQ(seen, 0.5);
   expect_finding(work.arena.findings(), Kind::host_access, "add_one", "layer 1", "reads");
   EXPECT_EQ(work.arena.findings().size(), 2u);
@@ -149,7 +150,7 @@ TEST_F(GuardedArenaTest, AKernelThatTouchesWhatItsLaunchDoesNotNameIsNamed) {
 }
 
 #if defined(__x86_64__)
-// As sgemm kernels do whose stack pointer is a workspace in the heap while they read a matrix.
+// As in sgemm kernels whose stack pointer is a heap workspace while they read a matrix.
 double load_with_stack_at(void* stack, const double* from) {
   double value = 0;
   asm volatile(
@@ -186,7 +187,7 @@ TEST_F(GuardedArenaTest, NothingIsWrittenBelowAStackPointerThatIsNone) {
   ASSERT_EQ(found.size(), 2u) << report(found);
   EXPECT_EQ(found[0].kind, Kind::undeclared);
   EXPECT_EQ(found[1].kind, Kind::host_access);
-  // The instruction is known, who called it is not.
+  // The message has the instruction but not its caller.
   for (const Finding& finding : found) {
     EXPECT_NE(finding.text.find("; in cuda_test+0x"), std::string::npos) << finding.text;
     EXPECT_EQ(finding.text.find(" < "), std::string::npos) << finding.text;
@@ -257,7 +258,7 @@ TEST_F(GuardedArenaTest, AccessesBeyondTheRoomForThemAreCounted) {
   EXPECT_NE(log.findings()[1].text.find("; and 3 more accesses"), std::string::npos);
 }
 
-// The process starts anew for each: threads of OpenMP are not there in one that was forked.
+// Each death test starts a new process: a forked one has no OpenMP threads.
 class GuardedArenaDeathTest : public GuardedArenaTest {
   void SetUp() override {
     GuardedArenaTest::SetUp();

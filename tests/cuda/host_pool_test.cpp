@@ -1,5 +1,5 @@
-// libtorch's allocator of pinned memory under the calls of its CUDAGraph, on the CPU: its own template over plain
-// memory. What it refuses by itself is asserted too, so that a libtorch without these faults is noticed.
+// libtorch's pinned-memory allocator under the calls of its CUDAGraph, on the CPU: its own template over plain
+// memory. The test also asserts libtorch's own failures, so that a version without these bugs is noticed.
 #include "cuda/graph/host_pool.h"
 
 #include <ATen/core/CachingHostAllocator.h>
@@ -13,7 +13,7 @@ namespace {
 using Pool = CudaGraphCalls::Pool;
 struct NoEvent {};
 
-// One stream, which may be capturing.
+// One stream, possibly capturing.
 struct PlainMemory : at::CachingHostAllocatorImpl<c10::Stream, NoEvent> {
   bool capturing = false;
   int blocks = 0;
@@ -41,9 +41,9 @@ struct HostPool : testing::Test {
   PlainMemory& memory = *host.impl_;
   const Pool pool{0, 5};
   const c10::MempoolId_t id{0, 5};
-  int asked = 0;  // filters of graphs
+  int asked = 0;  // filter calls by graphs
 
-  // What CUDAGraph does with it.
+  // The calls of CUDAGraph.
   void capture_begin() {
     host.begin_allocate_to_pool(id, [this](c10::Stream) {
       ++asked;
@@ -98,8 +98,8 @@ TEST_F(HostPool, IsCapturedIntoAgainBehindACaptureThatCudaGaveUp) {
   EXPECT_EQ(memory.blocks, 0);
 }
 
-// capture_begin has thrown before it came to pinned memory, behind it, and as the allocator refused; or
-// cudaStreamEndCapture has failed behind the allocators' end.
+// capture_begin threw before it reached pinned memory, after it, or when the allocator refused; or
+// cudaStreamEndCapture failed after the allocators ended.
 TEST_F(HostPool, LeavesNoReferenceAndTakesNoneThatAnotherHolds) {
   hold_host_pool(host, pool);
   leave_host_pool(host, pool, /*begun=*/false);

@@ -1,4 +1,4 @@
-// The launch point: what a recorder is told, and that a replay does what the call did.
+// The launch point: the operation that a recorder receives, and equality of a replay and the call.
 #include "cuda/launch_point.h"
 
 #include <ATen/ATen.h>
@@ -50,7 +50,7 @@ TEST(LaunchPoint, ARecorderIsToldNameTensorsAndScalarsAndCanRunItAgain) {
   x.add_(10);
   operation.run();
   EXPECT_TRUE(at::equal(out, 3 * x));
-  out = at::Tensor();  // the operation keeps the memory
+  out = at::Tensor();  // the operation holds the memory
   operation.run();
   EXPECT_TRUE(at::equal(operation.writes[0], 3 * x));
 }

@@ -1,5 +1,6 @@
-// The layer kernels of the GPU (activation, sums of columns and of halves, rope, cross entropy; norm has its own
-// file) against their CPU twins over dtypes and shapes. Without a GPU the calls must say that they cannot run.
+// The layer kernels of the GPU (activation, sums of columns and of half types, rope, cross entropy; norm has its own
+// file) against their CPU reference implementations over dtypes and shapes. Without a GPU the calls must report that
+// they cannot run.
 #include "cuda/twins.h"
 
 #include <string>
@@ -35,7 +36,7 @@ void check_activation(const ActivationShape& shape) {
   expect_twins<T>(gdx, dx, "gradient of the activation");
 }
 
-// Of whole numbers, whose sums are exact in any order.
+// Integers, whose sums are exact in any order.
 template <class T>
 void check_column_sums(const ColumnSumsShape& s) {
   SCOPED_TRACE(testing::Message() << s.rows << " x " << s.width << " of " << s.stride << " adds " << s.adds);

@@ -1,4 +1,4 @@
-// The meter counts what its thread holds, in bytes asked for.
+// The meter counts the allocations of its thread in requested bytes.
 #include "cuda/memory_meter.h"
 
 #include <ATen/ATen.h>

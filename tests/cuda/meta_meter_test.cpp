@@ -1,4 +1,4 @@
-// Memory of meta tensors as a listener hears of it.
+// Memory of meta tensors as a listener receives it.
 #include "cuda/memory_meter.h"
 
 #include <ATen/ATen.h>

@@ -1,5 +1,5 @@
-// The norm kernels of the GPU, alone and behind bias, dropout and residual, against their CPU twins over dtypes and
-// shapes. Without a GPU the calls must say that they cannot run.
+// The norm kernels of the GPU, alone and fused with bias, dropout and residual, against their CPU reference
+// implementations over dtypes and shapes. Without a GPU the calls must report that they cannot run.
 #include "cuda/twins.h"
 
 #include <string>
@@ -12,7 +12,6 @@
 namespace metroplex::cuda::kernels::norm_cuda_test {
 namespace {
 
-// One call's tensors, on one device.
 template <class In, class Out>
 struct Tensors {
   using T = Wide<In>;
@@ -51,7 +50,6 @@ struct Tensors {
             data<T>(mean), data<T>(rstd),    with_add ? data<In>(add) : nullptr,
             data<In>(dx),  data<T>(dweight), data<T>(dbias)};
   }
-  // x = residual + dropout(raw + added)
   DropoutOperands<Out, In> sum() const { return {data<Out>(raw), data<Out>(added), data<In>(residual), data<In>(x)}; }
   DropoutNormShape shape(const NormShape& s, double probability) const {
     const DropoutRows rows{data<int64_t>(counters), s.rows % 2 == 0 ? 2 : 1, 5, false};
@@ -59,8 +57,8 @@ struct Tensors {
   }
 };
 
-// What comes back through the norm is rounded before it is added: where the two nearly cancel, the sum is off by the
-// rounding of the larger part. `parts` are the sizes of these.
+// The norm's input gradient is rounded before it is added: if the two nearly cancel, the sum is off by the rounding
+// of the larger term. `parts`: sizes of the terms.
 template <class T>
 void expect_gradient(const at::Tensor& gpu, const at::Tensor& cpu, const at::Tensor& parts, const char* what) {
   constexpr double kUnit = std::is_same_v<T, Bf16> ? 0x1p-7 : std::is_same_v<T, F16> ? 0x1p-10 : 0;
@@ -93,8 +91,8 @@ void check_norm(const NormShape& s, bool with_add) {
   expect_gradients(gpu, cpu, with_add);
 }
 
-// With probability 1/2 values are kept times 2, which is exact: a fused multiply-add gives the bits of its two steps,
-// and the sums of the twins are equal.
+// With probability 1/2 the retained values are multiplied by 2, which is exact: a fused multiply-add gives the bits
+// of its two steps. So the sums of both implementations are equal.
 template <class In, class Out>
 void check_sum(const NormShape& s, double probability) {
   Tensors<In, Out> cpu(s), gpu(s);
@@ -154,7 +152,7 @@ TEST(NormCuda, TheGpuGetsWhatTheCpuTwinsGetAndWithoutOneTheCallSaysSo) {
   check_pair<float, F16>();
 }
 
-// 256 lines gave each of the 132 processors of a large GPU two thread blocks of the eight that it holds.
+// 256 lines gave each of the 132 SMs of a large GPU two thread blocks of the eight that it holds.
 TEST(NormLines, CoverAllRowsWithAtMost1024ThreadBlocksAndStaySmallBesideX) {
   int64_t fewer = 0;
   for (const int64_t rows : {0, 1, 8, 9, 2047, 2048, 2049, 2100, 4095, 4096, 4097, 16383, 16384, 16385, 100000}) {
@@ -163,7 +161,7 @@ TEST(NormLines, CoverAllRowsWithAtMost1024ThreadBlocksAndStaySmallBesideX) {
     EXPECT_LE(lines, 1024);
     EXPECT_GE(lines * of_line, rows);
     EXPECT_LT((lines - 1) * of_line, std::max<int64_t>(rows, 1));
-    // Of a column, floats and bf16; the last line may have fewer rows.
+    // Per column, floats and bf16; the last line may have fewer rows.
     EXPECT_LE((lines - 1) * 2 * 4, rows * 2 / (rows < 4096 ? 2 : 4));
     EXPECT_GE(of_line, fewer) << "more rows, fewer of a line";
     fewer = of_line;

@@ -19,7 +19,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
 float float_of(uint32_t bits) { return std::bit_cast<float>(bits); }
 
-// Random bit patterns and, for each power of two, its neighbours and the ties between numbers of fewer bits.
+// Random bit patterns and, for each power of two, its neighbors and the ties between numbers of fewer bits.
 std::vector<float> patterns(int count) {
   std::mt19937 random(7);
   std::vector<float> all;
@@ -55,7 +55,8 @@ TEST(Number, ANoisyBf16IsOneOfTheTwoNeighboursAndRightOnAverage) {
   for (const float x : {1.001F, -3.14159F, 1e-30F, 65535.9F, 1e-41F}) {
     double sum = 0;
     for (uint32_t noise = 0; noise < 65536; ++noise) sum += bf16_to_float(float_to_bf16(x, noise));
-    EXPECT_NEAR(sum / 65536, x, std::abs(x) * 1e-12);  // every noise once: exact but for the rounding of the sum
+    EXPECT_NEAR(sum / 65536, x, std::abs(x) * 1e-12);  // every noise value once: exact except for the rounding of the
+                                                       // sum
   }
   for (uint32_t i = 0; i < 65536; ++i) {
     const auto bits = static_cast<uint16_t>(i);
@@ -157,7 +158,7 @@ TEST(Block8, WhatWasDecodedIsEncodedToTheSameBits) {
 TEST(Block8, EveryCodeUnderItsScaleStandsForItself) {
   for (const bool is_signed : {true, false}) {
     for (int code = 0; code < 256; ++code) {
-      if (is_signed && code == 0x80) continue;  // a negative zero is not written
+      if (is_signed && code == 0x80) continue;  // the encoder never writes a negative zero
       const uint8_t largest = is_signed ? 0x7F : 0xFF;
       const Stored stored{{static_cast<uint8_t>(code), largest}, {0.25F}};
       EXPECT_TRUE(encoded(decoded(stored, is_signed), is_signed) == stored) << code;
@@ -187,7 +188,7 @@ TEST(Block8, ZerosStayZerosAndNoPositiveSecondMomentBecomesZero) {
   EXPECT_EQ(decoded(stored, true), zeros);
   std::vector<float> second{1e30F, 0.0F, 1e-10F, 1e-30F, 1e-45F, 0.5F};
   second.resize(256);
-  second.push_back(1e-45F);  // a block of its own
+  second.push_back(1e-45F);  // a separate block
   second.push_back(0.0F);
   const std::vector<float> back = decoded(encoded(second, false), false);
   for (size_t i = 0; i < second.size(); ++i) EXPECT_EQ(back[i] > 0, second[i] > 0) << i;

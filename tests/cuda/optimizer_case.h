@@ -1,5 +1,5 @@
-// Optimizer ranges for tests: every way of storing things, filled with numbers over many decades, and one step of
-// each optimizer in long double with the error that the kernel's arithmetic and storage may leave.
+// Optimizer ranges for tests: every storage format, filled with numbers over many decades. One step of each optimizer
+// in long double, with an error bound for the kernel's arithmetic and storage.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -22,7 +22,7 @@ enum class Main { f32, f64, bf16, split };
 struct Storage {
   Number grad = Number::f32;
   Main main = Main::f32;
-  std::optional<Number> param;  // written besides
+  std::optional<Number> param;  // also written
   Number first = Number::f32, second = Number::f32;
   bool stochastic = false;
   int64_t offset = 0;  // elements before the range: unaligned starts
@@ -102,7 +102,6 @@ inline Contents random_contents(int64_t n, uint32_t seed) {
   return c;
 }
 
-// The arrays of one range.
 struct Arrays {
   Storage storage;
   int64_t n = 0;
@@ -145,7 +144,6 @@ struct Arrays {
     return r;
   }
 
-  // What is stored now.
   Contents contents() const {
     Contents c{grad.values(true), {}, first.values(true), second.values(false)};
     if (storage.main != Main::split) {
@@ -177,7 +175,7 @@ struct Arrays {
   }
 };
 
-// All that an update depends on, as a test names it.
+// All inputs of an update, named by the test.
 struct AdamCase {
   double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, grad_factor = 1;
   int64_t step = 1;  // of this update, from 1
@@ -198,7 +196,7 @@ struct LionCase {
   GroupRates rates() const { return group_rates(lr, weight_decay, 0, 0, step); }
 };
 
-// What a kernel reads of the step, on the host.
+// The kernel's inputs from the step decision, on the host.
 template <class Case>
 struct Judged {
   StepValues values;
@@ -212,7 +210,7 @@ struct Judged {
 };
 
 using Long = long double;
-// A result in exact arithmetic and how far the kernel may be from it, in units of `u`, the rounding of one operation.
+// A result in exact arithmetic and the allowed error of the kernel, in units of `u`, the rounding of one operation.
 struct Wanted {
   Long value = 0, error = 0;
 };
@@ -220,8 +218,8 @@ struct WantedElement {
   Wanted main, first, second;
 };
 
-// Each bound counts the roundings on the way, those of the coefficients too. Where a rounding decides a sign, both
-// are right.
+// Each bound counts the intermediate roundings, including those of the coefficients. If a rounding decides a sign,
+// both signs are accepted.
 inline WantedElement wanted(const AdamCase& h, Long g, Long p, Long m, Long v, Long /*u*/) {
   g *= h.grad_factor;
   const Long m2 = h.beta1 * m + (1 - Long(h.beta1)) * g, v2 = h.beta2 * v + (1 - Long(h.beta2)) * g * g;
@@ -250,7 +248,7 @@ inline WantedElement wanted(const LionCase& h, Long g, Long p, Long m, Long v, L
   return {{p2, 2 * std::abs(p) + std::abs(p2) + h.lr + either_sign}, {m2, m_error}, {v, 0}};
 }
 
-// What storing |x| in a block of largest magnitude `largest` may change.
+// Maximum change from storing |x| in a block of largest magnitude `largest`.
 inline Long storage_error(Number number, bool stochastic, bool is_signed, Long x, Long largest) {
   const Long whole = stochastic ? 2 : 1;  // of half a last bit
   if (number == Number::bf16) return whole * x / 256 + 1e-40L;
@@ -259,7 +257,6 @@ inline Long storage_error(Number number, bool stochastic, bool is_signed, Long x
   return whole * x / 16 + 1.125L * below * scale + 1e-27L;
 }
 
-// `after` is what a step makes of `before`.
 template <class Hyper>
 void expect_step(const Hyper& hyper, const Storage& storage, const Contents& before, const Contents& after,
                  int moments) {

@@ -1,4 +1,4 @@
-// The optimizer's kernels of the GPU against their CPU twins and the formulas.
+// The optimizer kernels of the GPU against their CPU reference implementations and the formulas.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ std::vector<Storage> all_storage() {
   return all;
 }
 
-// What a kernel reads of the step, on the GPU.
+// The kernel's inputs from the step decision, on the GPU.
 struct OnDevice {
   at::Tensor numbers;
   template <class Case>
@@ -65,7 +65,7 @@ void step(const OptimizerRange& range, const LionCase& c, bool updates = true) {
   lion_step_cuda({{range, judged.place().rates}}, c.hyper(), judged.place().values, current_stream());
 }
 
-// What one step leaves is within the bounds of its CPU twin: the formula's, of arithmetic and storage.
+// The result of one step is within the bounds of the CPU reference: the formula's, of arithmetic and storage.
 template <class Hyper>
 void check_step(const Hyper& hyper, const Storage& storage, const Contents& before, int moments) {
   const Arrays host(storage, before);
@@ -86,8 +86,8 @@ void check_steps(const Storage& storage, const Contents& before) {
   check_step(kLion, storage, before, 1);
 }
 
-// Ends of thread blocks for every storage, where packs may be moved and where not; more elements than 16 bits count
-// for one storage in 17, which takes every kind of moments in turn: each element costs the host a microsecond.
+// Ends of thread blocks for every storage format, with and without packed accesses. One storage format in 17 has more
+// elements than 16 bits count, over every kind of moments: each element costs the host a microsecond.
 void check_steps() {
   std::map<int64_t, Contents> before;
   for (const int64_t n : {1, 255, 256, 257, 2051, 70001}) before[n] = random_contents(n, static_cast<uint32_t>(n));
@@ -115,7 +115,8 @@ void check_held_back() {
   }
 }
 
-// Noise and storage are functions of integers: without arithmetic (lr 0, all factors 1 or 0) twins agree to the bit.
+// Noise and storage are functions of integers: without arithmetic (lr 0, all factors 1 or 0) both implementations
+// agree to the bit.
 void check_storage_bits() {
   const Contents contents = random_contents(100003, 4);
   for (const Storage& storage : all_storage()) {

@@ -1,5 +1,5 @@
-// The optimizer's kernels of the CPU against long double, torch's fused ones, and themselves on other threads and in
-// other pieces.
+// The optimizer kernels of the CPU against long double, torch's fused ones, and themselves with other threads and
+// other splits.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
@@ -37,7 +37,6 @@ int moments(const AdamCase&) { return 2; }
 int moments(const SgdCase& hyper) { return hyper.momentum == 0 ? 0 : 1; }
 int moments(const LionCase&) { return 1; }
 
-// Runs f(hyper) for every optimizer.
 template <class F>
 void for_all(const F& f) {
   f(kAdam);
@@ -47,7 +46,6 @@ void for_all(const F& f) {
   f(kLion);
 }
 
-// Every supported way of storing things.
 std::vector<Storage> all_storage() {
   std::vector<Storage> all{{Number::f64, Main::f64, {}, Number::f64, Number::f64}};
   for (const Number grad : {Number::f32, Number::bf16, Number::f16}) {
@@ -90,7 +88,7 @@ TEST(OptimizerStep, IsTheFormulaInEveryWayOfStoringThings) {
   for (const Storage& storage : all_storage()) for_all([&](const auto& hyper) { check_step(hyper, storage, 777); });
 }
 
-// One way for each path through the kernel.
+// One storage format for each path through the kernel.
 std::vector<Storage> some_storage(int64_t offset) {
   return {{Number::f64, Main::f64, {}, Number::f64, Number::f64, false, offset},
           {Number::f32, Main::f32, {}, Number::f32, Number::f32, false, offset},
@@ -140,7 +138,7 @@ TEST(OptimizerStep, GivesTheSameBitsOnAnyNumberOfThreads) {
   }
 }
 
-// The piece [begin, end) of a range; begin is a multiple of a block where there are blocks.
+// The sub-range [begin, end) of a range; begin is a multiple of a block if the storage has blocks.
 OptimizerRange piece(const OptimizerRange& whole, int64_t begin, int64_t end) {
   OptimizerRange r = whole;
   const auto moved = [&](void* data, Number number) -> void* {
@@ -173,7 +171,7 @@ TEST(OptimizerStep, TouchesNothingOfAStepThatIsHeldBack) {
   }
 }
 
-// What is stored in few bits is rounded by the number of the update; that of the first is the key itself.
+// The update number seeds the rounding of low-bit storage; for the first update the seed is the key itself.
 TEST(OptimizerStep, EveryUpdateDrawsItsOwnNoise) {
   EXPECT_EQ(step_key(12345, 1), 12345u);
   EXPECT_EQ(step_key(12345, 4), 12345u ^ (uint64_t{3} << 32));
@@ -189,8 +187,8 @@ TEST(OptimizerStep, EveryUpdateDrawsItsOwnNoise) {
   EXPECT_FALSE(same_bits(results[0], results[2]));
 }
 
-// A number midway between two of bf16 is rounded up or down as its noise says, in main parameters otherwise than in
-// moments: alike in half of the elements, a binomial number of 4096 with a deviation of 32; five of these.
+// A number midway between two of bf16 is rounded up or down by its noise, which differs for main parameters and
+// moments. They agree in half of the elements, a binomial number of 4096 with a deviation of 32; five of these.
 TEST(OptimizerStep, MainParametersAndMomentsDrawDifferentNoise) {
   const size_t n = 4096;
   const double midway = 1 + 0x1p-8;
@@ -221,8 +219,8 @@ TEST(OptimizerStep, GivesTheSameBitsInAnyPieces) {
   }
 }
 
-// Many steps in float64 beside torch's fused kernels. Each step may leave a few roundings of 1e-16; 200 of them, and
-// what they change in later steps, stay below 1e-13 of the largest parameter.
+// Many steps in float64 against torch's fused kernels. Each step may add a few roundings of 1e-16; 200 of them, and
+// their effect on later steps, are below 1e-13 of the largest parameter.
 TEST(OptimizerStep, ManyStepsInFloat64AreTorchsFusedOnes) {
   const int64_t n = 1001;
   for (const bool adam : {true, false}) {
@@ -248,7 +246,7 @@ TEST(OptimizerStep, ManyStepsInFloat64AreTorchsFusedOnes) {
   }
 }
 
-// A second moment that only falls: v = 0.999^1000 = 0.368 is right. To the nearest, nothing ever falls.
+// A second moment that only decays: v = 0.999^1000 = 0.368 is right. With rounding to nearest it never decays.
 TEST(OptimizerStep, ASecondMomentInFewBitsFallsAsItShouldOnlyWithStochasticRounding) {
   for (const Number second : {Number::bf16, Number::block8}) {
     for (const bool stochastic : {false, true}) {
@@ -262,7 +260,7 @@ TEST(OptimizerStep, ASecondMomentInFewBitsFallsAsItShouldOnlyWithStochasticRound
       }
       double mean = 0;
       for (const double v : arrays.contents().second) mean += v / static_cast<double>(n);
-      // Steps of 1/8 taken with probability 0.008: the deviation of one element is at most 0.25 of its value, that of
+      // Steps of 1/8 occur with probability 0.008: the deviation of one element is at most 0.25 of its value, that of
       // the mean of 4096 a 64th of it; five of these.
       EXPECT_NEAR(mean, stochastic ? std::pow(0.999, 1000) : 1.0, 5 * 0.25 * 0.368 / 64);
     }
@@ -282,7 +280,7 @@ TEST(OptimizerStep, TinySecondMomentsBesideALargeOneDoNotExplodeTheUpdate) {
     const Values before = arrays.contents().main;
     step(arrays.range(), hyper);
     const Values after = arrays.contents().main;
-    // Exactly lr where all is stored in fp32; m may be 1/8 too large after two roundings, sqrt(v) 1/16 too small.
+    // Exactly lr if all is stored in fp32; m may be 1/8 too large after two roundings, sqrt(v) 1/16 too small.
     for (size_t i = 0; i < after.size(); ++i) ASSERT_LE(std::abs(after[i] - before[i]), 1e-2 * 1.125 / 0.9375 + 1e-7);
   }
 }
@@ -304,7 +302,7 @@ TEST(OptimizerStep, StorageThatDoesNotGoTogetherIsRefused) {
   refused([](OptimizerRange& r) { r.param = r.second.data, r.param_number = Number::f64; });
 }
 
-// The order that the sums promise, element by element.
+// The documented summation order, element by element.
 double plain_sum_of_squares(const Values& values) {
   double total = 0;
   for (size_t block = 0; block < values.size(); block += kSumsBlock) {
@@ -318,7 +316,7 @@ double plain_sum_of_squares(const Values& values) {
   return total;
 }
 
-// Numbers of one size, so that another order of addition shows in the last bit; every 29th is zero.
+// Numbers of similar size, so that another order of addition changes the last bit; every 29th is zero.
 Values even_values(int64_t n) {
   Values values;
   for (int64_t i = 0; i < n; ++i) values.push_back(i % 29 == 5 ? 0.0 : std::sin(0.7 * static_cast<double>(i + 1)));

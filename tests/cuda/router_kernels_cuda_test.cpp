@@ -1,5 +1,5 @@
-// The kernels of the router: random rows against Philox word by word, and on a GPU all of them against their CPU
-// twins. Without a GPU the calls must say that they cannot run.
+// The router kernels: random rows against Philox word by word, and on a GPU all kernels against their CPU reference
+// implementations. Without a GPU the calls must report that they cannot run.
 #include "cuda/twins.h"
 
 #include <cmath>
@@ -31,7 +31,7 @@ TEST(RouterKernels, RandomRowsAreWordsOfPhilox) {
     random_rows(data<float>(single), Noise::gumbel, rows_of(counters, rows, width));
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t e = 0; e < width; ++e) {
-        // Rows of two samples in turns, the first is row 3 of its sample.
+        // Rows alternate between two samples; the first is row 3 of its sample.
         const int64_t place = (3 + row / 2) * width + e;
         const base::PhiloxBlock block =
             base::philox4x32(kKey, static_cast<uint64_t>(place / 4), static_cast<uint64_t>(77 + row % 2));
@@ -63,7 +63,7 @@ void check_sinkhorn(int64_t rows, int64_t columns) {
   const SinkhornShape shape{rows, columns, 1e-4};
   sinkhorn<T>(data<T>(x), data<T>(out), data<T>(factors), shape);
   sinkhorn_cuda<T>(data<T>(gx), data<T>(gout), data<T>(gfactors), shape, current_stream());
-  // Another order of sums may end a turn earlier: then columns differ by the tolerance.
+  // Another order of sums may converge an iteration earlier: then columns differ by the tolerance.
   EXPECT_LE((gout.cpu() - out).abs().max().template item<double>(), 2e-4 * out.abs().max().template item<double>());
 }
 

@@ -1,4 +1,4 @@
-// One judgement of a step, for the kernel of the CPU and of a GPU.
+// One step decision, for the kernels of the CPU and of a GPU.
 #pragma once
 
 #include <limits>
@@ -11,7 +11,7 @@ namespace metroplex::cuda::kernels::test {
 inline constexpr double kInf = std::numeric_limits<double>::infinity(),
                         kNan = std::numeric_limits<double>::quiet_NaN();
 
-// Of gradients with a norm of 3 unless told otherwise.
+// The default gradients have a norm of 3.
 struct Case {
   StepRules rules;
   StepValues values;

@@ -1,4 +1,4 @@
-// The kernels by which a step decides: a GPU has the bits of the CPU.
+// The kernels of the step decision: a GPU has the bits of the CPU.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

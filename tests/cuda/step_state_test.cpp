@@ -1,4 +1,4 @@
-// The kernels by which a step decides: each rule against its words.
+// The kernels of the step decision: each rule against its specification.
 #include "cuda/step_state_case.h"
 
 #include <ATen/ATen.h>
@@ -61,7 +61,7 @@ TEST(StepState, ClippingAndUnscalingAreOneFactor) {
   EXPECT_EQ(unscale_of(false, 10, 4, 2), 0.125) << "the mean over 4 ranks";
 }
 
-// Whatever holds a step back leaves the count, and says why.
+// A suspended step does not advance the count and reports the reason.
 TEST(StepState, WhatHoldsAStepBack) {
   struct Held {
     const char* what;
@@ -101,7 +101,7 @@ TEST(StepState, WhatHoldsAStepBack) {
   }
 }
 
-// An overflow of rows is taken again: gradients, losses and the loss scale say nothing.
+// A step with overflowing rows is repeated: gradients, losses and the loss scale are ignored.
 TEST(StepState, FlagsOfLayersHoldAStepBack) {
   Case c;
   c.rules.scale.scales = c.rules.scale.dynamic = true;
@@ -144,7 +144,7 @@ struct Sums {
   double terms[2] = {-1, -1}, losses[3] = {-1, -1, -1};
 };
 
-// Three microbatches, two loss terms of which the second is reported twice in each.
+// Three microbatches, two loss terms; the second term is reported twice in each.
 Sums summed(const std::function<void(OwnLosses&)>& change) {
   static const double losses[] = {3, 10, 7}, tokens[] = {2, 0.5, 4}, stop = 1;
   static const double reports[] = {1, 2, 4, 16, 0, 0, 0, 8, 0};

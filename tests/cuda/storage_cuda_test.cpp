@@ -1,4 +1,4 @@
-// Rows of tables, and optimizer state in fewer bits, on a GPU: the bits of their CPU twins.
+// Rows of tables, and optimizer state in fewer bits, on a GPU: same bits as the CPU reference.
 #include <tuple>
 
 #include "base/error.h"
@@ -39,8 +39,9 @@ void check_scatter(const TableShape& s) {
   EXPECT_TRUE(at::equal(gtable.cpu(), table));
 }
 
-// Every row more than 32 times: 32 lanes, a tree of 5 steps over them and the table round by half a unit of at most
-// the sizes of what they add, the table's type by half of one of its own; the sum in doubles rounds at every step.
+// Every row more than 32 times. The 32 lanes, a tree of 5 steps over them, and the table round by half a unit each,
+// of at most the sum of absolute values. The table's type rounds by half of its own unit; the sum in doubles rounds
+// at every step.
 template <class Table, class Dout>
 void check_long_scatter(const TableShape& s) {
   const at::Tensor table = values<Table>({s.rows, s.width}, 0.7), dout = values<Dout>({s.count, s.width}, 0.3),

@@ -1,4 +1,4 @@
-// Buffers that graphs share: whether the values of the capture are there in another order of replays.
+// Buffers shared by graphs: checks if replays in another order still read the values of the capture.
 #include "cuda/graph/tape_findings.h"
 
 #include "support/logged_graphs.h"
@@ -12,7 +12,8 @@ using test::record_tape;
 using test::RecordedTape;
 using Kind = FindingKind;
 
-// A forward and a backward of one live set: what the forward saves stays in the pool until the backward has read it.
+// A forward and a backward of one graph instance (`LiveSet`): saved tensors stay in the pool until the backward has
+// read them.
 struct LiveSet {
   at::Tensor input, saved, gradient;
   RecordedTape forward, backward;
@@ -43,7 +44,7 @@ struct TwoSets {
   LiveSet a;
   std::unique_ptr<LiveSet> b;
 
-  // Set b is captured when a has been given back, or while it is live.
+  // Captures set b after a was freed, or while it is live.
   explicit TwoSets(bool overlap, bool share_input = false) : a(recorder, "a", pool, x) {
     if (!overlap) a.record_backward(recorder, "a");
     b = std::make_unique<LiveSet>(recorder, "b", pool, share_input ? x : y);
@@ -61,12 +62,11 @@ struct TwoSets {
 TEST(TapeBuffers, AReplayInTheOrderOfTheCaptureSeesTheSame) {
   const TwoSets sets(false);
   EXPECT_EQ(report(check_replays(sets.captured(false), {0, 1, 2, 3, 0, 1, 2, 3}, {sets.pool.get()})), "");
-  // A set alone, and twice.
   EXPECT_EQ(report(check_replays(sets.captured(false), {0, 1, 0, 1, 2, 3}, {sets.pool.get()})), "");
 }
 
 TEST(TapeBuffers, ABufferOverwrittenBeforeItsLastReaderIsNamedWithWriterAndReader) {
-  // b took the memory that a had given back: both live at once is more than was captured.
+  // b reuses the memory freed by a: the capture does not allow both at the same time.
   const TwoSets sets(false);
   const auto found = check_replays(sets.captured(false), {0, 2, 3, 1}, {sets.pool.get()});
   expect_finding(found, Kind::overwritten, "aten::mul.Scalar", "backward of a",
@@ -79,7 +79,7 @@ TEST(TapeBuffers, SetsThatWereLiveTogetherMayBeReplayedSo) {
   const TwoSets sets(true);
   EXPECT_EQ(report(check_replays(sets.captured(true), {0, 1, 2, 3, 0, 1, 2, 3}, {sets.pool.get()})), "");
   EXPECT_EQ(report(check_replays(sets.captured(true), {1, 0, 2, 3}, {sets.pool.get()})), "");
-  // a's backward was captured when b had given its memory back.
+  // a's backward was captured after b had freed its memory.
   expect_finding(check_replays(sets.captured(true), {0, 1, 3, 2}, {sets.pool.get()}), Kind::overwritten,
                  "aten::mul.Scalar", "backward of b", "of backward of a in graph ba has written there since");
 }
@@ -87,7 +87,7 @@ TEST(TapeBuffers, SetsThatWereLiveTogetherMayBeReplayedSo) {
 TEST(TapeBuffers, AnInputCopiedInTooEarlyIsNamed) {
   const TwoSets sets(false, /*share_input=*/true);
   EXPECT_EQ(report(check_replays(sets.captured(false), {0, 1, 2, 3}, {})), "");
-  const auto found = check_replays(sets.captured(false), {0, 2, 3, 1}, {});  // static inputs are of no pool
+  const auto found = check_replays(sets.captured(false), {0, 2, 3, 1}, {});  // static inputs belong to no pool
   expect_finding(found, Kind::overwritten, "aten::add.Tensor", "backward of a",
                  "that the copy of the inputs in graph fa wrote in the capture; in the replay the copy of the inputs "
                  "in graph fb has written there since");
@@ -124,7 +124,7 @@ TEST(TapeBuffers, ReplaysAreRememberedInTheirOrder) {
   capture(*backward, [&] {
     gradient.add_(saved);
     saved.reset();
-    gradient.add_(at::cos(x));  // where `saved` was: alone, this tape could not be replayed
+    gradient.add_(at::cos(x));  // overwrites `saved`: this tape cannot be replayed alone
   });
   recorder.set_place("layer 2");
   capture(*other, [&] { gradient.add_(at::sin(x)); });
@@ -145,7 +145,7 @@ TEST(TapeBuffers, ANumberThatTheNextReplayDoesNotFindIsNamed) {
     for (int i = 0; i < 8; ++i) written_by_the_host.mutable_data_ptr<double>()[i] = i;
     y.add_(written_by_the_host);
     written_by_the_host.reset();
-    y.add_(at::exp(x));  // takes its memory
+    y.add_(at::exp(x));  // reuses its memory
   });
   expect_finding(check_tape(tape.recording()), Kind::overwritten, "aten::add_.Tensor", "layer 1",
                  "that no operation wrote in the capture; in the replay operation 1, aten::exp, of layer 1");

@@ -1,5 +1,5 @@
-// What one tape, or two of the same work, show to be wrong: each fault is planted into a small callable of libtorch's
-// operators and kernels, and found with its operator and place.
+// Diagnostics of one tape, or of two tapes of the same work. Each fault is planted into a small callable of libtorch
+// operators and kernels, and found with its operator and location.
 #include "cuda/graph/tape_findings.h"
 
 #include <ATen/ScalarOps.h>
@@ -27,7 +27,7 @@ void scale(const Scaling& s) {
   for (int i = 0; i < s.count; ++i) s.out[i] = s.factor * s.in[i];
 }
 
-// A gather of the last step, say, whose event a GPU's capture does not know.
+// For example a gather of the last step, whose event does not belong to a GPU's capture.
 TEST(TapeRecorder, RefusesToWaitForACallThatBeganBeforeTheCapture) {
   int before = 0, inside = 0;
   const auto call = [](const char* name, const void* work) {
@@ -51,7 +51,7 @@ TEST(TapeRecorder, RefusesToWaitForACallThatBeganBeforeTheCapture) {
   EXPECT_NO_THROW(recorder.run(call("wait", &before)));
 }
 
-// Two layers on inputs that lie still; what may go wrong in them is set from outside.
+// Two layers on static inputs; tests set the fault.
 struct Work {
   TapeRecorder recorder;
   at::Tensor input = at::zeros({4, 3}, at::kDouble), weight = at::full({3, 3}, 0.5, at::kDouble);
@@ -79,7 +79,7 @@ struct Work {
       state.copy_(scaled(x, 3.0, 1.0) + state);
     });
   }
-  // Recorded twice on different inputs; `fault` is told which time it is, in layer 1.
+  // Records twice on different inputs; calls `fault` with the recording number in layer 1.
   std::vector<Finding> twice(const std::function<void(int)>& fault) {
     const RecordedTape first = record(1, [&] { fault(0); }), second = record(2, [&] { fault(1); });
     std::vector<Finding> found;
@@ -135,7 +135,7 @@ TEST(TapeFindings, AStaleNumberOfTheHostIsNamed) {
   const auto changes = [](int time) { return time == 0 ? 0.1 : 0.2; };
   expect_finding(work.twice([&](int time) { work.state.mul_(changes(time)); }), Kind::stale_number,
                  "aten::mul_.Scalar", "layer 1", "other = 0.1, and other = 0.2");
-  // A number that libtorch puts into a tensor beside its dispatcher.
+  // A number that libtorch puts into a tensor without its dispatcher.
   expect_finding(work.twice([&](int time) { work.state.mul_(c10::scalar_to_tensor(changes(time))); }),
                  Kind::stale_number, "aten::mul_.Tensor", "layer 1", "constant = 0.1, and constant = 0.2");
   expect_finding(work.twice([&](int time) { work.state.add_(work.input, changes(time)); }), Kind::stale_number,
@@ -144,7 +144,7 @@ TEST(TapeFindings, AStaleNumberOfTheHostIsNamed) {
                  Kind::stale_number, "scale", "layer 1", "factor = 0.1, and factor = 0.2");
 }
 
-// Counts of one expert are one element, and a kernel may fill them behind the view.
+// The counts of one expert are one element, which a kernel may fill after the view was taken.
 TEST(TapeFindings, AViewOfAnElementThatNothingHasWrittenYetReadsNoNumber) {
   Work work;
   EXPECT_EQ(report(work.twice([&](int time) {
@@ -156,7 +156,7 @@ TEST(TapeFindings, AViewOfAnElementThatNothingHasWrittenYetReadsNoNumber) {
             "");
 }
 
-// Nor does one that is written and not read.
+// The same holds for an element that is written and not read.
 TEST(TapeFindings, ACopyIntoAnElementReadsNoNumberOfIt) {
   Work work;
   EXPECT_EQ(report(work.twice([&](int) {
@@ -173,22 +173,22 @@ TEST(TapeFindings, ANumberThatALaunchDoesNotNameIsFoundAmongItsArguments) {
       work.twice([&](int time) { work.state.copy_(work.scaled(work.input, 1.0, time == 0 ? 0.1 : 0.2)); });
   expect_finding(found, Kind::stale_number, "scale", "layer 1", "bytes 24 to 32");
   expect_finding(found, Kind::stale_number, "scale", "layer 1", "are 0.1, and 0.2");
-  EXPECT_EQ(found.size(), 1u);  // pointers into the pools are none
+  EXPECT_EQ(found.size(), 1u);  // pointers into the pools are excluded
 }
 
 TEST(TapeFindings, AnInputThatWasNotCopiedInIsNamed) {
   Work work;
-  // Held: it lies elsewhere.
+  // Still allocated: another address.
   std::vector<at::Tensor> batches{at::ones({4, 3}, at::kDouble), at::zeros({4, 3}, at::kDouble)};
   expect_finding(work.twice([&](int time) { work.state.add_(batches[static_cast<size_t>(time)]); }),
                  Kind::input_not_copied, "aten::add_.Tensor", "layer 1", "elsewhere in the other recording");
-  // Given back: it may well lie in the same place again.
+  // Already freed: the address may be reused.
   const RecordedTape tape = [&] {
     const at::Tensor batch = at::ones({4, 3}, at::kDouble);
     return work.record(1, [&] { work.state.add_(batch); });
   }();
   expect_finding(check_tape(tape.recording()), Kind::input_not_copied, "aten::add_.Tensor", "layer 1",
-                 "96 bytes that were not of the pool have been given back");
+                 "96 bytes from outside the pool have been freed since");
 }
 
 at::Tensor allocated_elsewhere() {
@@ -211,7 +211,7 @@ TEST(TapeFindings, AnAllocationFromOutsideThePoolIsNamed) {
                  "elsewhere in the other recording");
   const RecordedTape tape = work.record(1, [&] { fault(false)(0); });
   expect_finding(check_tape(tape.recording()), Kind::outside_pool, "aten::exp.out", "layer 1",
-                 "have been given back");
+                 "have been freed since");
 }
 
 TEST(TapeFindings, AValueReadOnTheHostIsNamed) {
@@ -234,7 +234,7 @@ TEST(TapeFindings, TheReportSaysEachOnce) {
   const std::vector<Finding> found{{Kind::host_access, "aten::item", "layer 1", "a"},
                                    {Kind::host_access, "aten::item", "layer 1", "b"},
                                    {Kind::other_shape, "aten::mm", "", "c"}};
-  EXPECT_EQ(report(found), "the host looks at values: aten::item of layer 1: a\nanother shape: aten::mm: c\n");
+  EXPECT_EQ(report(found), "the host reads values: aten::item of layer 1: a\nanother shape: aten::mm: c\n");
 }
 
 TEST(TapeFindings, StridesAreComparedWhereAddressAndShapeAreTheSame) {

@@ -1,4 +1,4 @@
-// What tests of GPU kernels share: values of every element type, and the comparison with the CPU twin.
+// Helpers for tests of GPU kernels: values of every element type, and the comparison with the CPU reference.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -34,11 +34,11 @@ T* data(const at::Tensor& x) {
   return x.defined() ? static_cast<T*>(x.mutable_data_ptr()) : nullptr;
 }
 
-// Twins round to T once; the CPU's fast erf is off by 1.5e-7, other fp32 arithmetic by the few roundings of `slack`
-// units, and a value near the middle of two halves may go either way: to neighbours, which are 2^-7 (bf16) or 2^-10
-// (f16) of a value apart behind a power of two. Of sums, `sizes` is the sum of the absolute values: n terms of either
-// sign are added in another order, so each twin is off by n roundings of partial sums of sqrt(n) terms' size, which
-// fall to either side: by one rounding of all sizes.
+// Both round to T once. The CPU's fast erf is off by 1.5e-7, other fp32 arithmetic by the few roundings of `slack`
+// units. A value near the midpoint of two half numbers may round either way: to neighbors, which are 2^-7 (bf16) or
+// 2^-10 (f16) relative apart just above a power of two. For sums, `sizes` is the sum of the absolute values. The n
+// terms of either sign are added in another order. Each implementation is then off by n roundings of partial sums of
+// sqrt(n) terms' size. These errors have random signs: together one rounding of all sizes.
 template <class T>
 void expect_twins(const at::Tensor& gpu, const at::Tensor& cpu, const char* what, double sizes = 0) {
   constexpr double kUnit = std::is_same_v<T, double> ? 0 : std::is_same_v<T, Bf16> ? 0x1p-7 : 0x1p-10;

@@ -63,7 +63,7 @@ TEST(Blend, RefusesEmptyDatasetsAndWeightsThatAreNotPositive) {
 
 TEST(Blend, RefusesToAskADatasetForMoreThanItHas) { EXPECT_THROW(blend_of({5, 100}, {1, 1}, 40), base::Error); }
 
-// Eight numbers and more are summed in another order than left to right; the weights' last bits show it.
+// numpy does not sum eight or more numbers from left to right; the last bits of the weights show it.
 TEST(Blend, NormalizesToTheBitsOfNumpy) {
   const std::vector<double> weights{0.78, 0.98, 0.99, 0.01, 0.9, 0.58, 0.35, 0.93, 0.3};
   EXPECT_EQ(normalize(weights)[0], 0.13402061855670105);
@@ -73,7 +73,7 @@ TEST(Blend, SumsLongListsOfWeightsInHalves) {
   const auto weights = normalize(std::vector<double>(1000, 0.1));
   EXPECT_EQ(weights.size(), 1000u);
   EXPECT_NEAR(weights[999], 0.001, 1e-17);
-  std::vector<double> harmonic;  // numpy cuts 131 numbers after 64, not 65
+  std::vector<double> harmonic;  // numpy splits 131 numbers after 64, not 65
   for (int i = 1; i <= 131; ++i) harmonic.push_back(1.0 / i);
   EXPECT_EQ(normalize(harmonic)[0], 0.1832769018053539);
 }

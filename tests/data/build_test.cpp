@@ -56,7 +56,7 @@ TEST_F(Build, ASplitWithoutADocumentNamesTheWayOut) {
     EXPECT_NE(share.find(word), std::string::npos) << share;
   write_corpus(scratch / "one", std::vector<int64_t>(1, 900));
   config.data_path = {scratch / "one"};
-  // The same of a look ahead, which makes no cache.
+  // check_splits reports the same error and writes no cache.
   files::PosixFileSystem disk;
   std::string looked;
   config.data_cache_path = scratch / "of its own";
@@ -91,7 +91,8 @@ TEST_F(Build, AnOrderThatTakesTooMuchMemoryIsReportedForEachSplit) {
   EXPECT_FALSE(std::filesystem::exists(config.data_cache_path));
 }
 
-// 122 samples an epoch (49 documents of 20 tokens); a last epoch of which less than 0.8 is wanted is shuffled apart.
+// 122 samples per epoch (49 documents of 20 tokens); the last epoch is shuffled separately if less than 0.8 of it is
+// needed.
 TEST_F(Build, TheOrderOfTheSamplesIsThatOfTheirEpochs) {
   config.data_path = {scratch / "a"};
   config.split = "98,1,1";
@@ -124,7 +125,7 @@ TEST_F(Build, TheOrderOfTheSamplesIsThatOfTheirEpochs) {
   EXPECT_EQ(made(300).first, "2 (the last apart), 2 (the last apart)");
 }
 
-// The line that is given runs as it stands.
+// The suggested command line runs as printed.
 TEST_F(Build, TextIsNoDatasetAndTheWayToOneIsALine) {
   std::ofstream(scratch / "my notes.txt") << "Once upon a time\n";
   config.data_path = {scratch / "my notes.txt"};
@@ -244,7 +245,7 @@ TEST_F(Build, MultipleValidationSetsStaySeparate) {
   options.sizes = {100, -1, 0};
   const Splits splits = build_datasets(config, options);
   ASSERT_EQ(splits.valid.size(), 2u);
-  // One epoch of 50 * 20 and of 30 * 40 tokens in samples of 8 tokens and one that is only predicted.
+  // One epoch of 50 * 20 and of 30 * 40 tokens in samples of 8 tokens plus one that is only predicted.
   EXPECT_EQ(splits.valid[0]->size(), (50 * 20 - 1) / 8);
   EXPECT_EQ(splits.valid[1]->size(), (30 * 40 - 1) / 8);
   config.multiple_validation_sets = false;

@@ -1,4 +1,4 @@
-// Chats in samples: whole, apart from each other, with loss where the assistant speaks.
+// Chats in samples: whole, separate from each other, with loss on the assistant's tokens.
 #include "data/chat_dataset.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kLength = 24;
 
-// Chat c holds 100 (c + 1), ..., of which every third is learned, and the last.
+// Chat c contains 100 (c + 1), ...; every third token and the last one are learned.
 void write_chats(files::FileSystem& disk, const std::string& prefix, const std::vector<int64_t>& lengths) {
   files::IndexedDatasetWriter tokens(disk, prefix, files::TokenType::i32);
   files::IndexedDatasetWriter marks(disk, prefix + kLossMaskSuffix, files::TokenType::u8);
@@ -85,7 +85,7 @@ TEST_F(ChatSamples, HoldEveryChatOnceAndWhole) {
     dataset->get(i, sample);
     ASSERT_EQ(sample.tokens.size(), static_cast<size_t>(kLength));
     for (int64_t at = 0; at < kLength;) {
-      if (sample.tokens[at] == 0) {  // what is left
+      if (sample.tokens[at] == 0) {  // the rest
         for (int64_t position = 0, begin = at; at < kLength; ++at, ++position) {
           EXPECT_EQ(sample.tokens[at] + sample.labels[at], 0);
           EXPECT_EQ(sample.loss_mask[at], 0.0f);
@@ -110,7 +110,7 @@ TEST_F(ChatSamples, HoldEveryChatOnceAndWhole) {
   }
   EXPECT_EQ(seen.size(), lengths.size());
   for (const auto& [chat, times] : seen) EXPECT_EQ(times, 1) << chat;
-  // Of what chats of 1 to 24 positions leave: a packing that opens a sample for each would fill half.
+  // Lower bound for chats of 1 to 24 positions: one sample per chat would fill half.
   EXPECT_GT(static_cast<double>(used) / static_cast<double>(dataset->size() * kLength), 0.9);
 }
 
@@ -199,7 +199,7 @@ TEST_F(ChatSamples, WhatDoesNotFitIsRefusedWithTheWayOut) {
   EXPECT_NE(refusal().find("give '" + (scratch / "chats") + "'"), std::string::npos) << refusal();
   EXPECT_NE(training_tokens(config, posix).at(0).problem.find("is the loss mask of chats"), std::string::npos);
   config.data_path = {scratch / "chats"};
-  // A mark that is none, of the second token of the second chat.
+  // An invalid mark of the second token of the second chat.
   std::string marks = posix.read(scratch / "chats_loss_mask.bin");
   marks[static_cast<size_t>(lengths[0]) + 1] = 2;
   posix.replace_file(scratch / "chats_loss_mask.bin", marks);
@@ -275,14 +275,14 @@ TEST(ChatPreprocess, WritesTokensAndWhichAreLearned) {
   EXPECT_EQ(texts_of(disk, "/all"), (std::vector<std::string>{"abCD", "longCOMESlater", "abcdefgH"}));
   const PreprocessProgress cut = preprocess(disk, letter_options("/cut"), letters(6));
   EXPECT_EQ(cut.long_chats, 2);
-  EXPECT_EQ(cut.empty_documents, 3);  // of one nothing is learned within 6 tokens
+  EXPECT_EQ(cut.empty_documents, 3);  // one has no learned token within 6 tokens
   EXPECT_EQ(texts_of(disk, "/cut"), (std::vector<std::string>{"abCD", "longCO"}));
   const PreprocessProgress dropped = preprocess(disk, letter_options("/drop"), letters(6, true));
   EXPECT_EQ(dropped.long_chats, 2);
   EXPECT_EQ(texts_of(disk, "/drop"), (std::vector<std::string>{"abCD"}));
   merge_datasets(disk, {"/all", "/drop"}, "/both");
   EXPECT_EQ(texts_of(disk, "/both"), (std::vector<std::string>{"abCD", "longCOMESlater", "abcdefgH", "abCD"}));
-  // Without any left.
+  // No sequence left.
   const auto refused = [&](int64_t longest, bool drops, const PreprocessOptions& options) {
     return test::error_of([&] { preprocess(disk, options, letters(longest, drops)); });
   };

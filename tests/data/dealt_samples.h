@@ -1,5 +1,5 @@
-// What recorded batches of Megatron hold and training does not use: two samplers as whole lists of indices, a last
-// batch that is not full, counts of samples with settings that there are none of here.
+// Parts of recorded Megatron batches that training does not use: two samplers as full lists of indices, an incomplete
+// last batch, and sample counts with settings that we do not have.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,8 @@ inline std::vector<int64_t> full_validation_indices(int64_t total_samples, int64
   return indices;
 }
 
-// A whole global batch of one rank: samples [first, first + global_batch_size) dealt out micro-batch by micro-batch.
-// Uses micro_batch_size, dp_index and dp_size. Throws base::Error when they do not divide the global batch.
+// A full global batch of one rank: samples [first, first + global_batch_size) distributed micro-batch by micro-batch.
+// Uses micro_batch_size, dp_index and dp_size. Throws base::Error if they do not divide the global batch.
 inline std::vector<int64_t> global_batch_indices(int64_t first, int64_t global_batch_size,
                                                  const data::SamplerOptions& options) {
   const int64_t step = options.micro_batch_size * options.dp_size;
@@ -33,13 +33,13 @@ inline std::vector<int64_t> global_batch_indices(int64_t first, int64_t global_b
   return indices;
 }
 
-// Batches that a cyclic sampler has left of its epoch.
+// Remaining batches in the epoch of a cyclic sampler.
 inline int64_t batches_left(const data::SamplerOptions& o) {
   const int64_t step = o.micro_batch_size * o.dp_size, active = o.total_samples / step * step;
   return (active - o.consumed_samples % active) / step;
 }
 
-// What a single walk leaves out: the rank's part of the last samples, where they do not fill every rank.
+// Samples that a single pass omits: the rank's part of the last samples if they do not fill every rank.
 inline std::vector<int64_t> partial_batch(const data::SamplerOptions& o) {
   const int64_t step = o.micro_batch_size * o.dp_size;
   const int64_t rest = o.consumed_samples + (o.total_samples - o.consumed_samples) / step * step;
@@ -58,7 +58,7 @@ struct MegatronSampleCounts : data::SampleCountOptions {
     const int64_t evaluation = eval_iters * (eval_global_batch_size > 0 ? eval_global_batch_size : global_batch_size);
     data::SampleCounts out = data::sample_counts(*this);
     out.test = evaluation;
-    int64_t begin = 0, end = out.train;  // of the phase that `iteration` is in
+    int64_t begin = 0, end = out.train;  // of the phase that contains `iteration`
     for (const int64_t transition : phase_transition_iterations) {
       if (transition <= iteration) begin = std::max(begin, transition * global_batch_size);
       else end = std::min(end, transition * global_batch_size);

@@ -121,7 +121,7 @@ TEST(GptDataset, RefusesTokensOutsideTheVocabulary) {
   EXPECT_THROW(for (int64_t i = 0; i < dataset.size(); ++i) dataset.get(i, sample), base::Error);
 }
 
-// What one dataset left in the cache is no other's.
+// A dataset never reads another one's cache.
 TEST(GptDataset, TakesFromTheCacheOnlyItsOwnOrder) {
   const Scratch scratch;
   const auto source = source_of(scratch, {5, 9, 30, 1, 2, 14, 40});
@@ -161,7 +161,7 @@ TEST(GptIndex, ShufflesAThinLastEpochApart) {
 
 TEST(GptIndex, WhatItTakesIsKnownBeforehand) {
   const std::vector<int32_t> lengths{10, 7, 30, 1}, documents{0, 1, 2, 3};
-  for (const int64_t samples : {-1, 3, 5, 6, 12, 40, 1000}) {  // 6: an epoch, but for the last label
+  for (const int64_t samples : {-1, 3, 5, 6, 12, 40, 1000}) {  // 6: an epoch, except for the last label
     GptIndexOptions options;
     options.sequence_length = 8;
     options.num_samples = samples;

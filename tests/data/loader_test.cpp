@@ -74,7 +74,7 @@ TEST(Loader, ReadsAheadButNotTooFar) {
   EXPECT_EQ(dataset->reads, 6);
 }
 
-// Each read waits until as many are under way as there are threads.
+// Each read waits until one read per thread is in flight.
 class MeetingDataset final : public Dataset {
  public:
   explicit MeetingDataset(int together) : together_(together) {}

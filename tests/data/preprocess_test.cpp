@@ -18,7 +18,7 @@
 namespace metroplex::data::preprocess_test {
 namespace {
 
-// A token a word: its length. Slow where a test wants to be interrupted.
+// One token per word: its length. The delay lets a test interrupt it.
 Encoder word_lengths(int delay_us = 0) {
   Encoder encoder;
   encoder.encode = [delay_us](std::string_view text) {
@@ -222,7 +222,7 @@ TEST(Preprocess, LetsOnlyOneRunWorkOnAPrefix) {
   EXPECT_THROW(preprocess(disk, options_of("/in.txt", "/out"), word_lengths()), base::Error);
 }
 
-// The process dies, or the power goes, at every single call that touches the disk; the next run must give the same
+// The process dies, or the power fails, at every single call that accesses the disk; the next run must give the same
 // bytes.
 TEST(Preprocess, GivesTheSameBytesAfterDyingAtAnyMoment) {
   files::MemoryFileSystem whole;
@@ -249,7 +249,7 @@ TEST(Preprocess, GivesTheSameBytesAfterDyingAtAnyMoment) {
   EXPECT_GT(resumed, counter.calls()) << "more than half of the runs go on, they do not begin again";
 }
 
-// Every option that the bytes depend on is part of the job; of a job half done, and of one that has ended.
+// Every option that affects the bytes is part of the job, for an unfinished job and for a finished one.
 TEST(Preprocess, BeginsAgainWhenTheJobIsAnotherAndReplacesADatasetOnlyWhenAsked) {
   using Change = std::function<void(PreprocessOptions&, Encoder&)>;
   const std::pair<const char*, Change> changes[] = {
@@ -343,7 +343,7 @@ TEST(Preprocess, StopsOnAFullDiskAndGoesOnLater) {
   EXPECT_GT(preprocess(disk, options, word_lengths()).bytes_resumed, 0);
 }
 
-// A real process, really killed, at random moments of its work: after so many of its reports of progress.
+// A real process, really killed, at random moments of its work: after a number of progress reports.
 TEST(Preprocess, GoesOnAfterKill) {
   const Scratch scratch;
   files::PosixFileSystem disk;
@@ -357,7 +357,7 @@ TEST(Preprocess, GoesOnAfterKill) {
   int killed = 0;
   for (int round = 0; round < 4; ++round) {
     const std::string prefix = scratch / ("out" + std::to_string(round));
-    int kills_left = 3;  // a kill soon after the start costs what was not yet on the disk: not for ever
+    int kills_left = 3;  // a kill soon after the start loses the progress not yet on the disk: not forever
     for (bool done = false; !done;) {
       int pipe[2];
       ASSERT_EQ(::pipe(pipe), 0);

@@ -99,7 +99,7 @@ TEST(Sampler, EndsTheSingleWalk) {
   EXPECT_FALSE(sampler.next(batch));
 }
 
-// 3 of 7 samples are left: a whole batch for the first of two ranks, none for the second.
+// 3 of 7 samples are left: a full batch for the first of two ranks, none for the second.
 TEST(Sampler, EndsForAllRanksWhereOneHasNoWholeBatch) {
   for (const int64_t rank : {0, 1}) {
     auto options = options_of(SamplerType::single, 7, 4, 2, 2);

@@ -1,4 +1,4 @@
-// A folder of a test's own, gone when the test ends; and a small corpus in it.
+// A temporary folder that is deleted when the test ends, and a small corpus in it.
 #pragma once
 
 #include <filesystem>
@@ -41,7 +41,7 @@ inline std::string read_file(const std::string& path) {
   return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
 }
 
-// Document d holds 100 d, 100 d + 1, ... and ends with 0.
+// Document d contains 100 d, 100 d + 1, ... and ends with 0.
 inline void write_corpus(const std::string& prefix, const std::vector<int64_t>& lengths) {
   files::PosixFileSystem disk;
   files::IndexedDatasetWriter writer(disk, prefix, files::TokenType::i32);

@@ -1,4 +1,4 @@
-// Tokens of the training split, counted from index files alone.
+// Tokens of the training split, counted from index files only.
 
 #include <gtest/gtest.h>
 
@@ -65,7 +65,7 @@ TEST_F(TokenCount, WhatIsMissingOrDamagedIsTold) {
   EXPECT_THROW(found(), base::Error) << "the key itself is wrong";
 }
 
-// The index of the dataset needs one epoch for the samples of one.
+// The dataset's index needs one epoch for the samples of one.
 TEST_F(TokenCount, SamplesOfEpochsReadNoSourceMoreOften) {
   config.split = "1";
   config.data_path = {scratch / "a"};

@@ -1,4 +1,4 @@
-// Which parameters go together, and over which ranks they are summed.
+// Groups of parameters, and the ranks over which their gradients are summed.
 #include "distributed/families.h"
 
 #include "base/error.h"
@@ -22,7 +22,6 @@ distributed::FamilyOptions options_of(const config::Parallel& parallel, const co
   return options;
 }
 
-// A dense one, an expert of this rank, and a router in fp32.
 std::vector<nn::Param> three_params() {
   std::vector<nn::Param> params{make_param("dense", values({6}, 1)), make_param("expert", values({6}, 2)),
                                 make_param("router", values({6}, 3, at::kFloat))};
@@ -74,7 +73,7 @@ TEST(ParamFamilies, RunsOfDataParallelRanksAddUpInEveryFamily) {
   expect_sums(8, parallel);
 }
 
-// ep 4 on four ranks: everyone has experts of its own, and the dense ones are shared by all.
+// ep 4 on four ranks: every rank has its own experts, and all share the dense parameters.
 TEST(ParamFamilies, WhoSharesWithNobodyGathersNothingAndKeepsItsGradients) {
   const config::Parallel parallel = parallel_of(4);
   for (const config::Sharding& sharding : kStages) {
@@ -103,7 +102,7 @@ TEST(ParamFamilies, WhoSharesWithNobodyGathersNothingAndKeepsItsGradients) {
   }
 }
 
-// One leaves while the next is filled.
+// One bucket is reduced while the next is filled.
 TEST(ParamFamilies, TwoTransientBucketsAtATimeAreEachSummed) {
   config::Parallel parallel;
   parallel.ddp_bucket_size = 6;

@@ -1,4 +1,4 @@
-// Where gradients lie, when they are reduced, and that a wrong number of them is noticed.
+// Position of gradients, time of their reduction, and detection of a wrong number of gradients.
 #include "distributed/grad_buffer.h"
 
 #include "comm/backends/counting.h"
@@ -22,7 +22,7 @@ struct Setup {
   bool overlap = true;
 };
 
-// Without sharding: every rank of `dp` keeps all gradients.
+// Without sharding: every rank of `dp` holds all gradients.
 std::unique_ptr<distributed::GradBuffer> make_buffer(std::vector<nn::Param>& params, const comm::Group& dp,
                                                      const Setup& setup) {
   distributed::FlatLayoutOptions layout;
@@ -39,7 +39,7 @@ void add(nn::Param& param, double value) {
   param.accumulate([value](at::Tensor& grad) { grad.add_(value); });
 }
 
-// Two ranks of which only the first is there: what it asks for is counted, nothing moves.
+// Two ranks, of which only the first exists: counts its calls; no data move.
 struct Counted {
   std::shared_ptr<comm::Traffic> traffic = std::make_shared<comm::Traffic>();
   comm::Group group{{"dp", comm::Purpose::gradients, {0, 1}}, 0, comm::make_counting_backend("dp", traffic)};
@@ -185,8 +185,8 @@ TEST(GradBuffer, AGradientTooManyIsNoticedByName) {
   EXPECT_NE(message.find("p1"), std::string::npos) << message;
 }
 
-// Nothing of what lay there before a step is in its gradients: not where the first one is written, nor where it is
-// added, nor where backward reaches a parameter not at all.
+// Values from before a step never enter its gradients: neither at the first write, nor at an addition, nor for a
+// parameter that backward does not reach.
 TEST(GradBuffer, AStepBeginsWithoutAPassOverItsGradients) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   for (const at::ScalarType type : {at::kFloat, at::kHalf}) {
@@ -209,7 +209,7 @@ TEST(GradBuffer, AStepBeginsWithoutAPassOverItsGradients) {
         });
       }
       buffer.finish();
-      // In fp16 each microbatch's gradient is made for itself.
+      // In fp16 each microbatch's gradient is computed separately.
       const bool half = type == at::kHalf;
       EXPECT_EQ(adds, (std::vector<bool>{false, !half}));
       const double sums[] = {half ? 4.0 : 5.0, 2, 0};
@@ -220,7 +220,7 @@ TEST(GradBuffer, AStepBeginsWithoutAPassOverItsGradients) {
   }
 }
 
-// Adds `value` to `sums` when it is waited for, once.
+// Adds `value` to `sums` at the first wait.
 struct Arrival final : comm::Pending {
   Arrival(at::Tensor its_sums, double its_value) : sums(std::move(its_sums)), value(its_value) {}
   void wait() override { sums.add_(value), ++waits; }
@@ -239,7 +239,7 @@ std::shared_ptr<Arrival> arrive(nn::Param& param, double value) {
   return arrival;
 }
 
-// Of a parameter with two uses a microbatch: added when the second one counts, before its bucket is reduced.
+// For a parameter with two uses per microbatch: added when the second use is reported, before its bucket is reduced.
 TEST(GradBuffer, WhatArrivesIsSettledAtTheLastUse) {
   for (const at::ScalarType type : {at::kDouble, at::kHalf}) {
     for (const bool transient : {false, true}) {
@@ -265,7 +265,7 @@ TEST(GradBuffer, WhatArrivesIsSettledAtTheLastUse) {
           EXPECT_EQ(arrival->waits, 1);
         }
         buffer.finish();
-        // What fp16 parameters get is rounded one by one, and their sum.
+        // Gradients of fp16 parameters are rounded one by one, and so is their sum.
         const auto rounded = [&](double x) { return at::full({}, x, at::kDouble).to(sums).to(type).item<double>(); };
         const double one = rounded(rounded(1.0 / 3) + rounded(1.0 / 7));
         const at::Tensor got = buffer.own_gradients().at(0);
@@ -276,7 +276,7 @@ TEST(GradBuffer, WhatArrivesIsSettledAtTheLastUse) {
   }
 }
 
-// A captured backward leaves nothing to wait for to the host, though a use is still to come.
+// A captured backward leaves no pending wait to the host, even if a use is still to come.
 TEST(GradBuffer, WhatArrivesIsSettledBeforeACapturedBackwardEnds) {
   std::vector<nn::Param> params = params_of({4});
   params[0].uses_per_microbatch = 2;
@@ -303,7 +303,7 @@ TEST(GradBuffer, NothingIsReducedThatIsStillToCome) {
     params[0].begin_backward();
     const std::shared_ptr<Arrival> arrival = arrive(params[0], 2);
     const std::string message = refusal([&] {
-      params[0].tell_use();  // as one that forgets to settle
+      params[0].tell_use();  // a caller that forgets to settle
       buffer.finish();
     });
     EXPECT_NE(message.find("before all of it has arrived"), std::string::npos) << message;

@@ -1,4 +1,4 @@
-// Values that change while others are on their way: what is read is always what was written last.
+// Values that change while others are in flight: a read always returns the last written value.
 #include "distributed/param_buffer.h"
 
 #include "comm/collectives.h"
@@ -35,7 +35,7 @@ TEST(ParamBuffer, ValuesWrittenAfterAGatherBeganAreGatheredAgain) {
       ASSERT_GT(buckets, 1u);
       write(*buffer, 1);
       buffer->updated();
-      comm::all_reduce(at::zeros({1}, at::kDouble), shard);  // the gather that began has been done by now
+      comm::all_reduce(at::zeros({1}, at::kDouble), shard);  // completes the gather that began
       write(*buffer, 2);
       buffer->updated();
       for (size_t b = buckets; b-- > 0;) buffer->acquire(b);

@@ -1,4 +1,4 @@
-// Conversion between number formats: every 16-bit value, every tie, and what lies beside it.
+// Conversion between number formats: every 16-bit value, every tie, and the neighbors of both.
 #include "files/convert_dtype.h"
 
 #include <gtest/gtest.h>
@@ -26,15 +26,15 @@ double value_of(Dtype dtype, uint16_t bits) {
   return element_as_double(dtype, reinterpret_cast<const std::byte*>(&bits), 0);
 }
 
-// Positive finite values of a 16-bit type are ordered as their bits: between two neighbours the nearer is taken, in
-// the middle the even one.
+// Positive finite values of a 16-bit type are ordered as their bits: rounding takes the nearer of two neighbors, and
+// the even one for a tie.
 TEST(ConvertDtype, EveryValueOfSixteenBitsItsNeighbourhoodAndItsTies) {
   for (const Dtype half : {Dtype::kBF16, Dtype::kF16}) {
     const uint16_t infinite = half == Dtype::kBF16 ? 0x7f80 : 0x7c00;
     for (uint16_t bits = 0; bits < infinite; ++bits) {
       const double x = value_of(half, bits);
       const auto next = static_cast<uint16_t>(bits + 1);
-      // Beyond the largest the next one would be as far again.
+      // The neighbor beyond the largest value would be equally far.
       const double above =
           next == infinite ? 2 * x - value_of(half, static_cast<uint16_t>(bits - 1)) : value_of(half, next);
       const double middle = (x + above) / 2;

@@ -1,4 +1,4 @@
-// Numbers of expert loads, and pictures against tests/golden/files/ (METROPLEX_UPDATE_GOLDEN=1 writes them).
+// Statistics of expert loads, and pictures against tests/golden/files/ (METROPLEX_UPDATE_GOLDEN=1 writes them).
 #include "files/expert_picture.h"
 
 #include <cstdlib>
@@ -31,7 +31,7 @@ TEST(ExpertLoad, OfRanksIsThatOfTheirExperts) {
   EXPECT_DOUBLE_EQ(imbalance({0, 0}), 1);
 }
 
-// Two steps of which each sends everything to one expert are even together.
+// Two steps that each send everything to one expert are even in sum.
 TEST(ExpertLoad, OfStepsIsThatOfAllTogetherOfAStepAndOfTheWorst) {
   const Imbalance even = imbalance_of_steps({{8, 0}, {0, 8}});
   EXPECT_DOUBLE_EQ(even.together, 1);
@@ -43,7 +43,7 @@ TEST(ExpertLoad, OfStepsIsThatOfAllTogetherOfAStepAndOfTheWorst) {
   EXPECT_DOUBLE_EQ(uneven.worst, 1.5);
 }
 
-// Two layers, four experts on two ranks: layer 1 even, layer 2 more and more uneven; it drops what is beyond 40.
+// Two layers, four experts on two ranks: layer 1 even, layer 2 increasingly uneven; it drops rows beyond 40.
 ExpertTrace trace() {
   ExpertTrace trace{{4, 2, 2, 1, {1, 2}}, {}};
   for (int64_t i = 1; i <= 5; ++i) {
@@ -75,13 +75,13 @@ TEST(ExpertPicture, LooksAsItDid) {
 
 TEST(ExpertPicture, HeatIsLoadOverTheMeanOfItsRow) {
   const std::vector<Heat> heats = expert_heats(trace(), {.iteration = 5});
-  ASSERT_EQ(heats.size(), 2U);  // of one iteration there is no course
+  ASSERT_EQ(heats.size(), 2U);  // one iteration has no history
   EXPECT_EQ(heats[0].rows[0].cells, (std::vector<double>{1, 1, 1, 1}));
   EXPECT_EQ(heats[0].rows[1].cells, (std::vector<double>{40 * 4 / 60.0, 0, 20 * 4 / 60.0, 0}));
   EXPECT_EQ(heats[1].rows[1].cells, (std::vector<double>{40 * 2 / 60.0, 20 * 2 / 60.0}));
 }
 
-// Of 65 iterations two share a cell: it has the mean of what each was, not what both are together.
+// With 65 iterations two share a cell: it shows the mean of their imbalances, not the imbalance of their sum.
 TEST(ExpertPicture, ACellOfSeveralIterationsIsTheirMean) {
   ExpertTrace turns{{2, 1, 1, 1, {0}}, {}};
   for (int64_t i = 1; i <= 65; ++i) turns.steps.push_back({i, {8 * (i % 2), 8 * ((i + 1) % 2)}, {0}});

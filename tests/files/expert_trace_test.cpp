@@ -1,4 +1,4 @@
-// The file of expert loads: what is written is read back, runs go on in it, damage is named.
+// The file of expert loads: it reads back as written, runs append to it, and damage is reported.
 #include "files/expert_trace.h"
 
 #include <fstream>

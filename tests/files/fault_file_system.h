@@ -1,4 +1,4 @@
-// A file system that goes wrong on demand, around another one: for tests of everything that writes.
+// A file system that injects faults into another one, for tests of everything that writes.
 #pragma once
 
 #include <algorithm>
@@ -18,17 +18,17 @@ namespace metroplex::files {
 struct Faults {
   int64_t fail_at_call = -1;   // this call (counted from 0) throws base::Error "Input/output error"
   int64_t crash_at_call = -1;  // this call and all later ones do nothing and throw SimulatedCrash
-  int64_t space_bytes = std::numeric_limits<int64_t>::max();  // writes beyond throw "No space left on device"
+  int64_t space_bytes = std::numeric_limits<int64_t>::max();  // writes beyond it throw "No space left on device"
   bool short_writes = false;                                  // a write takes at most 7 bytes
-  // Before each call, with what it does and to which path; may wait, or throw.
+  // The file system calls it before each operation with its name and path; it may wait, or throw.
   std::function<void(const std::string& what, const std::string& path)> before = nullptr;
 };
 
-// Not a std::exception: no handler of errors may catch the death of the process.
+// Not a std::exception, so that no error handler catches the death of the process.
 struct SimulatedCrash {};
 
 // Counts the calls that change or sync something (create, append, write, sync, close, truncate, rename, remove,
-// make_directory, sync_directory); reading is free and never fails. Safe to use from several threads.
+// make_directory, sync_directory); reads are not counted and never fail. Safe to use from several threads.
 class FaultFileSystem final : public FileSystem {
  public:
   FaultFileSystem(FileSystem& inner, const Faults& faults) : inner_(inner), faults_(faults) {}

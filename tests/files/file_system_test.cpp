@@ -75,7 +75,7 @@ void exercise(FileSystem& disk, const std::string& root) {
   EXPECT_FALSE(disk.exists(root + "/a"));
 }
 
-// Without that a folder may be missing after a power failure though files in it were synced.
+// Otherwise a folder may be missing after a power failure even if files in it were synced.
 TEST(FileSystem, SyncsTheParentOfEveryNewDirectory) {
   class Recording final : public MemoryFileSystem {
    public:
@@ -106,7 +106,7 @@ TEST(FileSystem, ThroughLinksAPathIsTheSameAndWhatIsNoDirectoryCannotBeWrittenIn
   EXPECT_EQ(disk.write_problem(folder + "/nothing"), "No such file or directory");
 }
 
-// Root has every right, and can make nothing there.
+// Root has all permissions, and still cannot create files there.
 TEST(FileSystem, WhereNothingCanBeMadeIsToldInAdvanceAndNothingIsLeftWhereItCan) {
   TemporaryDirectory directory;
   PosixFileSystem disk;
@@ -131,16 +131,16 @@ TEST(FileSystem, ADirectoryIsMadeWholeAndNothingOfOthersIsRemovedForIt) {
   const auto make = [&] { disk.make_whole(path, [&](const std::string& at) { put(disk, at + "/file", "x"); }); };
   const auto stopped = [&](const std::string& at) {
     put(disk, at + "/half", "x");
-    throw 1;  // as a crash: nobody clears up
+    throw 1;  // as a crash: no cleanup
   };
   EXPECT_THROW(disk.make_whole(path, stopped), int);
   EXPECT_EQ(disk.read(part + "/half"), "x");
-  make();  // over what the crash left
+  make();  // replaces the leftovers of the crash
   EXPECT_EQ(disk.list(path), std::vector<std::string>{"file"});
   EXPECT_EQ(disk.list(directory.path), std::vector<std::string>{"new"});
   disk.remove_tree(path);
   disk.make_directories(part);
-  make();  // over what a crash left before all else
+  make();  // replaces the leftovers of a crash before any write
   disk.remove_tree(path);
   const auto is_refused = [&] {
     try {
@@ -172,7 +172,7 @@ TEST(FileSystem, AnOutputGoesThroughLinksAndIntoPipes) {
   EXPECT_TRUE(fs::is_symlink(link));
   EXPECT_EQ(disk.read(file), "two");
   fs::remove(file);
-  disk.write_output(link, "three");  // which leads nowhere yet
+  disk.write_output(link, "three");  // its target does not exist yet
   EXPECT_TRUE(fs::is_symlink(link));
   EXPECT_EQ(disk.read(file), "three");
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
@@ -357,7 +357,7 @@ TEST(Dtype, ReadsHalfPrecisionExactly) {
   EXPECT_THROW(element_as_double(Dtype::kF4, reinterpret_cast<const std::byte*>(&brain), 0), base::Error);
 }
 
-// Fails flock in this process from now on.
+// Makes flock fail in this process from now on.
 bool fail_flock(uint32_t error) {
   sock_filter code[] = {{BPF_LD | BPF_W | BPF_ABS, 0, 0, 0},
                         {BPF_JMP | BPF_JEQ | BPF_K, 0, 1, SYS_flock},

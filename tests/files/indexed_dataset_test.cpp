@@ -42,7 +42,7 @@ std::string refusal(const Files& files) {
 
 void put(std::string& text, size_t at, int64_t value) { std::memcpy(text.data() + at, &value, sizeof value); }
 
-// Everything that a reader can ask for stays inside the two buffers: the sanitizers watch.
+// All reads of a reader stay inside the two buffers; the sanitizers check it.
 int64_t read_all(const IndexedDataset& dataset) {
   int64_t sum = 0;
   std::vector<double> values;

@@ -94,7 +94,7 @@ TEST(Manifest, RefusesWhatItsOwnSumCannotTell) {
   expect_refused("two pieces", [](Manifest& m) { m.tensors[0].pieces[1].file = 0; });
   expect_refused("names file 2", [](Manifest& m) { m.tensors[0].pieces[1].file = 2; });
   expect_refused("dimension 0", [](Manifest& m) { m.tensors[0].pieces[1].offset[0] = 61; });
-  // 2^61 elements of fp64 are 2^64 bytes, which is 0 for a product that overflows.
+  // 2^61 elements of fp64 are 2^64 bytes, which a product overflows to 0.
   expect_refused("too large", [](Manifest& m) {
     m.tensors[2].shape = m.tensors[2].pieces[0].size = {int64_t{1} << 61};
     m.tensors[2].pieces[0].offset = {0};
@@ -120,7 +120,7 @@ TEST(Manifest, RefusesAnotherFormatOrVersionAndSaysSo) {
   EXPECT_THROW(parse_manifest(seal_manifest(members), "m"), base::Error);
 }
 
-// The sum is put right after each edit, so the parser behind it is what is tried.
+// The checksum is corrected after each edit, so that the test reaches the parser.
 TEST(Manifest, SurvivesThousandsOfAlteredFiles) {
   const std::string members = members_of(write_manifest(example()));
   Mutator mutate(5);

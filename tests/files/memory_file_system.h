@@ -1,6 +1,6 @@
-// A disk in memory that keeps two books: what a running program sees, and what a power cut would leave. Bytes become
-// durable by sync of the file, names by sync_directory of their directory; a cut keeps nothing more than that, or any
-// part of the rest. For tests of what must survive; safe to use from several threads.
+// A disk in memory with two states: the one that a running program sees, and the one after a power cut. A sync of a
+// file makes its bytes durable, sync_directory makes the names in that directory durable. A power cut preserves only
+// that, or in addition any part of the rest. For tests of durability; safe to use from several threads.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ class MemoryFileSystem : public FileSystem {
   std::vector<std::string> list(const std::string& directory) override;
   bool exists(const std::string& path) override;
   bool is_directory(const std::string& path) override;
-  // There are no links, and everybody may write.
+  // There are no links, and all paths are writable.
   std::string canonical(const std::string& path) override;
   std::string write_problem(const std::string&) override { return ""; }
   std::optional<size_t> file_size(const std::string& path) override;
@@ -42,12 +42,11 @@ class MemoryFileSystem : public FileSystem {
   void sync_directory(const std::string& path) override;
   std::unique_ptr<FileLock> try_lock(const std::string& path) override;
 
-  // What the disk would hold after a power cut now. seed 0: only what is durable. Any other seed: besides, of each
-  // directory a random prefix (odd seeds) or subset (even seeds) of the changes of names that were not synced, of
-  // each file a random prefix of the bytes (random bytes or zeros may stand where the rest was to be). Locks are
-  // free.
+  // Contents of the disk after a power cut now. seed 0: only the durable state. Any other seed adds unsynced changes.
+  // Each directory gets a random prefix (odd seeds) or subset (even seeds) of the name changes. Each file gets a
+  // random prefix of the bytes, with random bytes or zeros in place of the rest. Locks are free.
   std::unique_ptr<MemoryFileSystem> after_power_cut(uint64_t seed) const;
-  // The same disk after the program alone died: everything written is there.
+  // The same disk after only the program died: all writes are there.
   std::unique_ptr<MemoryFileSystem> after_kill() const;
   void flip_bit(const std::string& path, uint64_t bit);
 
@@ -55,10 +54,10 @@ class MemoryFileSystem : public FileSystem {
 
  private:
   struct Locks;
-  std::shared_ptr<Node> find(const std::string& path) const;     // nullptr when missing
+  std::shared_ptr<Node> find(const std::string& path) const;     // nullptr if missing
   std::shared_ptr<Node> require(const std::string& path) const;  // throws
   std::shared_ptr<Node> directory_of(const std::string& path) const;
-  std::shared_ptr<Node> file_at(const std::string& path) const;  // made if missing
+  std::shared_ptr<Node> file_at(const std::string& path) const;  // creates it if missing
 
   mutable std::mutex mutex_;
   std::shared_ptr<Node> root_;
@@ -69,11 +68,11 @@ using NodePointer = std::shared_ptr<MemoryFileSystem::Node>;
 using Names = std::map<std::string, NodePointer>;
 
 struct MemoryFileSystem::Node {
-  // A name that now means `node`, or nothing (nullptr).
+  // A name that now refers to `node`, or to nothing (nullptr).
   struct Change {
     std::string name;
     NodePointer node;
-    uint64_t operation = 0;  // above 0; the two changes of a rename have one
+    uint64_t operation = 0;  // above 0; the two changes of a rename share one
   };
   bool directory = false;
   std::string bytes, durable_bytes;
@@ -134,7 +133,7 @@ inline std::string surviving_bytes(const MemoryFileSystem::Node& node, std::mt19
   return bytes;
 }
 
-// With `any_subset` each operation survives or not, whatever its neighbors; a rename survives as a whole.
+// With `any_subset` each operation survives independently of its neighbors; a rename survives as a whole.
 inline NodePointer surviving(const MemoryFileSystem::Node& node, std::mt19937_64* random, bool any_subset) {
   auto copy = std::make_shared<MemoryFileSystem::Node>();
   copy->directory = node.directory;

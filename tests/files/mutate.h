@@ -1,4 +1,4 @@
-// Damaged inputs for parsers: a few random edits of a sound text, always the same ones for a seed.
+// Damaged inputs for parsers: a few random edits of a valid text, deterministic for a seed.
 #pragma once
 
 #include <random>
@@ -13,8 +13,8 @@ class Mutator {
 
   uint64_t below(uint64_t n) { return n == 0 ? 0 : random_() % n; }
 
-  // One to four edits: flip a bit, change, insert or delete bytes, cut the end, repeat a part, put in a number or a
-  // piece of syntax that parsers trip over.
+  // One to four edits: flip a bit, change, insert or delete bytes, truncate, repeat a range, insert a number or
+  // syntax that often breaks parsers.
   std::string operator()(std::string text) {
     for (uint64_t edits = 1 + below(4); edits > 0; --edits) edit(text);
     return text;

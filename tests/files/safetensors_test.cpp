@@ -28,7 +28,7 @@ Bytes bytes_of(const std::string& text) {
   return {reinterpret_cast<const std::byte*>(copy->data()), copy->size(), copy};
 }
 
-// "" when the file was read as the library reads it.
+// "" if the file reads as with the library.
 std::string compare_contents(const SafetensorsFile& file, const nlohmann::json& expected) {
   std::map<std::string, std::string> metadata(file.metadata().begin(), file.metadata().end());
   const auto& wanted = expected.at("metadata");
@@ -56,7 +56,7 @@ std::string compare_contents(const SafetensorsFile& file, const nlohmann::json& 
 }
 
 TEST(Safetensors, OpensAndRefusesWhatTheLibraryOpensAndRefuses) {
-  // The two points where we keep to the text of the format and the library does not.
+  // The two cases in which we follow the format's specification and the library does not.
   const std::set<std::string> stricter{"edge_duplicate_key.safetensors", "edge_header_leading_space.safetensors"};
   int opened = 0, refused = 0;
   const nlohmann::json all = vectors();
@@ -89,7 +89,7 @@ std::string rewrite(const SafetensorsFile& file, WrittenFile& written) {
   return disk.read("/out");
 }
 
-// XXH3-128 of what safetensors.serialize (0.8.0, Python) writes for the tensors of each file. ok_metadata is left out
+// XXH3-128 of the output of safetensors.serialize (0.8.0, Python) for the tensors of each file. Excludes ok_metadata
 // (the library's order of several metadata keys is random), and ok_sub_byte_dtypes (its writer lacks F6).
 TEST(Safetensors, WritesTheBytesThatTheLibraryWrites) {
   const std::map<std::string, std::string> sums{{"all_dtypes", "4d74a354289f0376b68833b6af8eb2a2"},
@@ -153,7 +153,7 @@ TEST(Safetensors, SurvivesThousandsOfAlteredFiles) {
     if (original.size() > 4000) continue;
     for (int i = 0; i < 60; ++i) {
       std::string text = original;
-      if (text.size() > 8 && i % 2 == 0) {  // edit the header and keep its length field true
+      if (text.size() > 8 && i % 2 == 0) {  // edit the header but not its length
         const uint64_t length = std::min<uint64_t>(static_cast<unsigned char>(text[0]), text.size() - 8);
         const std::string header = mutate(text.substr(8, length));
         const uint64_t edited = header.size();
@@ -171,7 +171,7 @@ TEST(Safetensors, SurvivesThousandsOfAlteredFiles) {
       } catch (const base::Error&) { ++refused; }
     }
   }
-  EXPECT_GT(opened, 30);  // an edit inside the data section leaves a sound file
+  EXPECT_GT(opened, 30);  // an edit inside the data section leaves a valid file
   EXPECT_GT(refused, 3000);
 }
 

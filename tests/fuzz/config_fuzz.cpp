@@ -1,5 +1,5 @@
-// libFuzzer entry: any bytes as the YAML of a run. What is accepted is dumped and read back equal, and is judged;
-// what is judged sound is resolved, once and for all.
+// libFuzzer entry: any bytes as the YAML of a run. Accepted input is dumped, read back equal, and validated; valid
+// input is resolved, and resolving it again changes nothing.
 #include <cstdint>
 #include <cstdlib>
 #include <string>

@@ -1,5 +1,5 @@
-// libFuzzer entry: any bytes as a Hugging Face directory: config.json, model.safetensors.index.json (none where it is
-// empty) and one weight file, with a NUL behind the first two. What is accepted as a model is read, all of it.
+// libFuzzer entry: any bytes as a Hugging Face directory: config.json, model.safetensors.index.json (none if empty)
+// and one weight file, with a NUL after the first two. An accepted model is read completely.
 #include <algorithm>
 #include <cstdint>
 #include <string>

@@ -1,4 +1,4 @@
-// Any bytes as PREFIX.idx and PREFIX.bin: the first two bytes say how long the index is, the rest are the tokens.
+// Any bytes as PREFIX.idx and PREFIX.bin: the first two bytes are the length of the index, the rest are the tokens.
 #include <cstddef>
 #include <cstdint>
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace {
 
-// An own copy of just these bytes, so that a read past their end is seen.
+// A separate copy of exactly these bytes, so that a read past their end is detected.
 metroplex::files::Bytes copy_of(const uint8_t* data, size_t size) {
   auto owner = std::make_shared<const std::vector<std::byte>>(reinterpret_cast<const std::byte*>(data),
                                                               reinterpret_cast<const std::byte*>(data) + size);

@@ -1,5 +1,5 @@
-// libFuzzer entry: any bytes as the members of a checkpoint's manifest. The sum is made right, so the parser behind
-// it is what is tried; what it accepts must be written and read back.
+// libFuzzer entry: any bytes as the members of a checkpoint's manifest. The checksum is corrected so that the parser
+// runs; accepted input must be written and read back.
 #include <cstdlib>
 #include <string>
 

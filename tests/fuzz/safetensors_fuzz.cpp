@@ -1,4 +1,4 @@
-// libFuzzer entry: any bytes as a safetensors file. It is read or refused with base::Error, nothing else.
+// libFuzzer entry: any bytes as a safetensors file. It is read or rejected with base::Error, nothing else.
 #include <string>
 
 #include "base/error.h"

@@ -1,4 +1,4 @@
-// libFuzzer entry: any bytes as a tokenizer.json; what loads must encode and decode without harm.
+// libFuzzer entry: any bytes as a tokenizer.json; a loaded tokenizer must encode and decode without error.
 #include <cstdint>
 #include <cstdlib>
 #include <string>

@@ -1,4 +1,4 @@
-// libFuzzer entry: any bytes as a tokenizer.model; what loads must encode and decode without harm.
+// libFuzzer entry: any bytes as a tokenizer.model; a loaded tokenizer must encode and decode without error.
 #include <cstdint>
 #include <cstdlib>
 #include <string>

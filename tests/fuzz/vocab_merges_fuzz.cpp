@@ -1,5 +1,5 @@
-// libFuzzer entry: any bytes as GPT-2's two files, vocab.json and merges.txt with a NUL between them; what loads must
-// encode and decode without harm.
+// libFuzzer entry: any bytes as GPT-2's two files, vocab.json and merges.txt with a NUL between them; a loaded
+// tokenizer must encode and decode without error.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// Keys that a config.json lacks mean the same as in transformers 5.23.0: tests/vectors/hf/defaults.json records the
+// Keys missing in a config.json mean the same as in transformers 5.23.0: tests/vectors/hf/defaults.json records the
 // value that the class of each family gives to a removed key.
 #include <gtest/gtest.h>
 
@@ -15,7 +15,6 @@ namespace {
 
 const std::string kCases = METROPLEX_SOURCE_DIR "/tests/vectors/hf/";
 
-// Sorted settings, or the error.
 std::vector<std::string> settings_of_config(const Json& config) {
   const test::Folder folder;
   std::ofstream(folder.at("config.json")) << config;

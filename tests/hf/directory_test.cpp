@@ -1,4 +1,4 @@
-// Hugging Face directories without tensors: any part of any tensor, what is refused, and the way back.
+// Hugging Face directories without tensors: any region of any tensor, rejected directories, and the conversion back.
 #include "hf/directory.h"
 
 #include <gtest/gtest.h>
@@ -41,11 +41,11 @@ TEST(HfSource, ListsAllThatIsMissingUnknownAndOfAnotherShapeAtOnce) {
        {"model.embed_tokens.weight has shape [256, 48], config.json means [255, 48]",
         "model.layers.3.input_layernorm.weight is missing", "model.layers.3.mlp.down_proj.weight is missing"})
     EXPECT_TRUE(has(more, part)) << part << ": " << more;
-  // Numbers that no file could follow are refused before anything as long is made of them.
+  // Sizes that no file could match are rejected before anything of that size is allocated.
   model.num_layers = 100000, model.num_attention_heads = 65536;
   const std::string many = error_of([&] { Source(disk, directory, model); });
   EXPECT_TRUE(has(many, "config.json means 100000 layers, 65536 heads")) << many;
-  // Of a directory that says less than its files hold.
+  // For a directory whose config has less than its files.
   const test::Folder folder;
   std::filesystem::copy(directory, folder.at("d"));
   std::filesystem::permissions(folder.at("d/config.json"), std::filesystem::perms::owner_all);
@@ -56,7 +56,7 @@ TEST(HfSource, ListsAllThatIsMissingUnknownAndOfAnotherShapeAtOnce) {
   EXPECT_TRUE(has(less, "model.layers.2.self_attn.q_proj.weight has no place in this model")) << less;
 }
 
-// Tied weights that are stored twice must be equal; weights of its own are a choice that the reader makes.
+// Tied weights that are stored twice must be equal; untied weights are the reader's choice.
 TEST(HfSource, AHeadOfItsOwnIsNotTiedSilently) {
   const test::Folder folder;
   const std::string directory = folder.at("d"), file = folder.at("d/model.safetensors");
@@ -86,7 +86,7 @@ TEST(HfSource, AHeadOfItsOwnIsNotTiedSilently) {
   EXPECT_EQ(error_of([&] { Source(disk, directory, model); }), "");
 }
 
-// As ranks of any layout ask for, against the same elements of the whole tensor.
+// Regions as ranks of any layout read them, against the same elements of the whole tensor.
 TEST(HfSource, ReadsAnyPartOfJoinedTransposedAndStackedTensors) {
   std::mt19937 draw(7);
   const auto below = [&](int64_t n) { return static_cast<int64_t>(draw() % static_cast<uint64_t>(n)); };
@@ -116,7 +116,7 @@ TEST(HfSource, ReadsAnyPartOfJoinedTransposedAndStackedTensors) {
   }
 }
 
-// New rows are the mean of the old ones, in any part of the tensor. gemma2 ties its head, llama_biases does not.
+// New rows are the mean of the old ones, in any region of the tensor. gemma2 ties its head, llama_biases does not.
 TEST(HfSource, FillsRowsBeyondTheStoredVocabulary) {
   for (const char* name : {"llama_biases", "gemma2", "gpt2_fp16", "qwen3_moe_bf16_sharded"}) {
     config::Model model = model_of(kCases + name);
@@ -146,7 +146,7 @@ TEST(HfSource, FillsRowsBeyondTheStoredVocabulary) {
         for (int64_t r = old_rows; r < rows; ++r)  // a bfloat16 has 8 bits
           ASSERT_NEAR(values[static_cast<size_t>(r * columns + c)], mean, std::abs(mean) / 256) << name << " " << r;
       }
-      // A rank's part that begins before the new rows, and one that holds new rows only.
+      // A rank's shard that begins before the new rows, and one with new rows only.
       for (const auto& [begin, count] : {std::pair<int64_t, int64_t>{old_rows - 2, 4}, {old_rows + 2, 3}})
         EXPECT_TRUE(std::equal(grown.begin() + begin * row, grown.begin() + (begin + count) * row,
                                read(after, rows, begin, count).begin()))
@@ -157,7 +157,6 @@ TEST(HfSource, FillsRowsBeyondTheStoredVocabulary) {
   }
 }
 
-// A directory with the config.json of a case, changed.
 std::vector<std::string> settings_with(const std::string& name, const Json& changes) {
   const test::Folder folder;
   Json json = Json::parse(disk.read(kCases + name + "/config.json"));
@@ -214,7 +213,7 @@ TEST(HfConfig, RefusesWhatOurModelsDoNotHave) {
   EXPECT_NO_THROW(settings_with("qwen2", {{"sliding_window", 16}})) << "not turned on";
 }
 
-// Settings that no case has; and what is written of them is read as the same.
+// Settings that no case has; writing and reading them again gives the same settings.
 TEST(HfConfig, KeysOfOneSortMeanKeysOfOurs) {
   const struct {
     const char *name, *changes;
@@ -286,7 +285,7 @@ TEST(HfConfig, KeysOfOneSortMeanKeysOfOurs) {
   }
 }
 
-// In either place; no family is written with it.
+// At either location; no family writes it.
 TEST(HfConfig, PartialRotaryFactorIsReadInTheConfigAndInItsRope) {
   for (const char* changes : {R"({"partial_rotary_factor": 0.5})",
                               R"({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}})"}) {
@@ -327,7 +326,7 @@ TEST(HfSource, ShardsThatAreMissingOrTornAreNamed) {
   const test::Folder folder;
   std::filesystem::copy(from, folder.at("d"));
   std::filesystem::permissions(folder.at("d"), std::filesystem::perms::owner_all);
-  std::ofstream(folder.at("d/model.safetensors")) << "torn";  // which comes before the shards
+  std::ofstream(folder.at("d/model.safetensors")) << "torn";  // precedes the shards
   EXPECT_TRUE(has(error_of([&] { Source(disk, folder.at("d"), model); }), "d/model.safetensors'"));
   std::filesystem::remove(folder.at("d/model.safetensors"));
   EXPECT_NO_THROW(Source(disk, folder.at("d"), model));
@@ -341,8 +340,7 @@ TEST(HfSource, ShardsThatAreMissingOrTornAreNamed) {
   EXPECT_TRUE(has(error_of([&] { Source(disk, folder.at("d"), model); }), "has no weight_map"));
 }
 
-// What settings() reads, config() writes.
-// The ids of both files pass through the keys of a run.
+// settings() and config() are inverse. The ids of both files pass through the keys of a run.
 TEST(HfSpecialIds, PassThroughTheConfigOfARun) {
   const test::Folder folder;
   const Json ids{{"bos_token_id", 1}, {"eos_token_id", {2, 3}}, {"pad_token_id", nullptr}};

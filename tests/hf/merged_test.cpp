@@ -1,4 +1,4 @@
-// Weights with their adapters added, read in any region, against plain loops over whole numbers, which are exact.
+// Weights merged with their adapters, read in any region, against plain loops over integers, which are exact.
 #include "hf/merged.h"
 
 #include <gtest/gtest.h>
@@ -68,7 +68,6 @@ void expect_merged(Merged& merged, const Tensor& weight, const Tensor& a, const 
   }
 }
 
-// Saves the tensors as those of a run and returns its folder.
 std::string saved(files::FileSystem& disk, const std::vector<const Tensor*>& tensors, const std::string& yaml = "") {
   std::vector<checkpoint::LocalPiece> pieces;
   for (const Tensor* each : tensors) {

@@ -1,8 +1,8 @@
-// metroplex_hf_parity DIR...: directories as transformers write them, each with an expected.json that says what its
-// model makes of some tokens. Reads each into our model, on the layout that is asked for, and compares logits, loss,
-// the gradient of every parameter, the experts of every token, a greedy continuation; saves it as a checkpoint on
-// that layout, writes that as a directory, and compares the bytes of every tensor. Exit 0 only within the tolerances.
-// Or metroplex_hf_parity DIR --tokens FILE --logits OUT: what a directory or a checkpoint of ours makes of tokens.
+// metroplex_hf_parity DIR...: directories written by transformers, each with an expected.json of its model's results
+// for some tokens. Reads each into our model, on the requested layout, and compares logits, loss, the gradient of
+// every parameter, the experts of every token, a greedy continuation. Saves it as a checkpoint on that layout, writes
+// that as a directory, and compares the bytes of every tensor. Exit 0 only within the tolerances. Or
+// metroplex_hf_parity DIR --tokens FILE --logits OUT: the logits of a directory or of our checkpoint for the tokens.
 #include <CLI/CLI.hpp>
 
 #include <ATen/ATen.h>
@@ -26,11 +26,12 @@ namespace {
 
 using Json = nlohmann::json;
 
-// What is expected was computed in float32 from the stored values, as ours is, in another order of sums. `rounding`
-// says how far that is from float64; ours is about as far, so both together may differ by twice that, and by as much
-// again where ranks and fused products make another order of sums. Where a case does not state it, or states less,
-// what float32 rounds counts: a unit of 2^-24 in each of the 4 products of a layer, forward and backward, whose sums
-// have up to `width` terms and are added in a tree, and in the sum over the tokens, all of random sign.
+// The expected values were computed in float32 from the stored values, as ours are, in another order of sums.
+// `rounding` is their distance from float64; ours is about as far, so both together may differ by twice that. Ranks
+// and fused products may change the order of sums, which adds as much again. If a case states none or less, the
+// float32 rounding counts. It is a unit of 2^-24 in each of the 4 products of a layer, forward and backward, and in
+// the sum over the tokens. The sums of the products have up to `width` terms and are added in a tree; all errors have
+// random sign.
 constexpr double kRoom = 4;
 
 double relative_rounding(const config::Model& model, int64_t tokens) {
@@ -97,7 +98,7 @@ Worst compare_logits(const ModelRun& run, const Json& expected, double allowed) 
   return worst;
 }
 
-// Of a tensor: an error of `relative` of its norm, in one element or, summed, of random sign in all.
+// For a tensor: an error of `relative` of its norm, in one element or, summed, of random sign in all.
 Worst compare_gradients(const ModelRun& run, const Json& expected, double relative) {
   Worst worst;
   for (const auto& [name, want] : expected.at("gradients").items()) {

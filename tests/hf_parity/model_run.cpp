@@ -28,7 +28,7 @@ std::vector<std::string> layout_arguments(const Layout& layout) {
           base::concat("--parallel.sequence_parallel=", layout.sp ? "true" : "false")};
 }
 
-// `base_yaml`: of the checkpoint that is read.
+// `base_yaml`: of the loaded checkpoint.
 config::Config parsed(const std::vector<std::string>& from, const Layout& layout,
                       const std::vector<std::string>& more, const std::string& base_yaml = "") {
   std::vector<std::string> arguments = layout_arguments(layout);
@@ -53,7 +53,7 @@ void on_ranks(const config::Config& config, const std::function<void(const comm:
   comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {}, body);
 }
 
-// Behind the router of every layer with experts.
+// The test inserts this segment after the router of every expert layer.
 class RecordRouting final : public nn::Segment {
  public:
   using See = std::function<void(const at::Tensor& experts, const at::Tensor& probs, const nn::Microbatch& batch)>;
@@ -109,7 +109,7 @@ struct Recorder {
   }
 };
 
-// This rank's sequences, each a microbatch; the number of the sequence stands in `step`.
+// This rank's sequences, each a microbatch; `step` is the number of the sequence.
 std::vector<nn::Microbatch> batches_of(const train::Assembly& a, const Tokens& tokens, bool labels, bool training) {
   std::vector<nn::Microbatch> batches;
   const int64_t dp = a.groups().dp.size();
@@ -135,7 +135,7 @@ std::vector<nn::Microbatch> batches_of(const train::Assembly& a, const Tokens& t
   return batches;
 }
 
-// Of every sequence, on rank 0 of the last stage of its data-parallel rank.
+// Logits of every sequence, on rank 0 of the last stage of its data-parallel rank.
 void take_logits(train::Assembly& a, const Tokens& tokens, std::mutex& mutex, std::vector<at::Tensor>& logits) {
   const std::vector<nn::Microbatch> batches = batches_of(a, tokens, false, false);
   const auto outputs =
@@ -158,7 +158,7 @@ void plant(train::Assembly& a, Fault fault) {
   a.families.loaded();
 }
 
-// Ours, whole -> theirs.
+// Converts our whole tensors to theirs.
 std::map<std::string, at::Tensor> theirs_of(const std::string& directory, const config::Model& model,
                                             const std::map<std::string, at::Tensor>& ours) {
   files::PosixFileSystem disk;

@@ -1,4 +1,4 @@
-// What our model makes of a Hugging Face directory on a layout: of the tokens of its expected.json the logits, the
+// Results of our model for a Hugging Face directory on a layout, for the tokens of its expected.json: the logits, the
 // loss, the gradients under the names of the directory, the choice of experts, and a greedy continuation.
 #pragma once
 
@@ -36,15 +36,15 @@ struct ModelRun {
 
 enum class Fault { none, zero_tensor, scaled_norm };
 
-// The config of section model and data that the directory means, in fp32, without dropout, on the layout. Resolved.
+// The config with sections model and data of the directory, in fp32, without dropout, on the layout, resolved.
 config::Config config_of(const std::string& directory, const Layout& layout, int64_t sequences, int64_t length);
 ModelRun run_model(const std::string& directory, const Layout& layout, const Tokens& tokens,
                    const std::vector<int64_t>& prompt, int64_t new_tokens, Fault fault);
-// Of a Hugging Face directory, or of a checkpoint of ours or a folder of them: the logits in fp32, of each sequence
-// [s, V] in double, on the tp and pp ranks of the layout. Of a checkpoint with main parameters those count.
+// Logits for a Hugging Face directory, or for our checkpoint or a folder of them. They are computed in fp32 and
+// returned for each sequence as [s, V] in double, on the tp and pp ranks of the layout. Reads the main parameters of
+// a checkpoint that has them.
 std::vector<at::Tensor> logits_of(const std::string& path, const Layout& layout, const Tokens& tokens);
-// Loads the directory in the format that it is stored in, saves a checkpoint on the layout, and writes that as a
-// directory again, which is returned.
+// Loads the directory in its stored format, saves a checkpoint on the layout, and writes that as a directory again.
 void write_again(const std::string& directory, const Layout& layout, const std::string& checkpoint,
                  const std::string& out);
 

@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4), which expected.json names tensors by.
+// SHA-256 (FIPS 180-4), which identifies tensors in expected.json.
 #pragma once
 
 #include <array>

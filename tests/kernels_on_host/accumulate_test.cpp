@@ -5,7 +5,7 @@
 namespace metroplex::kernels_on_host::accumulate_test {
 namespace {
 
-// One addition in fp32, so both devices have the bits of the sum; what is only written must not be read before.
+// One addition in fp32, so both devices have the bits of the sum; a kernel that only writes must not read first.
 template <class T>
 void check(int64_t n, bool adds, size_t shift_out, size_t shift_x) {
   SCOPED_TRACE(testing::Message() << kName<T> << " " << n << " adds " << adds << " shifted " << shift_out << " "

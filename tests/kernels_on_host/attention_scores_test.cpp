@@ -5,8 +5,8 @@
 namespace metroplex::kernels_on_host::attention_scores_test {
 namespace {
 
-// Causal over all rows, or over chosen ones in no order; with documents and dropout. A block of some heads, queries
-// and keys.
+// Causal over all rows, or over selected rows in random order; with documents and dropout. A block of some heads,
+// queries and keys.
 struct Case {
   int64_t samples, heads, s, v_dim;
   ScoreBlock block;
@@ -44,7 +44,7 @@ struct Block {
   }
 };
 
-// Of the columns that are keys.
+// The columns that are keys.
 template <class T>
 std::vector<T> keys_of(const std::vector<T>& all, const ScoreBlock& b) {
   std::vector<T> keys;
@@ -82,8 +82,8 @@ void check(const Case& c) {
         there, b, nullptr);
     return std::tuple{keys_of(p.values(), b), gsums.values(), keys_of(p2.values(), b), keys_of(ds.values(), b)};
   });
-  // A gradient is a probability of at most 1 times 0.3 and a difference of up to 3 / 0.7 and a dot of up to 9 terms
-  // each; rounded once.
+  // A gradient is a probability of at most 1 times 0.3, times the difference of up to 3 / 0.7 and a dot of up to 9
+  // terms each; rounded once.
   const std::vector<T> right = keys_of(dscores, b);
   std::vector<double> parts;
   for (const T x : right)
@@ -133,7 +133,7 @@ TEST(AttentionScoresOnHost, AreTheTwinsOfTheCpu) {
   }
 }
 
-// A row of more keys than a warp takes is a block's.
+// A row with more keys than a warp handles is processed by a block.
 TEST(AttentionScoresOnHost, RowsOfManyKeysAreTheTwinsOfTheCpu) {
   for (const bool chosen : {false, true}) {
     Case c{1, 1, 2060, 3, {0, 1, 2056, 4, 0, 2060, 2064}, 0.3};
@@ -143,7 +143,7 @@ TEST(AttentionScoresOnHost, RowsOfManyKeysAreTheTwinsOfTheCpu) {
   }
 }
 
-// A query that sees no key of a block, where that holds later ones: nothing of it, and -inf.
+// A query without keys in a block of later keys: its row is zero and its logsumexp -inf.
 TEST(AttentionScoresOnHost, AQueryThatSeesNothingIsZero) {
   check<float>({1, 2, 40, 3, {0, 2, 0, 8, 16, 16, 16}});
   check<Bf16>({1, 2, 40, 3, {0, 2, 8, 16, 16, 16, 16}, 0.3});

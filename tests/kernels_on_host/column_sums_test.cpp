@@ -7,8 +7,8 @@
 namespace metroplex::kernels_on_host::column_sums_test {
 namespace {
 
-// Whole numbers from -8 to 8, whose sums every wide type holds: in whatever order they are added, the bits are the
-// same. Between rows lies what must not be read.
+// Integers from -8 to 8, whose sums every wide type represents exactly: any order of addition gives the same bits.
+// The gaps between rows must not be read.
 template <class T>
 std::vector<T> whole_numbers(const ColumnSumsShape& s) {
   const int64_t n = s.rows == 0 ? 0 : (s.rows - 1) * s.stride + s.width;
@@ -54,8 +54,8 @@ void check(const ColumnSumsShape& s, size_t shift) {
   EXPECT_TRUE(same_bits(std::get<0>(got), want));
 }
 
-// In packs and out of them, by width, by stride and by where x begins; of one stripe and of several; in lines of 8,
-// 16 and 32 rows, the last of which are short.
+// With and without packed accesses, by width, by stride and by the offset of x; one stripe and several; in lines of
+// 8, 16 and 32 rows, the last of which are short.
 template <class T>
 void check_all() {
   for (const bool adds : {false, true}) {

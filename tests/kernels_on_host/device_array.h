@@ -1,5 +1,4 @@
-// Memory of the machine's device: of exactly its size, so that one element too far is found by the watch and by
-// AddressSanitizer.
+// Memory of the emulated device, of exactly its size: the watch and AddressSanitizer detect one element too far.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +13,16 @@
 
 namespace metroplex::kernels_on_host {
 
-enum class Use { in, out, both };  // out: not filled
+enum class Use { in, out, both };  // out: uninitialized
 
 template <class T>
 class DeviceArray {
  public:
-  // `shift`: elements by which it begins behind a multiple of 64 bytes.
+  // `shift`: elements by which it begins after a multiple of 64 bytes.
   DeviceArray(const std::vector<T>& values, Use use, std::string name, size_t shift = 0)
       : count_(values.size()), shift_(shift) {
     const size_t bytes = (count_ + shift_) * sizeof(T);
-    // Ends where the array does; its end need not be a multiple of anything.
+    // The block ends with the array; its end is not aligned.
     if (posix_memalign(&block_, 64, bytes == 0 ? 1 : bytes) != 0) abort();
     if (count_ > 0) memcpy(data(), values.data(), count_ * sizeof(T));
     if (use == Use::out && count_ > 0) memset(static_cast<void*>(data()), 0xA5, count_ * sizeof(T));

@@ -1,5 +1,5 @@
-// Plans of clones by a warp are those of the plain planner, rows go to the columns that plan/echo_reroute gives them,
-// and no lane reads what another may not have written yet.
+// Replica plans by a warp equal those of the reference planner, and rows go to the destination slots of
+// plan/echo_reroute. No lane reads a value that another lane may not have written yet.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -55,7 +55,7 @@ std::vector<int64_t> counts_of(const EchoSizes& sizes, std::mt19937_64& draw) {
   return rows;
 }
 
-// The assignments of a rank in any order, and of each its number among those for the same expert.
+// The assignments of a rank in any order, each with its index among those for the same expert.
 struct Assignments {
   std::vector<int64_t> experts, rows;
 };
@@ -96,7 +96,7 @@ void check(const EchoSizes& sizes, const plan::EchoOptions& options, std::mt1993
   const std::vector<int32_t> columns = echo_reroute(expected, rank, chosen);
   const DeviceArray<int64_t> given(all.experts, Use::in, "experts");
   std::vector<int64_t> moved = all.rows;
-  for (int64_t& row : moved) row += 7;  // taken off again by the offsets
+  for (int64_t& row : moved) row += 7;  // removed by the offsets
   const DeviceArray<int64_t> number(moved, Use::in, "rows"),
       offsets(std::vector<int64_t>(experts, -7), Use::in, "offsets");
   for (const bool on_warps : {true, false}) {

@@ -8,7 +8,7 @@
 namespace metroplex::kernels_on_host::experts_test {
 namespace {
 
-const std::vector<int64_t> kCounts{3, 0, 7, 1, 9};  // of 16 rows: the last ones are cut
+const std::vector<int64_t> kCounts{3, 0, 7, 1, 9};  // of 16 rows: the last ones are truncated
 
 template <class T>
 std::vector<double> sizes(const std::vector<T>& x, double most) {
@@ -156,7 +156,7 @@ void check_moves(const Sizes& plan, int64_t assignments, int64_t width) {
 }
 
 TEST(ExpertsOnHost, RowsAreSortedAndSummedToTheBitsOfTheCpu) {
-  // Of 1024 on, in tiles; 2100 are two, of which the second is longer.
+  // From 1024 on, in tiles; 2100 are two, of which the second is longer.
   for (const int64_t assignments : {0, 2, 254, 300, 1024, 2100, 5002}) {
     std::vector<int64_t> experts(static_cast<size_t>(assignments));
     for (int64_t a = 0; a < assignments; ++a) experts[static_cast<size_t>(a)] = a * 7 % 13 - 1;
@@ -167,7 +167,7 @@ TEST(ExpertsOnHost, RowsAreSortedAndSummedToTheBitsOfTheCpu) {
           experts, {room(assignments * s.copies), room(s.num_rows), room(s.num_experts)},
           [&](const int64_t* e, const PermutationPlan& p) { plan_permutation(e, p, s); },
           [&](const int64_t* e, const PermutationPlan& p) { plan_permutation_cuda(e, p, s, nullptr); });
-      if (assignments > 1024 && s.copies * s.capacity > 0) continue;  // the room for it is large
+      if (assignments > 1024 && s.copies * s.capacity > 0) continue;  // its buffer is large
       const int64_t width = assignments > 300 ? 1 : assignments > 254 ? 3 : assignments > 2 ? 64 : 33;
       check_moves<float>(plan, assignments, width);
       check_moves<double>(plan, assignments, width);
@@ -183,8 +183,8 @@ TEST(ExpertsOnHost, RowsAreSortedAndSummedToTheBitsOfTheCpu) {
   }
 }
 
-// The operands of one product of groups: of weights or their gradients the last `slots` lie apart, and these
-// gradients are written; the others are added to where `adds`. A group has no rows.
+// The operands of one grouped matmul. The last `slots` weights or gradients are separate allocations, and these
+// gradients are overwritten; the others are added to if `adds`. One group has no rows.
 template <class T, class C>
 void check_product(const GroupedShape& s, size_t shift, int64_t slots = 0, bool adds = true,
                    const std::vector<int64_t>& row_counts = kCounts) {
@@ -220,7 +220,7 @@ void check_product(const GroupedShape& s, size_t shift, int64_t slots = 0, bool 
     return std::tuple{gc.values(), gc_clones.values()};
   });
   const double terms = static_cast<double>(std::max({s.in, s.out, s.rows}));
-  // Sums of the halves are in fp32, of up to `terms` products of at most 9.
+  // Sums for half types are in fp32, of up to `terms` products of at most 9.
   const auto parts = [&](const std::vector<C>& of) {
     std::vector<double> out(of.size());
     for (size_t i = 0; i < of.size(); ++i) out[i] = kIsHalf<C> ? std::fabs(double{load(of[i])}) + 3 : 9 * terms;
@@ -252,12 +252,12 @@ TEST(ExpertsOnHost, ProductsOfGroupsAreAsTheCpuTwins) {
   check_products<F16>();
 }
 
-// Rows and widths around a tile of halves, with which products end within packs, steps and tiles, and on their edges.
+// Rows and widths around a tile of half numbers: products end within packs, steps and tiles, and on their edges.
 template <class T>
 void check_tiles(int64_t in, int64_t out, size_t shift) {
   const std::vector<int64_t> counts{127, 0, 130, 1, 129};
   const auto groups = static_cast<int64_t>(counts.size());
-  for (const int64_t rows : {380, 400}) {  // the last rows are cut; there is more room than rows
+  for (const int64_t rows : {380, 400}) {  // the last rows are truncated; there is more capacity than rows
     SCOPED_TRACE(testing::Message() << in << " to " << out << ", room " << rows << ", shift " << shift);
     const bool cut = rows == 380;
     const int64_t slots = cut ? 2 : 0;

@@ -1,4 +1,4 @@
-// An array of zeros beyond 2^31 elements, which takes memory where it is touched only.
+// An array of zeros beyond 2^31 elements; only accessed pages take memory.
 #pragma once
 
 #include <sys/mman.h>
@@ -15,7 +15,7 @@ template <class T>
 class FarArray {
  public:
   FarArray(int64_t count, std::string name) : bytes_(static_cast<size_t>(count) * sizeof(T)) {
-    // Nothing lies before it: an index that wrapped around is no accident of another array.
+    // Inaccessible memory precedes it, so that a wrapped index cannot hit another array.
     start_ = mmap(nullptr, bytes_ + kBefore, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (start_ == MAP_FAILED || mprotect(data(), bytes_, PROT_READ | PROT_WRITE) != 0) abort();
     watch_memory({data(), bytes_, sizeof(T), true, true, std::move(name)});

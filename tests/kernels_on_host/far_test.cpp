@@ -1,5 +1,5 @@
-// Indices beyond 2^31 elements: arrays of zeros that take memory where they are touched, of which the blocks that run
-// reach the end.
+// Indices beyond 2^31 elements: arrays of zeros in which only accessed pages take memory; the blocks that run reach
+// the end.
 #include "cuda/kernels/accumulate.h"
 #include "cuda/kernels/activation.h"
 #include "cuda/kernels/column_sums.h"
@@ -21,14 +21,15 @@ namespace {
 constexpr int64_t kFar = (int64_t{1} << 31) + 1000;
 const Bf16 kTwo = store<Bf16>(2.0F), kThree = store<Bf16>(3.0F);
 
-// The first block and the one that takes element `last` of a grid over elements.
+// Runs the first block and the one that handles element `last` of a grid over elements.
 void only_the_last(int64_t last) {
   constexpr int64_t kThreads = 256, kMostBlocks = 8192;
   const auto block = static_cast<uint64_t>(last / kThreads % kMostBlocks);
   set_order({0, block == 0 ? std::vector<uint64_t>{0} : std::vector<uint64_t>{0, block}});
 }
 
-// A quarter turn of heads `apart` elements from each other in the sequence; looks at the last pair of the last one.
+// A quarter turn of heads that are `apart` elements from each other in the sequence; checks the last pair of the last
+// one.
 void turn_heads(int64_t apart, int64_t rotary) {
   const RopeShape s{3, 2, 2, rotary, apart, apart / 2, apart / 4};
   const FarArray<Bf16> x(3 * apart, "x");
@@ -92,7 +93,7 @@ TEST(FarOnHost, LogitsOfLargeVocabulariesAreReached) {
   EXPECT_EQ(target.data()[rows - 1], 3.0F);
   EXPECT_EQ(maximum.data()[rows - 1], 3.0F);
   logsumexp.data()[rows - 1] = 3;
-  constexpr int64_t kPiece = 4 * 256 * 8;  // elements that a block takes at once
+  constexpr int64_t kPiece = 4 * 256 * 8;  // elements that a block handles at once
   set_order({0, {static_cast<uint64_t>((rows * (columns / kPiece) - 1) % 8192)}});
   cross_entropy_backward_cuda<Bf16>(x.data(), targets.data(), {logsumexp.data(), scale.data(), 1, 0},
                                     {rows, columns, columns}, nullptr);
@@ -121,7 +122,7 @@ TEST(FarOnHost, RowsOfLargeTablesAndNormsAreReached) {
   set_order({});
 }
 
-// The block that takes row `row` of a grid over rows.
+// The block that handles row `row` of a grid over rows.
 void only_row(int64_t row) { set_order({0, {static_cast<uint64_t>(row % 8192)}}); }
 
 TEST(FarOnHost, RowsOfLargeTablesAreMovedAndSummed) {
@@ -130,7 +131,7 @@ TEST(FarOnHost, RowsOfLargeTablesAreMovedAndSummed) {
   const FarArray<int64_t> from(rows, "source");
   x.data()[last] = kTwo;
   from.data()[rows - 1] = rows - 1;
-  only_row((rows - 1) / 8);  // a warp a row, eight of them a block
+  only_row((rows - 1) / 8);  // a warp per row, eight of them per block
   permute_rows_cuda<Bf16>(x.data(), from.data(), out.data(), {rows, width, 1}, nullptr);
   EXPECT_EQ(load(out.data()[last]), 2.0F);
   out.data()[last] = kThree;
@@ -158,7 +159,7 @@ TEST(FarOnHost, RowsOfExpertsAreReached) {
   set_order({});
 }
 
-// Rows of all operands lie far apart: 8 elements a row, of which the last one of row 1 is not 0.
+// Rows of all operands are far apart: 8 elements per row; the last element of row 1 is nonzero.
 TEST(FarOnHost, ProductsOfGroupsReachRowsThatLieFarApart) {
   const int64_t apart = kFar / 8 * 8, last = apart + 7;
   const FarArray<F16> a(2 * apart, "a"), b(2 * apart, "b"), c(2 * apart, "c");
@@ -201,7 +202,7 @@ TEST(FarOnHost, NormsBehindDropoutAndTheirGradientsReachLargeArrays) {
   EXPECT_EQ(rstd.data()[rows - 1], 128.0F);
   const FarArray<Bf16> dy(rows * width, "dy"), dx(rows * width, "dx"), drawn(rows * width, "drawn");
   dy.data()[last - 1] = dy.data()[last] = store<Bf16>(1.0F);
-  // The last line, and the thread block that adds up the last columns of all lines.
+  // The last line, and the thread block that sums the last columns of all lines.
   set_order({0, {static_cast<uint64_t>(norm_lines(s) - 1), static_cast<uint64_t>(width / 8 - 1)}});
   const NormBackward<Bf16, Bf16> backward{dy.data(), x.data(),  weight.data(),  nullptr, rstd.data(),
                                           nullptr,   dx.data(), dweight.data(), nullptr};
@@ -224,14 +225,14 @@ TEST(FarOnHost, SumsOfColumnsReachTheLastRow) {
   const FarArray<Bf16> x(rows * width, "x");
   const FarArray<float> out(width, "out"), lines(column_lines<Bf16>(s) * width, "lines");
   x.data()[last] = kThree;
-  // The last columns of the last line, and the thread block that adds up the last columns of all lines.
+  // The last columns of the last line, and the thread block that sums the last columns of all lines.
   set_order({0, {static_cast<uint64_t>(column_lines<Bf16>(s) * 4 - 1), static_cast<uint64_t>(width / 8 - 1)}});
   column_sums_cuda<Bf16>(out.data(), x.data(), lines.data(), s, nullptr);
   EXPECT_EQ(out.data()[width - 1], 3.0F);
   set_order({});
 }
 
-// In the last pack, and one element behind it, which is the first thread's.
+// In the last pack, and one element after it, which the first thread handles.
 TEST(FarOnHost, HalvesAreAddedToTheEndOfLargeGradients) {
   const FarArray<Bf16> x(kFar, "x");
   const FarArray<float> out(kFar, "out");
@@ -279,7 +280,7 @@ TEST(FarOnHost, StepsAndSumsOfLargeRangesReachTheirEnd) {
   EXPECT_EQ(scales.data()[last / 256], one_scale);
   EXPECT_EQ(param.data()[last].bits, one_param.bits);
 
-  // Without blocks of scales a thread takes 8 elements at once.
+  // Without blocks of scales a thread handles 8 elements at once.
   range.second = {};
   main.data()[last] = one_main = 1, first.data()[last] = one_first = 0;
   lion_step(one, {}, {&value, &rate});
@@ -292,7 +293,7 @@ TEST(FarOnHost, StepsAndSumsOfLargeRangesReachTheirEnd) {
 
   const FarArray<GradientSums> workspace(gradient_sums_blocks(kFar), "workspace");
   const DeviceArray<double> sums(std::vector<double>(3), Use::both, "sums");
-  ASSERT_EQ((gradient_sums_blocks(kFar) - 1) % 8192, 0);  // the one block of the total takes the last part as well
+  ASSERT_EQ((gradient_sums_blocks(kFar) - 1) % 8192, 0);  // the one block of the total also handles the last part
   only_row(0);
   gradient_sums_cuda({{grad.data(), Number::bf16, kFar}},
                      {reinterpret_cast<GradientSums*>(sums.data()), workspace.data()}, nullptr);

@@ -74,7 +74,7 @@ struct DropoutCase {
   bool bias, residual, sample_major = false, chosen = false;
 };
 
-// Of x, bias, residual and out.
+// Offsets of x, bias, residual and out.
 using Shifts = std::array<size_t, 4>;
 
 template <class In, class Out>

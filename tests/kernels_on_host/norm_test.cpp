@@ -7,13 +7,13 @@ namespace {
 
 constexpr uint64_t kKey = 0x123456789ABCDEF0ull;
 
-// The orders of sums differ between twins: of 8200 columns a thread of the GPU adds 33, then the block 12, one after
-// another, a lane of the CPU 513 and 32 over the lanes. Roundings of 2^-24 of the sum in either direction make
-// sqrt(590) 2^-24 = 1.4e-6 of it, of which expect_twins allows nearly three; rows of a column are fewer.
+// The two implementations sum in different orders. For 8200 columns a GPU thread adds 33 and then the block 12, one
+// after another; a CPU lane adds 513 and 32 over the lanes. Roundings of 2^-24 of the sum with random sign make a
+// relative error of sqrt(590) 2^-24 = 1.4e-6; expect_twins allows nearly three times that. Columns have fewer rows.
 constexpr int kAll = -1, kNone = -2;
 
-// What one call of each kernel takes; `sum` is the input of the norm. Arrays of elements begin behind a multiple of
-// 16 bytes: all of them, none, or the one of that number.
+// Inputs of one call of each kernel; `sum` is the input of the norm. All, none or one (by number) of the arrays begin
+// after a multiple of 16 bytes.
 template <class In, class Out>
 struct Case {
   using T = Wide<In>;
@@ -57,7 +57,8 @@ void check_forward(Case<In, Out>& c) {
   expect_twins(std::get<2>(got), c.rstd, "rstd");
 }
 
-// What is added up to dx: rstd dy weight, from which sums over the row are taken away, and what comes past the norm.
+// The terms of dx: rstd dy weight, from which sums over the row are subtracted, and the gradient that bypasses the
+// norm.
 template <class In, class Out>
 std::vector<double> parts_of(const Case<In, Out>& c, const std::vector<In>& dx) {
   std::vector<double> parts;
@@ -120,7 +121,7 @@ void check_sum(const Case<In, Out>& c) {
         c.shape(counters.data()), nullptr);
     return std::tuple{x.values(), to.values()};
   });
-  // Kept values are times 1 or 2: exact.
+  // The retained values are multiplied by 1 or 2: exact.
   EXPECT_TRUE(same_bits(std::get<0>(got), sum)) << "sum";
   expect_twins(std::get<1>(got), out, "norm of the sum");
 }
@@ -178,11 +179,11 @@ void check_pair() {
       for (const double probability : {0.0, 0.5})
         check<In, Out>({rows, width, 1e-5, rms}, probability, rows == 9 || width == 5 ? kAll : kNone);
     }
-    // More packs than threads: a thread holds two, of floats three, of doubles it reads them again.
+    // More packs than threads: a thread holds two packs, of floats three; it reads doubles again.
     check<In, Out>({2, 2056, 1e-5, rms}, rms ? 0.5 : 0.0, kNone);
-    // Sums that fit into shared memory without dbias only, in packs that no thread holds (of floats 5128 columns, of
-    // halves 8200) and out of them: which they do is a matter of the sums' type, so every day one pair for each, and
-    // one of halves.
+    // Sums that fit into shared memory only without dbias, in packs that no thread holds (of floats 5128 columns, of
+    // halves 8200) and without packs. The path depends on the type of the sums, so by default one pair of types runs
+    // for each, and one of half types.
     const bool everyday = std::is_same_v<In, Out> && !std::is_same_v<In, F16>;
     if (!everyday && !test::whole_walks()) continue;
     for (const int64_t width : {5128, 5121, 8200})

@@ -7,7 +7,7 @@
 namespace metroplex::kernels_on_host::optimizer_test {
 namespace {
 
-// One step over n elements; the arrays are bytes, whatever they hold.
+// One step over n elements; the arrays are raw bytes of any format.
 struct Range {
   Number grad = Number::f32, main = Number::f32, moment = Number::f32;
   bool split = false, stochastic = false;
@@ -78,7 +78,6 @@ struct Place {
 const StepValues kValues{.steps = 3, .updates = 1, .number = 3, .grad_factor = 0.37};
 const GroupRates kRates{1e-2, 0.1, 1 - 1e-3, 1e-2 / 0.271, 1.0 / std::sqrt(0.002997001)};
 
-// The numbers of an array, decoded.
 std::vector<double> decoded(Number number, const Bytes& bytes, const std::vector<float>& scales, bool is_signed) {
   const auto n = static_cast<int64_t>(bytes.size() / bytes_of(number));
   std::vector<double> out(static_cast<size_t>(n));
@@ -104,8 +103,8 @@ double unit_of(Number number) {
   return number == Number::bf16 ? 0x1p-7 : number == Number::f16 ? 0x1p-10 : number == Number::block8 ? 0x1p-3 : 0;
 }
 
-// A step is fewer than 16 roundings (Adam: three a moment, and ten from them to the parameter) of numbers up to the
-// largest. What is stored in fewer bits may go to the neighbour where the value behind it differs in its last bits.
+// A step has fewer than 16 roundings (Adam: three per moment, and ten from them to the parameter) of numbers up to
+// the largest. A value stored in fewer bits may go to the neighbor if its unrounded value differs in its last bits.
 void expect_near(const std::vector<double>& got, const std::vector<double>& want, const Range& r, Number stored,
                  const char* what) {
   ASSERT_EQ(got.size(), want.size());
@@ -124,7 +123,7 @@ void check_step(const Range& r, const Cpu& cpu, const Gpu& gpu) {
   cpu(range_of(r, Place{host.grad.data(), host.main.data(), host.param.data(), host.remainder.data(),
                         host.first.data(), host.second.data(), host.first_scales.data(), host.second_scales.data()}),
       StepPlace{&kValues, &kRates});
-  const size_t shift = r.n == 257 ? 1 : 0;  // elements by which arrays begin behind a multiple of 64 bytes
+  const size_t shift = r.n == 257 ? 1 : 0;  // elements by which arrays begin after a multiple of 64 bytes
   const auto got = in_all_orders([&] {
     const size_t grads = shift * bytes_of(r.grad), mains = shift * bytes_of(r.main), halves = shift * 2,
                  moments = shift * bytes_of(r.moment);
@@ -216,7 +215,7 @@ TEST(OptimizerOnHost, SumsOfGradientsAreThoseOfTheCpuInAnotherOrder) {
   }
 }
 
-// More ranges than one pair of launches takes, of other lengths, types and alignments, some of them empty.
+// More ranges than one pair of launches handles, of various lengths, types and alignments, some of them empty.
 TEST(OptimizerOnHost, SumsOfManyRangesAreThoseOfEach) {
   constexpr Number kNumbers[] = {Number::f32, Number::bf16, Number::f16, Number::f64};
   std::vector<std::unique_ptr<DeviceArray<uint8_t>>> there;
@@ -252,7 +251,7 @@ TEST(OptimizerOnHost, SumsOfManyRangesAreThoseOfEach) {
   const DeviceArray<GradientSums> place({GradientSums{1.5, 2, 3}}, Use::both, "sums");
   gradient_sums_cuda(ranges, {place.data(), reinterpret_cast<GradientSums*>(workspace.data())}, nullptr);
   const GradientSums got = place.values()[0];
-  // As above; `elements` has those that do not count too.
+  // As above; `elements` includes excluded elements too.
   const double roundings = 2 * static_cast<double>(elements) * 0x1p-53;
   EXPECT_NEAR(got.sum_of_squares, want.sum_of_squares, roundings * want.sum_of_squares);
   EXPECT_EQ(got.num_zeros, want.num_zeros);
@@ -297,7 +296,7 @@ TEST(OptimizerOnHost, EightBitsAndSplitFloatsHaveTheBitsOfTheCpu) {
   }
 }
 
-// More ranges than one launch takes, of other lengths, rates and types, some of them empty: each as if it were alone.
+// More ranges than one launch handles, of various lengths, rates and types, some of them empty: each as if alone.
 TEST(OptimizerOnHost, ManyRangesAreSteppedAsEachAlone) {
   std::vector<Range> forms;
   for (int64_t i = 0; i < 2 * kRangesOfLaunch + 3; ++i) {

@@ -1,5 +1,5 @@
-// Pages as the device takes, fills and gives them back are those of the CPU, byte for byte, whatever the order of
-// threads; nobody reads behind the rows that came.
+// Pages allocated, filled and freed on the device equal those of the CPU, byte for byte, for any order of threads. No
+// thread reads past the received rows.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -16,10 +16,11 @@ using Bytes = std::vector<uint8_t>;
 
 struct Case {
   PageShape shape;
-  int64_t room, width, other, shift;  // rows of a buffer; bytes of a row and of one beside it; misaligned by 2 bytes
+  int64_t room, width, other, shift;  // rows of a buffer; bytes of a row and of a row of `other`; misaligned by 2
+                                      // bytes
 };
 
-// Takes for `came`, all leases of which are held until every second has been given back, and copies there and back.
+// Allocates pages for `came` rows and copies there and back; all leases are held until every second one is freed.
 std::tuple<Words, Words, Words, Bytes, Bytes> run(const Case& c, const std::vector<int64_t>& came, bool on_cpu) {
   const PageShape& s = c.shape;
   const int64_t page = s.page_rows * (c.width + c.other), words = lease_words(c.room, s);
@@ -35,7 +36,7 @@ std::tuple<Words, Words, Words, Bytes, Bytes> run(const Case& c, const std::vect
     int32_t* const lease = leases.data() + static_cast<int64_t>(i) * words;
     PageTake take{counts.data(), 3, c.room, static_cast<int32_t>(i + 1), state.data(), lease, flag.data()};
     on_cpu ? take_pages(take, s) : take_pages_cuda(take, s, nullptr);
-    // Exactly as many rows as came: one more would be found.
+    // Exactly the received rows: an access to one more would be reported.
     Bytes rows(static_cast<size_t>(std::min(came[i], c.room) * c.width));
     for (uint8_t& byte : rows) byte = static_cast<uint8_t>(draw());
     const DeviceArray<uint8_t> from(rows, Use::in, "rows", shift);

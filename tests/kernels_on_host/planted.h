@@ -1,4 +1,4 @@
-// Kernels that are wrong on purpose: what the machine and its watch must find.
+// Kernels with deliberate bugs that the machine and its watch must detect.
 #pragma once
 
 #include <cstdint>
@@ -7,27 +7,27 @@ namespace metroplex::kernels_on_host {
 
 enum class Fault {
   none,
-  no_barrier,      // threads read what others wrote in shared memory, at once
-  lone_barrier,    // half of the threads come to a barrier
-  one_too_far,     // the last element's neighbour
+  no_barrier,      // threads immediately read values that others wrote to shared memory
+  lone_barrier,    // half of the threads reach a barrier
+  one_too_far,     // the last element's neighbor
   narrow_stride,   // rows times stride in 32 bits
   extra_block,     // one block more than there are blocks of elements
-  beyond_room,     // shared memory behind what the launch asked for
-  beyond_array,    // shared memory behind what the kernel declares
+  beyond_room,     // shared memory beyond the size in the launch
+  beyond_array,    // shared memory beyond the kernel's declared array
   unaligned,       // four elements at once, from the second one on
-  unwritten,       // shared memory is read that nobody wrote
+  unwritten,       // reads uninitialized shared memory
   between_blocks,  // every block adds to one number
-  // Of products of tiles.
-  tile_between,  // begins 16 bytes behind a multiple of 32
+  // Matmuls of tiles.
+  tile_between,  // begins 16 bytes after a multiple of 32
   tile_rows,     // rows are 40 bytes apart
-  tile_lane,     // one lane brings another tile
+  tile_lane,     // one lane passes another tile
   tile_warp,     // one lane has ended
-  tile_at_once   // sums are read where other lanes have stored them, at once
+  tile_at_once   // immediately reads sums that other lanes have stored
 };
 
-// out[i] of n = x[i] + x[i + 1 - 2 (i % 2)], the neighbour's by way of shared memory; n a multiple of 256.
+// out[i] of n = x[i] + x[i + 1 - 2 (i % 2)], the neighbor's value through shared memory; n a multiple of 256.
 void planted_pairs(Fault fault, const float* x, float* out, int64_t n);
-// out[i] of n = x[n - 1 - i], by way of the shared memory that the launch asks for and of an array; n at most 256.
+// out[i] of n = x[n - 1 - i], through dynamic shared memory and through an array; n at most 256.
 void planted_mirror(Fault fault, const float* x, float* out, int64_t n);
 // out[i] of 4 = x[i], in one access.
 void planted_pack(Fault fault, const float* x, float* out);

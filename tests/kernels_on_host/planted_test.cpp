@@ -1,4 +1,4 @@
-// Faults of every kind are found: by the watch with place and thread, by AddressSanitizer where they leave an array.
+// Every kind of fault is detected: by the watch with location and thread, by AddressSanitizer if it leaves an array.
 #include "base/error.h"
 #include "kernels_on_host/far_array.h"
 #include "kernels_on_host/planted.h"
@@ -38,7 +38,7 @@ void tiles(Fault fault) {
   const DeviceArray<float> out(std::vector<float>(256), Use::out, "out");
   planted_tiles(fault, x.data(), out.data());
   for (size_t i = 0; i < 256; ++i) {
-    float sum = 0;  // products of halves are exact, and the machine adds in this order too
+    float sum = 0;  // products of half numbers are exact, and the machine adds in this order too
     for (size_t k = 0; k < 16; ++k) sum += load(values[i / 16 * 16 + k]) * load(values[i % 16 * 16 + k]);
     ASSERT_EQ(out.data()[i], sum) << i;
   }
@@ -110,7 +110,7 @@ TEST(PlantedFaults, WhatLeavesAnArrayIsFound) {
 TEST(PlantedFaults, WhatLeavesSharedMemoryIsFound) {
   if (watches()) {
     expect_found(said([] { mirror(Fault::beyond_room); }), "writes 4 bytes at a place outside all arrays");
-    // In the program's memory one array of a kernel follows the other: the sanitizer keeps them apart.
+    // The arrays of a kernel are adjacent in the program's memory; only the sanitizer separates them.
     expect_found(said([] { mirror(Fault::beyond_array); }), "that nobody has written yet");
   } else {
     EXPECT_DEATH(mirror(Fault::beyond_room), "use-after-poison");

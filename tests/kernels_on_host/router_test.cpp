@@ -33,7 +33,7 @@ void check_sinkhorn(int64_t rows, int64_t columns, size_t shift) {
     sinkhorn_cuda<T>(gx.data(), gout.data(), gfactors.data(), shape, nullptr);
     return std::tuple{gout.values()};
   });
-  // Sums in another order end in the same turn for these logits.
+  // For these logits, sums in another order converge in the same iteration.
   expect_twins(std::get<0>(got), out, "out");
 }
 

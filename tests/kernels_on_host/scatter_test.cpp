@@ -1,4 +1,4 @@
-// Rows of a table that are drawn more often than a thread adds up alone.
+// Rows of a table that occur more often than a single thread sums.
 #include <algorithm>
 #include <numeric>
 
@@ -9,7 +9,7 @@
 namespace metroplex::kernels_on_host::scatter_test {
 namespace {
 
-constexpr int64_t kShort = 32;  // so often at most an index has the bits of the CPU twin
+constexpr int64_t kShort = 32;  // an index with at most this many rows has the bits of the CPU reference
 
 struct Draws {
   int64_t index, times;
@@ -19,7 +19,7 @@ struct Indices {
   std::vector<int64_t> drawn, sorted, order;
 };
 
-// Every index as often as said, in no order.
+// Each index occurs `times` times, in random order.
 Indices indices_of(const std::vector<Draws>& draws) {
   Indices made;
   for (const Draws& d : draws) made.sorted.insert(made.sorted.end(), static_cast<size_t>(d.times), d.index);
@@ -34,8 +34,8 @@ Indices indices_of(const std::vector<Draws>& draws) {
   return made;
 }
 
-// Of the sum of `times` rows and the table: 32 lanes add up times / 32 rows each, a tree of 5 steps the lanes, one
-// step the table, and each rounds by half a unit of at most `size`; the table's type by half of one of its own.
+// For the sum of `times` rows and the table: 32 lanes sum times / 32 rows each, a tree of 5 steps the lanes, one step
+// the table. Each rounds by half a unit of at most `size`; the table's type by half of its own unit.
 template <class Table>
 double bound(int64_t times, double size, double exact) {
   const double unit = std::is_same_v<Table, double> ? 0x1p-53 : 0x1p-24;
@@ -61,7 +61,7 @@ struct Scattered {
     }));
   }
 
-  // The sum for an element of the table, and that of the sizes of its parts.
+  // The sum for an element of the table, and the sum of absolute values.
   std::pair<long double, double> sum(const Indices& indices, int64_t row, int64_t column) const {
     const auto at = [&](const auto& from, int64_t r) {
       return static_cast<long double>(load(from[static_cast<size_t>(r * shape.width + column)]));
@@ -84,7 +84,7 @@ void check(const std::vector<Draws>& draws, int64_t rows, int64_t width) {
   std::vector<Table> twin = scattered.start;
   scatter_add_rows<Table, Dout>(twin.data(), indices.drawn.data(), scattered.dout.data(), shape);
   const std::vector<Table> got = scattered.on_device(indices, 0, 0);
-  // Element by element the same sums as in packs.
+  // The same sums element by element as in packs.
   EXPECT_TRUE(same_bits(scattered.on_device(indices, 1, 0), got)) << "table at an odd place";
   EXPECT_TRUE(same_bits(scattered.on_device(indices, 0, 1), got)) << "gradient at an odd place";
   for (int64_t row = 0; row < rows; ++row) {
@@ -116,7 +116,7 @@ TEST(ScatterOnHost, RowsThatAreDrawnOftenAreSummedInWidePartsInOneOrder) {
 }
 #undef MPX_CHECK_SCATTER
 
-// So wide that the same block comes to the next 32 positions with the same columns.
+// So wide that the same block handles the next 32 positions of the same columns.
 TEST(ScatterOnHost, ABlockThatSumsSeveralRunsKeepsThemApart) {
   constexpr int64_t kMostBlocks = 8192, kColumns = 8, kWidth = kMostBlocks * kColumns;
   const Indices indices = indices_of({{0, 33}, {1, 40}});

@@ -1,5 +1,5 @@
-// What each kernel moves, counted access by access: the table of docs/kernels.md. Every kernel that a .cu file
-// launches must be in it.
+// Memory traffic of each kernel, counted per access: the table of docs/kernels.md. It must contain every kernel that
+// a .cu file launches.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -31,7 +31,6 @@ namespace {
 constexpr int64_t kRows = 64, kWidth = 256, kCount = kRows * kWidth, kExperts = 8;
 constexpr int64_t kAssignments = 2048;  // two tiles of plan_permutation
 
-// Arrays for all calls: of bf16 values, of floats and of integers.
 struct Room {
   DeviceArray<Bf16> x{made<Bf16>(2 * kCount, 0.7), Use::both, "x"}, y{made<Bf16>(2 * kCount, 0.3), Use::both, "y"},
       z{made<Bf16>(2 * kCount, 0.2), Use::both, "z"}, half_row{made<Bf16>(kWidth, 0.2), Use::both, "half_row"},

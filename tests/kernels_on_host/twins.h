@@ -1,5 +1,5 @@
-// What tests of kernels on the host share: values of every element type, calls in several orders of blocks and
-// threads, and the comparison with the CPU twin.
+// Helpers for tests of kernels on the host: values of every element type, calls in several orders of blocks and
+// threads, and the comparison with the CPU reference.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -34,9 +34,9 @@ std::vector<T> made(int64_t n, double step) {
   return values;
 }
 
-// Twins round to T once; the CPU's fast erf is off by 1.5e-7, other fp32 arithmetic by the few roundings of `slack`
-// units, and a value near the middle of two halves may go either way: to neighbours, which are 2^-7 (bf16) or 2^-10
-// (f16) of a value apart behind a power of two. `parts`: sizes of what was added up to the values, where these may
+// Both round to T once. The CPU's fast erf is off by 1.5e-7, other fp32 arithmetic by the few roundings of `slack`
+// units. A value near the midpoint of two half numbers may round either way: to neighbors, which are 2^-7 (bf16) or
+// 2^-10 (f16) relative apart just above a power of two. `parts`: sizes of the summands of the values, if these may
 // cancel.
 template <class T>
 void expect_twins(const std::vector<T>& got, const std::vector<T>& want, const std::string& what,
@@ -56,9 +56,10 @@ void expect_twins(const std::vector<T>& got, const std::vector<T>& want, const s
   }
 }
 
-// Sums of `terms` numbers whose sizes add up to `size`. Of each kernel's number come ceil(terms / 256) additions in a
-// thread, or those of up to 8 neighbours more, and 12 over the block; of the CPU's terms / 16 in a lane and 32 over
-// lanes and the rest. Every one rounds by half a unit of at most `size`, every term before that by 8 of its own.
+// For sums of `terms` numbers whose absolute values add up to `size`. Each kernel result takes ceil(terms / 256)
+// additions in a thread, or those of up to 8 neighbors more, and 12 over the block. Each CPU result takes terms / 16
+// in a lane and 32 over lanes and the rest. Every addition rounds by half a unit of at most `size`, every term before
+// that by 8 of its own.
 template <class A>
 void expect_sums(const std::vector<A>& got, const std::vector<A>& want, const std::string& what, int64_t terms,
                  const std::vector<double>& sizes) {
@@ -76,7 +77,8 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && (a.empty() || memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
-// call() gives a tuple of vectors back; in every order of blocks and threads the same bits. Gives the first back.
+// call() returns a tuple of vectors, which must have the same bits in every order of blocks and threads. Returns the
+// first one.
 template <class Call>
 auto in_all_orders(const Call& call) {
   set_order({});

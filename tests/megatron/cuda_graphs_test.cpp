@@ -1,5 +1,5 @@
-// Graph capture as Megatron's TransformerConfig takes it, in cases beside the recorded ones: each assertion of it
-// that has no case there, from both sides. They were read off Megatron's source.
+// Graph capture as Megatron's TransformerConfig accepts it, in addition to the recorded cases: each assertion without
+// a recorded case, from both sides. These cases follow Megatron's source.
 #include "megatron/cuda_graphs.h"
 
 #include <functional>

@@ -1,4 +1,4 @@
-// The table of flags against flag_meanings.txt, which was written apart from it.
+// The table of flags against the independently written flag_meanings.txt.
 #include <algorithm>
 #include <fstream>
 #include <iterator>
@@ -16,7 +16,7 @@ TEST(MegatronFlags, EachMeansWhatItMeansInMegatronAndNothingElse) {
   std::set<std::string> named;
   for (std::string line; std::getline(file, line);) {
     if (line.empty() || line[0] == '#') continue;
-    // Of a layout's own bars only the last one, with blanks around it, parts the line.
+    // A layout contains bars too: only the last one with blanks around it separates the columns.
     const size_t bar = line.find(" |", line.find("layout") == std::string::npos ? 0 : line.find("L |"));
     ASSERT_NE(bar, std::string::npos) << line;
     std::istringstream words(line.substr(0, bar)), pairs(line.substr(bar + 2));
@@ -38,7 +38,7 @@ TEST(MegatronFlags, EachMeansWhatItMeansInMegatronAndNothingElse) {
   EXPECT_GT(named.size(), 190u);
 }
 
-// How parse_arguments takes a flag: "translated", "harmless" or "refused".
+// Classification of a flag by parse_arguments: "translated", "harmless" or "refused".
 static std::string class_of(const std::string& flag, const std::string& value) {
   for (const FlagRow& row : flag_table()) {
     if (flag == row.flag) return "translated";
@@ -62,7 +62,7 @@ TEST(MegatronFlags, EachIsInItsClass) {
     std::replace(flag.begin(), flag.end(), '_', '-');
     named.insert(flag);
     const std::string expected = line.substr(bar + 3, second - bar - 3), found = class_of(flag, value);
-    // A value on which nothing depends may also be translated.
+    // A value without effect may also be translated.
     EXPECT_TRUE(found == expected || (!value.empty() && found == "translated")) << line << "\nis " << found;
     EXPECT_TRUE(expected != "refused" || !refusal_reason(flag).empty() || find_harmless(flag)) << flag;
   }

@@ -1,4 +1,4 @@
-// How Megatron's flags combine: order, precedence, pairs that exclude each other, zeros, and spellings of forks.
+// Combinations of Megatron's flags: order, precedence, exclusive pairs, zeros, and spellings of forks.
 #include "megatron/flags.h"
 
 #include <algorithm>
@@ -156,7 +156,7 @@ TEST(MegatronFlags, PairsThatExcludeEachOther) {
   EXPECT_EQ(whole("--num-layers 4 --num-layers 6").model.num_layers, 6);
 }
 
-// Flags whose 0 and whose absence are the same in Megatron too.
+// Flags for which 0 and absence are the same in Megatron too.
 static const char* const kZeroIsUnset[] = {"--train-iters",
                                            "--train-samples",
                                            "--exit-interval",

@@ -1,5 +1,5 @@
-// Scripts that start, write, end or flood what is not theirs: behind the filter nothing of it happens, and the
-// training command is found all the same.
+// Scripts that start programs, write files, end processes or flood resources of others: inside the filter none of it
+// takes effect, and the training command is still found.
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -31,13 +31,12 @@ std::string text_of(const std::string& name) {
   return {std::istreambuf_iterator<char>(stream), {}};
 }
 
-// Processes whose command line holds `word`.
 int processes_with(const std::string& word) {
   int found = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
     try {
       if (text_of(entry.path() / "cmdline").find(word) != std::string::npos) ++found;
-    } catch (const std::ios_base::failure&) {}  // it ended while it was read
+    } catch (const std::ios_base::failure&) {}  // it ended during the read
   }
   return found;
 }
@@ -97,7 +96,7 @@ TEST_F(LaunchScripts, RunNoProgramWriteNoFileAndLoseNone) {
   }
 }
 
-// Below the functions that stand for programs: the kernel's answer to whatever bash tries to start.
+// Below the functions that emulate programs: the kernel's response to any program that bash tries to start.
 TEST_F(LaunchScripts, StartNoProgramButBash) {
   std::filesystem::create_symlink("/usr/bin/dirname", "linked");
   write("#!/bin/bash\n", "program");
@@ -131,7 +130,7 @@ TEST_F(LaunchScripts, StartNoProgramButBash) {
     EXPECT_EQ(trial.status, 7) << start << "\n" << trial.printed;
     EXPECT_FALSE(trial.refused.empty() && trial.printed.find("exe") == std::string::npos) << start;
   }
-  // Nor by a call that bash does not make.
+  // Also not by a system call that bash does not make.
   const pid_t child = fork();
   if (child == 0) {
     const scmp_filter_ctx filter = make_trial_filter(0);
@@ -146,7 +145,7 @@ TEST_F(LaunchScripts, StartNoProgramButBash) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 42) << status;
 }
 
-// A script that gets around the functions gets nothing either, and is told so.
+// A script that circumvents the functions gets no output either, and an error reports it.
 TEST_F(LaunchScripts, GetNoWordFromAProgram) {
   for (const char* start :
        {"builtin exec /usr/bin/date", "builtin command -p date", "unset -f date; PATH=/usr/bin builtin command date",
@@ -200,7 +199,7 @@ TEST_F(LaunchScripts, ReadNoInputOfOthers) {
             (Words{"--a", "1", "2", "3", "4"}));
 }
 
-// A writer that waits for a reader of its pipe goes on waiting.
+// A writer that waits for a reader of its pipe keeps waiting.
 TEST_F(LaunchScripts, OpenNoPipeOfOthers) {
   ASSERT_EQ(mkfifo("fifo", 0600), 0);
   const pid_t writer = fork();
@@ -232,7 +231,7 @@ TEST_F(LaunchScripts, InheritNoDescriptorOfOurs) {
   close(ours);
 }
 
-// As a shell that sshd, or a program of another kind, has started.
+// As in a shell that sshd or another kind of program starts.
 TEST_F(LaunchScripts, ReadNoStartupFiles) {
   write("torchrun other.py --b 2; exit\n", ".bashrc");
   EXPECT_EXIT(
@@ -292,7 +291,7 @@ TEST_F(LaunchScripts, HaveLimits) {
   const bool limited =
       forks.find("processes") != std::string::npos || forks.find("GiB of memory") != std::string::npos;
   EXPECT_TRUE(limited) << forks;
-  // Output is read to its end and forgotten but for its last lines.
+  // Reads all output and stores only its last lines.
   EXPECT_EQ(read("for i in {1..200}; do printf '%1000d' 1; done; torchrun p.py --a 1").flags, (Words{"--a", "1"}));
   EXPECT_EQ(read("ulimit -v unlimited; ulimit -t 99; torchrun p.py --a $(ulimit -v) $(ulimit -t) $(ulimit -f)").flags,
             (Words{"--a", "1048576", "10", "1024"}));
@@ -309,7 +308,7 @@ TEST_F(LaunchScripts, LimitTheTimeOfAllTrials) {
 }
 
 TEST_F(LaunchScripts, LimitTheSumOfAllProcesses) {
-  // Each process waits at a pipe that has no end, so it takes no time of a processor.
+  // Each process waits at a pipe without end, so it uses no CPU time.
   const std::string error = refused(
       "trap - DEBUG; builtin exec 5<> <(:)\nhog() { printf -v x '%150000000s' 1; read -r -u 5 y; }\n"
       "for i in {1..8}; do hog & done; wait\ntorchrun p.py --a 1\n");
@@ -324,7 +323,7 @@ TEST_F(LaunchScripts, LimitTheSumOfAllProcesses) {
             (Words{"--a", "1000"}));
 }
 
-// A script can bring a library of its own. Its code never runs.
+// A script can bring its own library. The library's code never runs.
 TEST_F(LaunchScripts, LoadNoCode) {
   write(R"C(#define _GNU_SOURCE
 #include <fcntl.h>
@@ -353,7 +352,6 @@ __attribute__((constructor)) static void attack(void) {
 
 namespace {
 
-// Returns the error number of a call inside the filter; 0 for success.
 int error_in_filter(long number, long first, long second, long third, long fourth = 0) {
   const pid_t child = fork();
   if (child == 0) {

@@ -1,4 +1,4 @@
-// Conditions and "case" on output of programs that a trial does not run.
+// Conditions and "case" on the output of programs that a trial does not run.
 #include "megatron/launch_script.h"
 
 #include "support/launch_scripts.h"

@@ -1,5 +1,5 @@
-// Numbers of ranks that variables, files and lists of hosts state, and commands that start by another path than a .py
-// file after a launcher.
+// Numbers of ranks from variables, files and host lists, and commands that start by another path than a .py file
+// after a launcher.
 #include "megatron/launch_script.h"
 
 #include <cstdlib>
@@ -129,7 +129,7 @@ TEST_F(LaunchScripts, FollowTextOnStandardInput) {
     expect_ranks(read(text), 4, text);
   }
   EXPECT_EQ(read("bash << E\nA=2\nE\ntorchrun p.py --a ${A:-1}\n").flags, (Words{"--a", "1"}));
-  // ssh -n leaves the hosts of the loop.
+  // ssh -n preserves the hosts of the loop.
   EXPECT_EQ(read("printf 'a\\nb\\n' > hosts\nN=0\nwhile read -r h; do ssh -n $h x; N=$((N + 1)); done < hosts\n"
                  "torchrun p.py --a $N\n")
                 .flags,
@@ -142,7 +142,7 @@ TEST_F(LaunchScripts, AddTheWordsOfXargs) {
   EXPECT_NE(refused("echo \"--b '2 3'\" | xargs torchrun p.py --a 1\n").find("(xargs in line 1"), std::string::npos);
 }
 
-// A job on a file of its own has the options of sbatch, which override those in the file.
+// A job in its own file has the options of sbatch, which override those in the file.
 TEST_F(LaunchScripts, SetTheVariablesOfASubmittedJob) {
   unsetenv("SLURM_JOB_ID");
   write(

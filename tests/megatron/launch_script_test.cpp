@@ -235,7 +235,7 @@ TEST_F(LaunchScripts, PreferTrainingPrograms) {
   EXPECT_EQ(from_words(sent, at).note, longer.note);
 }
 
-// The script ends before its background processes, which hold no pipe of the trial but the record.
+// The script ends before its background processes, which hold only the record pipe of the trial.
 TEST_F(LaunchScripts, WaitForBackgroundCommands) {
   for (const char* end :
        {"> log 2>&1 &", "&> log &", ">> log 2>> err < /dev/null &\ndisown", "> log 2>&1 &\necho $!"}) {
@@ -254,7 +254,7 @@ TEST_F(LaunchScripts, GoOnWithoutAFolder) {
     EXPECT_NE(script.note.find("is not on this machine"), std::string::npos) << start << script.note;
   }
   EXPECT_EQ(read("cd /\ntorchrun p.py --a 1\n").note, "");
-  // Existing folders decide as in bash.
+  // For existing folders the result is that of bash.
   EXPECT_EQ(read("cd /missing 2> /dev/null && A=1 || A=2\ntorchrun p.py --a $A\n").flags, (Words{"--a", "2"}));
   EXPECT_NE(refused("cd /missing && true\n").find("starts no training"), std::string::npos);
 }
@@ -353,7 +353,7 @@ TEST_F(LaunchScripts, OfAnotherFolderOfAnotherSystemAndWithParts) {
   EXPECT_EQ(read_launch_script("dos.sh", {}).flags, (Words{"--a", "1", "--b", "x y"}));
 }
 
-// Each of these commands is longer than what one write to a pipe is sure to keep together.
+// Each of these commands is longer than the limit for an atomic write to a pipe.
 TEST_F(LaunchScripts, StartLongCommandsAtOnce) {
   const std::string text(5000, 'x');
   for (int tries = 0; tries < 3; ++tries) {

@@ -1,5 +1,5 @@
-// The functions that stand for small programs in a trial: each prints, and ends with the status that, its program
-// does (run here by bash, outside of any trial), or says that it cannot.
+// The functions that emulate small programs in a trial: each prints its program's output and returns its status
+// (reference: bash outside of any trial), or reports that it cannot.
 #include "megatron/launch_script.h"
 
 #include <array>
@@ -13,7 +13,6 @@ namespace metroplex::megatron::launch_tools_test {
 using test::LaunchScripts;
 using Words = std::vector<std::string>;
 
-// What bash and the programs of this machine print.
 static std::string printed_by(const std::string& text) {
   std::ofstream("real.sh") << text;
   const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen("bash real.sh", "r"), pclose);
@@ -23,7 +22,7 @@ static std::string printed_by(const std::string& text) {
   return out;
 }
 
-// With the status, behind which no newline is lost.
+// Appends the status, so that no newline before it is lost.
 static std::string with_status(const std::string& command) {
   return "\"$(" + command + " 2> /dev/null; echo \"[$?]\")\"";
 }
@@ -173,7 +172,7 @@ TEST_F(LaunchScripts, AskSmallProgramsThatAnswerAsTheirOwn) {
                               "TZ=Asia/Tokyo date +%H%Z",
                               "date +%s%N | cut -c1-8"})
     commands.emplace_back(command);
-  // One trial has seconds, so they come in parts.
+  // A trial has a limit of seconds, so the commands are split into groups.
   for (auto at = commands.begin(); at != commands.end();) {
     const auto end = at + std::min<std::ptrdiff_t>(40, commands.end() - at);
     expect_same({at, end});
@@ -238,7 +237,7 @@ TEST_F(LaunchScripts, NameTheProgramThatTheyAskForAFlag) {
     std::string tool = text.substr(0, text.find(' '));
     if (text.find("sed") != std::string::npos) tool = "sed";
     for (const char* filter : {"", " | tr x y | cut -d' ' -f1 | head -n 1", " | grep -v zz | wc -l"}) {
-      // In the file that says it, and in the first line of it.
+      // In the file with the command, and in its first line.
       write("\n\nVALUE=v$(" + text + filter + ")\n", "part.sh");
       const std::string error = refused(". ./part.sh\ntorchrun p.py --b 1 --size \"$VALUE\" --c 2\n");
       EXPECT_EQ(error.find("[config] run.sh: "), 0u) << text << filter << error;
@@ -318,7 +317,7 @@ TEST_F(LaunchScripts, NameTheFlagThatDependsOnAnAssumption) {
   }
 }
 
-// A check of the script that ends it says nothing about flags.
+// A check of the script that ends it does not affect flags.
 TEST_F(LaunchScripts, AreReadIfAnAssumptionReachesNoFlag) {
   for (const char* text :
        {"GPUS=$(nvidia-smi -L | wc -l); if [ $GPUS -lt 8 ]; then echo few; exit 1; fi",
@@ -335,7 +334,7 @@ TEST_F(LaunchScripts, AreReadIfAnAssumptionReachesNoFlag) {
             std::string::npos);
 }
 
-// A machine that trains has the tools of its devices, and which names a launcher.
+// A training machine has the tools of its devices, and a launcher.
 TEST_F(LaunchScripts, FindDeviceToolsAndLaunchers) {
   for (const char* test : {"command -v nvidia-smi", "type nvidia-smi", "hash npu-smi",
                            "[ -x \"$(command -v nvidia-smi)\" ]", "test -x /usr/bin/nvidia-smi", "type cat"}) {
@@ -347,7 +346,7 @@ TEST_F(LaunchScripts, FindDeviceToolsAndLaunchers) {
   EXPECT_NE(refused("torchrun p.py --a $(which jq)\n").find("--a (which in line 1"), std::string::npos);
 }
 
-// A script's own functions and options do not get in the way.
+// A script's own functions and options do not interfere.
 TEST_F(LaunchScripts, AskSmallProgramsWhateverTheyDefine) {
   EXPECT_EQ(read(R"SH(set -euo pipefail
 shopt -s nullglob

@@ -1,5 +1,5 @@
-// precision.fp32_residual_connection: between blocks a half model passes fp32, blocks compute in half types as
-// before, and what the stream loses by being half is gone.
+// precision.fp32_residual_connection: blocks of a half-precision model pass fp32 hidden states and compute in half
+// types as before. The stream no longer loses precision.
 #include <string>
 
 #include "models/tools.h"
@@ -8,7 +8,7 @@ namespace metroplex::test::fp32_residual_ranks_test {
 namespace {
 
 struct Passed {
-  at::Tensor stream;      // what the head reads
+  at::Tensor stream;      // input of the head
   at::Tensor words_grad;  // of the word embedding: passes all blocks backward
 };
 
@@ -48,10 +48,11 @@ TEST(Fp32Residual, TheStreamIsFp32AndNearerToTheExactOne) {
       const Passed exact = run_model(model, at::kDouble, false, dropout),
                    half = run_model(model, at::kBFloat16, false, dropout),
                    wide = run_model(model, at::kBFloat16, true, dropout);
-      // A block adds to the stream less than the stream is, so rounding the sum costs more than rounding the part.
+      // A block adds less to the stream than the stream itself, so rounding the sum costs more than rounding the
+      // summand.
       EXPECT_LT(error(wide.stream, exact.stream), error(half.stream, exact.stream));
       // 16 additions and as many layers, each good to 2^-8 of its result; errors add up like a random walk, and the
-      // layers between make a few roundings each.
+      // layers between add a few roundings each.
       EXPECT_LT(error(wide.stream, exact.stream), std::ldexp(1, -8) * std::sqrt(16.0 * 8));
       EXPECT_LT(error(wide.words_grad, exact.words_grad), 3 * std::ldexp(1, -8) * std::sqrt(16.0 * 8));
     }

@@ -1,4 +1,4 @@
-// The first step of recorded runs of real Megatron: loss and the gradient of every parameter.
+// The first step of recorded Megatron runs: loss and the gradient of every parameter.
 #include <fstream>
 
 #include <nlohmann/json.hpp>

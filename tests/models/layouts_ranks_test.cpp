@@ -42,7 +42,7 @@ std::vector<Variant> variants() {
   squared.model.activation = "squared_relu";
   squared.model.position_embedding_type = "none";
   all.push_back(squared);
-  // Everything that latent attention can have, and nothing of it.
+  // Latent attention with all options, and with none.
   Variant latent{"latent attention, yarn, norms of latents, biases, dropout, documents", llama_model(), 0, true};
   latent.model.num_query_groups = 0;
   latent.model.multi_latent_attention = latent.model.qk_layernorm = latent.model.rotary_interleaved = true;
@@ -142,7 +142,7 @@ TEST(LayoutsRanks, LossGradientsAndLogitsAreThoseOfOneRank) {
           for (const auto& [name, gradient] : one.gradients) {
             EXPECT_TRUE(at::equal(got.weights.at(name), one.weights.at(name))) << name;
             EXPECT_LT(relative_difference(got.gradients.at(name), gradient), 1e-11) << name;
-            // Biases of keys move all scores of a row alike: their gradient is zero but for rounding.
+            // Key biases shift all scores of a row equally: their gradient is zero except for rounding.
             EXPECT_GT(largest(gradient), 0) << name;
           }
         });
@@ -285,7 +285,7 @@ TEST(Registry, UnknownFamiliesAndUnfitModelsAreRefusedWithTheWayOut) {
     return std::string("accepted");
   };
   const std::string llama =
-      "[models] model.family = llama means normalization RMSNorm, position_embedding_type rope, gated_linear_unit "
+      "[models] model.family = llama requires normalization RMSNorm, position_embedding_type rope, gated_linear_unit "
       "true, "
       "add_bias_linear false; set them, or use family gpt for other combinations";
   EXPECT_EQ(refusal("llama"), llama);
@@ -302,7 +302,7 @@ TEST(Registry, UnknownFamiliesAndUnfitModelsAreRefusedWithTheWayOut) {
   EXPECT_THROW(context.model.activation = "tanh", base::Error);
 }
 
-// As on a GPU, where the host cannot look: whoever makes a microbatch refuses them (train/batch.h).
+// As on a GPU, where the host cannot check the ids: the code that builds a microbatch rejects them (train/batch.h).
 TEST(Embedding, TokensAndPositionsOutsideTheirTablesAreRowsOfZeros) {
   models::ModelContext context = context_of({"", gpt_model()}, {}, false);
   const nn::Blocks blocks = models::build_stage(context, {0, 2, true, false});
@@ -335,12 +335,12 @@ TEST(HalfTypes, ABf16ModelComesNearTheFp64OneAndKeepsFp32Gradients) {
     const nn::Blocks blocks = models::build_stage(context, {0, 2, true, true});
     const auto params = nn::params_of(blocks);
     give_main_grad(params);
-    // bf16 has 8 bits: 2^-8 for each rounding; logits are small at the start, so the loss moves less.
+    // bf16 has 8 bits: 2^-8 for each rounding; logits are small at the start, so the loss changes less.
     EXPECT_NEAR(train_step(blocks, batch_of(variant), 0.25), exact.loss, 4e-3 * exact.loss);
     for (nn::Param* param : params) {
       const at::Tensor expected = exact.gradients.at(param->name);
       EXPECT_EQ(param->main_grad.scalar_type(), at::kFloat);
-      if (largest(expected) < 1e-4) continue;  // zero but for rounding: biases of keys
+      if (largest(expected) < 1e-4) continue;  // zero except for rounding: key biases
       const at::Tensor got = whole_gradient(*param, {});
       EXPECT_LT((got - expected).norm().item<double>(), 0.08 * expected.norm().item<double>()) << param->name;
     }

@@ -1,4 +1,4 @@
-// Memory of a step over long sequences: linear in the length, with dropout and documents too.
+// Memory of a step over long sequences is linear in the length, also with dropout and documents.
 #include "cuda/memory_meter.h"
 #include "models/tools.h"
 
@@ -7,7 +7,7 @@ namespace {
 
 constexpr int64_t kVocab = 16;
 
-// The most that forward and backward of one sample take beside the parameters.
+// Peak of forward and backward of one sample, without the parameters.
 int64_t peak(config::Model model, int64_t s, bool documents) {
   model.max_position_embeddings = s;
   models::ModelContext context(model);
@@ -32,7 +32,7 @@ TEST(LongSequence, MemoryOfAStepIsLinearInTheLength) {
       model.hidden_size = 16;
       model.attention_dropout = model.hidden_dropout = dropout ? 0.1 : 0.0;
       const int64_t at_4k = peak(model, 4096, documents), at_8k = peak(model, 8192, documents);
-      // What belongs to blocks and threads does not grow: less than twice.
+      // Memory of blocks and threads does not grow: less than twice.
       EXPECT_LE(at_8k, 2 * at_4k);
       EXPECT_LT(at_8k, int64_t{8192} * 8192) << "a quarter of the scores of one head in fp32";
     }

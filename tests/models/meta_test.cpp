@@ -1,5 +1,5 @@
-// A model whose tensors are on the meta device takes the paths of its target, a GPU or the CPU, with the calls, the
-// shapes and the allocations of a real run and without a value.
+// A model on the meta device runs the code paths of its target, a GPU or the CPU. It has the calls, shapes and
+// allocations of a real run, without values.
 #include <algorithm>
 #include <sstream>
 
@@ -42,7 +42,7 @@ nn::Microbatch batch_of(const Case& c, at::Device device) {
   return batch;
 }
 
-// The first microbatch forward and backward, as a stage runs it: the table of rotary positions is there.
+// Forward and backward of the first microbatch, as a stage runs it; the table of rotary positions exists.
 void run(const nn::Blocks& blocks, const Case& c, const nn::Microbatch& batch, nn::ActivationStore* store) {
   const std::vector<nn::Island> islands = islands_of(blocks);
   std::vector<nn::IslandRun> runs(islands.size());
@@ -145,7 +145,7 @@ void expect_like_a_real_run(const Case& c) {
   for (size_t i = 0; i < real.calls.size(); ++i) EXPECT_TRUE(meta.calls[i] == real.calls[i]) << real.calls[i].name;
   EXPECT_TRUE(held(meta.allocations) == held(real.allocations))
       << held(meta.allocations).peak << " for " << held(real.allocations).peak;
-  // The CPU widens an fp16 gradient before it adds it; what it then holds is never the most.
+  // The CPU widens an fp16 gradient before it adds it; the copy never determines the peak.
   if (c.dtype != at::kHalf) expect_same_allocations(meta.allocations, real.allocations);
 }
 
@@ -153,14 +153,14 @@ TEST(MetaDevice, TheCpusPathsHaveTheCallsShapesAndAllocationsOfARealRun) {
   const WithoutOneDnn without;
   for (const Case& model : models_in_every_type()) {
     for (const Case& c : forms_of(model)) {
-      // A file is slow, and what goes there has no type.
+      // A file is slow, and its contents have no type.
       if (c.memory.offload_activations != config::Offload::file || c.dtype == at::kBFloat16)
         expect_like_a_real_run(c);
     }
   }
 }
 
-// The backend of the group moves nothing: what is compared does not depend on values.
+// The group's backend moves no data: the comparison does not depend on values.
 TEST(MetaDevice, TensorParallelRanksHaveThemToo) {
   const WithoutOneDnn without;
   for (Case c : models_in_every_type()) {
@@ -199,7 +199,7 @@ TEST(MetaDevice, AGpusPathsAreTakenWithoutAGpu) {
   EXPECT_EQ(find(gpu, "norm_backward").writes.size(), 4u) << "room for lines of weight gradients";
 }
 
-// What is cast once a model, the labels' mask for one, is there whatever the number of layers.
+// Casts made once per model, such as that of the labels' mask, do not depend on the number of layers.
 TEST(MetaDevice, LayersOnAGpuReadHalfParametersAsTheyAreStored) {
   const auto casts = [](Case c, int layers) {
     c.model.num_layers = layers;
@@ -209,7 +209,7 @@ TEST(MetaDevice, LayersOnAGpuReadHalfParametersAsTheyAreStored) {
   };
   for (const bool fp32_residual : {false, true}) {
     for (const double dropout : {0.0, 0.1}) {
-      if (fp32_residual && dropout == 0) continue;  // the gradient behind each residual is cast
+      if (fp32_residual && dropout == 0) continue;  // the gradient after each residual is cast
       for (const bool gemma : {false, true}) {
         Case c{"bf16", gemma ? llama_model() : gpt_model(), at::kBFloat16};
         c.model.apply_layernorm_1p = gemma;
@@ -232,7 +232,7 @@ TEST(MetaDevice, EveryFormOfEveryModelRunsForAGpuAndFreesWhatItTook) {
   }
 }
 
-// What lies on a GPU is offloaded to the host, and what lies on the host stays: bytes from forward to backward.
+// GPU tensors are offloaded to the host, and host tensors stay: bytes held from forward to backward.
 TEST(MetaDevice, OffloadedBytesAreGoneFromTheDeviceThatTheyWereOn) {
   Case kept{"gpt", gpt_model()};
   kept.model.num_layers = 4;

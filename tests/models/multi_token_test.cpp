@@ -1,4 +1,4 @@
-// Multi-token prediction against its formula in plain libtorch operations, with autograd's gradients.
+// Multi-token prediction against its formula in plain libtorch operations with autograd.
 #include "models/tools.h"
 
 namespace metroplex::test::multi_token_test {
@@ -25,7 +25,7 @@ config::Model small_model() {
   return model;
 }
 
-// The model, of leaves with the values of `params`. Activations are [b, s, h].
+// The model built from leaves with the values of `params`. Activations are [b, s, h].
 class Plain {
  public:
   Plain(const std::vector<nn::Param*>& params, at::Tensor document_ids, double dropout, const nn::Microbatch& batch)
@@ -63,12 +63,12 @@ class Plain {
     const at::Tensor rows = leaves.at("embedding.word_embeddings.weight").index_select(0, tokens.flatten());
     return sum(rows.view({kSamples, -1, kHidden}), {}, number, nn::RandomSite::embedding);
   }
-  // [b, s - ahead]: the positions that have a target `ahead` positions behind their label, in their document.
+  // [b, s - ahead]: positions whose document contains a target `ahead` positions after their label.
   at::Tensor counted(const nn::Microbatch& batch, int64_t ahead) const {
     const int64_t left = kTokens - ahead;
     return batch.loss_mask.narrow(1, ahead, left) * documents.narrow(1, ahead, left).eq(documents.narrow(1, 0, left));
   }
-  // The sum over these.
+  // The sum over these positions.
   at::Tensor loss(const at::Tensor& x, const nn::Microbatch& batch, int64_t ahead) {
     const at::Tensor logs = linear(x, "output_layer").log_softmax(-1).narrow(1, 0, kTokens - ahead);
     const at::Tensor labels = batch.labels.narrow(1, ahead, kTokens - ahead);
@@ -91,7 +91,7 @@ Losses losses_of(Plain& plain, const nn::Microbatch& batch) {
   Losses out{plain.loss(x, batch, 0), {}};
   for (int64_t k = 1; k <= 2; ++k) {
     const std::string name = "mtp.layers." + std::to_string(k - 1);
-    // What lies behind the sample never reaches a position that counts.
+    // Tokens after the sample never reach a counted position.
     const at::Tensor tokens =
         at::cat({batch.tokens.narrow(1, k, kTokens - k), at::full({kSamples, k}, 11, at::kLong)}, 1);
     const at::Tensor both =
@@ -130,7 +130,7 @@ void check(bool documents, double dropout) {
 
   Plain plain(params, ids, dropout, batch);
   const Losses wanted = losses_of(plain, batch);
-  // Sums of at most 2 x 7 x 19 terms in float64, some ten products in a row: 10 x 266 x 2^-53 = 3e-13.
+  // Sums of at most 2 x 7 x 19 terms in float64, some ten products in sequence: 10 x 266 x 2^-53 = 3e-13.
   EXPECT_NEAR(main, wanted.main.item<double>(), 1e-12 * main);
   at::Tensor all = wanted.main;
   ASSERT_EQ(terms.size(), 2u);

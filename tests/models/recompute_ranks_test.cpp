@@ -1,5 +1,5 @@
-// Recompute by module and offload of whole models: the bits of keeping everything, in every type, with dropout, over
-// tensor-parallel ranks; and what a block then keeps, in bytes.
+// Recompute by module and offload of whole models: same bits as holding everything, in every type, with dropout, over
+// tensor-parallel ranks. Also checks the bytes that a block holds.
 #include "config/derived.h"
 #include "cuda/memory_meter.h"
 #include "models/tools.h"
@@ -87,7 +87,6 @@ models::ModelContext context_of(const config::Model& model, const Place& place, 
   return context;
 }
 
-// Loss and the gradients of all parameters, as this rank has them.
 std::vector<at::Tensor> outcome(const Variant& variant, const Place& place, const Form& form) {
   const models::ModelContext context = context_of(variant.model, place, form.memory());
   const nn::Blocks blocks = models::build_stage(context, {0, variant.model.num_layers, true, true});
@@ -131,7 +130,7 @@ TEST(RecomputeRanks, EveryFormGivesTheBitsOfKeepingAll) {
   }
 }
 
-// The formula: bytes that a block keeps of one microbatch [s, b], its input among them.
+// The formula: bytes that a block holds for one microbatch [s, b], including its input.
 struct Sizes {
   int64_t s, b, element, wide;
 };

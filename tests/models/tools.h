@@ -14,15 +14,15 @@
 
 namespace metroplex::test {
 
-// One island a block, as a stage runs them.
+// One autograd region (`Island`) per block, as in a stage.
 inline std::vector<nn::Island> islands_of(const nn::Blocks& blocks) {
   std::vector<nn::Island> islands;
   for (const nn::Block& block : blocks) islands.push_back(nn::make_island(block));
   return islands;
 }
 
-// Forward and backward of one microbatch; the loss and its terms, which `terms` gets, are scaled by `factor` in
-// backward. Returns the summed loss.
+// Forward and backward of one microbatch. Backward scales the loss and its terms (returned in `terms`) by `factor`.
+// Returns the summed loss.
 inline double train_step(const nn::Blocks& blocks, const nn::Microbatch& batch, double factor,
                          nn::LossTerms* terms = nullptr) {
   const std::vector<nn::Island> islands = islands_of(blocks);
@@ -45,7 +45,7 @@ inline at::Tensor evaluate(const nn::Blocks& blocks, const nn::Microbatch& batch
   return x.begin()->value.tensor();
 }
 
-// Biases that are zero and norms that are one hide what is left out.
+// Zero biases and unit norm weights would hide omissions.
 inline void shake_vectors(const std::vector<nn::Param*>& params) {
   for (nn::Param* param : params) {
     if (param->global_shape.size() != 1) continue;

@@ -1,4 +1,4 @@
-// Tokens dealt to experts so that given counts come out.
+// Assigns tokens to experts so that given counts result.
 #include "moe/forced.h"
 
 #include <ATen/ATen.h>
@@ -40,7 +40,6 @@ TEST(DealOut, EveryExpertGetsItsCountAndNoTokenOneExpertTwice) {
     EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), int64_t{0}), tokens * k);
     EXPECT_LE(*std::max_element(counts.begin(), counts.end()), tokens);
     expect_dealt(counts, tokens, k);
-    // Whoever has more load has no fewer tokens.
     for (size_t a = 0; a < loads.size(); ++a) {
       for (size_t b = 0; b < loads.size(); ++b) { EXPECT_TRUE(loads[a] <= loads[b] || counts[a] >= counts[b]); }
     }
@@ -50,10 +49,10 @@ TEST(DealOut, EveryExpertGetsItsCountAndNoTokenOneExpertTwice) {
 TEST(DealOut, LoadsThatFitComeOutAsTheyAreAndOthersInProportion) {
   EXPECT_EQ(moe::dealt_counts({5, 0, 1, 4}, 5, 2), (Counts{5, 0, 1, 4}));
   EXPECT_EQ(moe::dealt_counts({40, 0, 20, 20}, 4, 2), (Counts{4, 0, 2, 2}));
-  // 16 / 7 = 2.29, 4.57, 9.14: the largest remainder takes what is left.
+  // 16 / 7 = 2.29, 4.57, 9.14: the largest remainder gets the rest.
   EXPECT_EQ(moe::dealt_counts({1, 2, 4}, 16, 1), (Counts{2, 5, 9}));
   EXPECT_EQ(moe::dealt_counts({1, 1, 1}, 2, 1), (Counts{1, 1, 0}));
-  // The first one would get 7.2 of 8 but there are 4 tokens; the others share the other 4.
+  // The first expert's quota is 7.2 of 8 but there are 4 tokens; the others share the other 4.
   EXPECT_EQ(moe::dealt_counts({9, 1, 0}, 4, 2), (Counts{4, 4, 0}));
   EXPECT_EQ(moe::dealt_counts({9, 0, 0}, 4, 2), (Counts{4, 2, 2}));
   EXPECT_EQ(moe::dealt_counts({0, 0}, 3, 1), (Counts{2, 1}));

@@ -1,4 +1,4 @@
-// Megatron-LM's forms of a routing: a number or a bool for every token and expert.
+// Megatron-LM's dense representation of a routing: a number or a bool for every token and expert.
 #pragma once
 
 #include <ATen/ops/zeros.h>
@@ -21,8 +21,8 @@ inline at::Tensor dense_map(const at::Tensor& experts, int64_t num_experts) {
       .narrow(1, 1, num_experts);
 }
 
-// Each column of the bool map [T, E] gets its first zeros set until it has a multiple of `multiple` ones, or no
-// zeros.
+// For each column of the bool map [T, E], sets the first zeros until the number of ones is a multiple of `multiple`.
+// Stops if no zeros are left.
 inline at::Tensor padded_map(const at::Tensor& map, int64_t multiple) {
   const at::Tensor missing = map.sum(0).neg().remainder(multiple), zeros = map.eq(false);
   return map.bitwise_or(zeros.bitwise_and(zeros.cumsum(0).le(missing)));

@@ -1,4 +1,4 @@
-// Dispatchers alone, with experts that multiply: what comes back, its gradients, and what travelled.
+// Dispatchers alone, with experts that multiply: results, gradients, and traffic.
 #include "moe/dispatcher.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ struct Case {
   int ranks_per_node;
   double capacity_factor = 0;
   bool pads = false;
-  double room = 0, pair = 0;  // of static buffers; 0: room for all
+  double room = 0, pair = 0;  // of static buffers; 0: fits all rows
   std::string text() const {
     return base::concat(ranks, " ranks, etp ", etp, " ep ", ep, " experts ", num_experts, " node ", ranks_per_node,
                         " capacity ", capacity_factor, pads ? " padded" : "", " room ", room, " pair ", pair);
@@ -73,7 +73,7 @@ config::Config config_of(const Case& c) {
   return config;
 }
 
-// The tokens of one rank, and where they go; beyond an expert's capacity they are dropped.
+// The tokens of one rank and their experts; tokens beyond an expert's capacity are dropped.
 struct Tokens {
   at::Tensor x, experts, probs;
 };
@@ -87,7 +87,7 @@ Tokens tokens_of(const Case& c, int rank) {
   const int64_t limit = c.capacity_factor > 0 ? config::expert_capacity(config.model, kTokens) : kTokens;
   std::vector<int64_t> taken(static_cast<size_t>(c.num_experts), 0);
   for (int64_t t = 0; t < kTokens; ++t) {
-    // Skewed: half of the tokens want the first expert.
+    // The choice is skewed: half of the tokens choose the first expert.
     int64_t first = random() % 2 == 0 ? 0 : static_cast<int64_t>(random()) % c.num_experts;
     const int64_t experts[] = {first,
                                (first + 1 + static_cast<int64_t>(random()) % (c.num_experts - 1)) % c.num_experts};
@@ -100,7 +100,7 @@ Tokens tokens_of(const Case& c, int rank) {
   return out;
 }
 
-// What expert e makes of a row: (e + 1) p x^2, of which each rank of etp has its share.
+// The result of expert e for a row: (e + 1) p x^2, split evenly over the ranks of etp.
 at::Tensor run_experts(const ExpertRows& rows, const ExpertContext& context, int64_t local) {
   at::Tensor factors = at::full({rows.x.size(0), 1}, std::numeric_limits<double>::quiet_NaN(), at::kDouble);
   int64_t row = 0;
@@ -120,7 +120,7 @@ std::vector<TokenDispatcher> dispatchers_of(const Case& c) {
   return all;
 }
 
-// Forward and backward of `tokens`: the result, whose gradient is dy(), with those of x and probs.
+// Forward and backward of `tokens`: the result, whose gradient is dy(), and the gradients of x and probs.
 struct Result {
   at::Tensor out, dx, dprobs;
 };
@@ -140,7 +140,7 @@ void expect_sums(const Result& got, const Tokens& tokens) {
   const at::Tensor kept = tokens.experts.ge(0).to(at::kDouble);
   const at::Tensor weights = ((tokens.experts + 1).to(at::kDouble) * tokens.probs * kept).sum(1, true);
   const at::Tensor want = tokens.x.square() * weights;
-  // Two terms, in etp shares each: some 10 roundings.
+  // Two terms, in etp summands each: some 10 roundings.
   EXPECT_LE((got.out - want).abs().max().item<double>(), 10 * 0x1p-53 * want.max().item<double>());
   const at::Tensor dx = 2 * tokens.x * weights * dy();
   const at::Tensor dprobs = (tokens.experts + 1).to(at::kDouble) * kept * (tokens.x.square() * dy()).sum(1, true);
@@ -166,7 +166,7 @@ TEST(Dispatchers, BringBackTheSumOfWhatExpertsMade) {
   }
 }
 
-// In a buffer with room for all rows they lie where an all-to-all would have put them.
+// A buffer that fits all rows stores them in the order of an all-to-all.
 TEST(StaticBuffers, GiveTheBitsOfAnAllToAll) {
   const test::Poisoned poisoned;
   for (const Case& c : kCases) {
@@ -184,12 +184,13 @@ TEST(StaticBuffers, GiveTheBitsOfAnAllToAll) {
   }
 }
 
-// `tokens` of rank `me` without what finds no room: of each pair of ranks the first assignments stay, by expert and
-// token, up to its capacity; and of all for a rank those of the first ranks. Written down again with plain loops.
+// `tokens` of rank `me` without the rows that overflow. Each pair of ranks keeps the first assignments, by expert and
+// token, up to its capacity; a destination rank keeps those of the first source ranks. An independent implementation
+// with plain loops.
 struct Fit {
   Tokens tokens;
   bool overflows = false;       // on any rank
-  std::vector<int64_t> wanted;  // [ep] rows for a rank of it
+  std::vector<int64_t> wanted;  // [ep] rows destined for a rank of it
 };
 Fit fitting(const Case& c, const std::vector<Tokens>& of_group, int me) {
   const config::Config config = config_of(c);
@@ -225,7 +226,7 @@ const Case kTight[] = {{4, 1, 4, 4, 0, 0, false, 1.0},       {4, 1, 4, 8, 0, 0, 
                        {8, 1, 8, 16, 0, 0, false, 8.0, 1.0}, {6, 3, 2, 4, 0, 0, false, 1.0, 1.0},
                        {4, 1, 4, 4, 0, 1.25, false, 1.0},    {8, 1, 2, 4, 0, 0, false, 1.0}};
 
-// What finds no room is the same on all ranks, whatever is done about it; what does is as if nothing else were there.
+// All ranks and policies agree on the overflowing rows; the other rows give the same results as without them.
 TEST(StaticBuffers, LeaveOutTheLastRowsOfTheLastRanksAndRaiseTheFlag) {
   const test::Poisoned poisoned;
   for (const Case& c : kTight) {
@@ -245,7 +246,7 @@ TEST(StaticBuffers, LeaveOutTheLastRowsOfTheLastRanksAndRaiseTheFlag) {
             make_dispatcher(TokenDispatcher::static_buffer, {context, world.target(), config.model, nullptr, 7});
         const Tokens& mine = of_group[static_cast<size_t>(context.experts.index())];
         Result got = run(c, *dispatcher, context, mine);
-        // A gradient of the probability of a row that was left out is that of no row.
+        // A dropped row contributes no gradient to its probability.
         EXPECT_TRUE(got.dprobs.masked_select(fit.tokens.experts.lt(0)).eq(0).all().item<bool>());
         expect_sums(got, fit.tokens);
         EXPECT_EQ(context.step_flags[cuda::kernels::kOverflow].item<int32_t>() != 0,
@@ -257,7 +258,7 @@ TEST(StaticBuffers, LeaveOutTheLastRowsOfTheLastRanksAndRaiseTheFlag) {
         for (int64_t part = 0; part < c.ep; ++part)
           EXPECT_EQ(layer.wanted[part].item<int64_t>(), fit.wanted[static_cast<size_t>(part)]);
         if (fit.overflows) any = true;
-        // While a step runs again everything finds room.
+        // In a repeated step all rows fit.
         context.buffers->repeats = true;
         expect_sums(run(c, *dispatcher, context, mine), mine);
       });
@@ -286,7 +287,7 @@ TEST(Dispatchers, NeedTheHostOnlyForLengthsOfMessages) {
   EXPECT_FALSE(needs(one, TokenDispatcher::local));
 }
 
-// Bytes of rows and probabilities that travelled, there and back, over all ranks; the counts apart.
+// Bytes of rows and probabilities sent in both directions, over all ranks; excludes the counts.
 int64_t travelled(const Case& c, TokenDispatcher type) {
   const auto traffic = std::make_shared<comm::Traffic>();
   comm::ThreadsOptions options;
@@ -312,9 +313,9 @@ int64_t travelled(const Case& c, TokenDispatcher type) {
   return bytes;
 }
 
-// An assignment costs a row there and back for every part of its expert, and a probability there. An all-to-all moves
-// that (its own rows among it, which stay where they are); by way of the node each row goes twice; an all-gather
-// hands everybody everything.
+// An assignment costs a row in both directions for every shard of its expert, and a probability one way. An
+// all-to-all moves exactly that (including rows that stay on their rank). A hierarchical all-to-all moves each row
+// twice. An all-gather sends everything to all ranks.
 TEST(Dispatchers, MoveAsMuchAsTheyMust) {
   const Case c{4, 2, 2, 6, 2};
   const int64_t assignments = c.ranks * kTokens * kTopk;

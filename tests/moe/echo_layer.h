@@ -1,4 +1,4 @@
-// A layer of experts with and without clones, over ranks that are threads, and what a run of it gives.
+// An expert layer with and without replicas over thread ranks, and the results of a run.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -75,7 +75,7 @@ inline config::Config config_of(const Case& c, const Form& form, bool clones) {
 }
 
 struct Layer {
-  // rms: RMSNorm without epsilon. `recorder` is told of what the layer does and outlives it.
+  // rms: RMSNorm without epsilon. `recorder` receives the layer's operations and must outlive it.
   Layer(const config::Config& config, const comm::World& world, at::ScalarType type, bool rms = false,
         cuda::Recorder* recorder = nullptr) {
     nn::LayerContext context = layer_context({}, false, type);
@@ -96,7 +96,7 @@ struct Layer {
     params = nn::params_of(blocks);
     nn::count_uses({&blocks});
     for (nn::Param* param : params) {
-      // Biases that are zeros hide what is left out.
+      // Zero biases would hide an omitted bias.
       if (param->init != nn::Init::zeros) continue;
       nn::fill(*param, [](int64_t i) { return 0.3 * std::sin(0.7 * static_cast<double>(i) + 0.2); });
     }

@@ -1,5 +1,5 @@
-// Weights of clones and their gradients are waited for where they are needed, and not before: by the order of what a
-// rank starts and waits for.
+// Replica weights and their gradients are waited for directly before their use, not earlier: checks the order in
+// which a rank starts and waits for operations.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -15,7 +15,7 @@ namespace {
 
 using namespace echo_layer;
 
-// Kernels and calls by name; those of clones with a number, in the order of their start, and "wait <number>".
+// Kernels and calls by name; calls for replicas with a number in start order, and "wait <number>".
 class Order final : public cuda::Recorder {
  public:
   void run(cuda::Operation operation) override {
@@ -42,8 +42,8 @@ class Order final : public cuda::Recorder {
   int next_ = 0;
 };
 
-// Of `all`, what the test is about; of several exchanges side by side one. Gradients of rows and of their
-// probabilities travel one after the other.
+// The relevant lines of `all`, one for each set of concurrent exchanges. Gradients of rows and of their probabilities
+// are sent one after the other.
 std::vector<std::string> those_of(const std::vector<std::string>& all) {
   std::vector<std::string> some;
   for (const std::string& line : all) {
@@ -126,8 +126,8 @@ TEST(EchoOverlap, WhatIsFetchedAgainStartsWithTheBackwardOfItsIsland) {
   });
 }
 
-// Dispatch and experts in islands of their own: the weights are there when the dispatch ends; the gradients come home
-// under the dispatch's backward.
+// With dispatch and experts in separate autograd regions (`Island`), the weights arrive before the dispatch ends; the
+// gradients return to the owner during the dispatch's backward.
 TEST(EchoOverlap, AnIslandEndsWithNothingUnderWayInForward) {
   with_ranks(kCases[0], [&](const comm::World& world) {
     const Passes got = order_of(world, kCases[0], {.one_island = false});

@@ -1,5 +1,5 @@
-// A layer with clones of hot experts is the layer without them: outputs and all gradients, by every planner, over
-// every dispatcher that sends rows to ranks; on integers bit for bit.
+// A layer with replicas of hot experts equals the layer without: outputs and all gradients, for every planner and
+// every dispatcher that sends rows to ranks; with integers bit for bit.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -15,8 +15,8 @@ namespace {
 
 using namespace echo_layer;
 
-// Rows of an expert are summed in several places, in at least fp32: the results are those of another order of some
-// 100 additions. Nothing of a clone is rounded to the type of its weights.
+// The rows of an expert are summed on several ranks, in at least fp32: the results are those of another order of some
+// 100 additions. No replica value is rounded to the type of its weights.
 void run_case(const Case& c, const std::vector<Form>& forms) {
   const config::Config plain_config = config_of(c, {}, false);
   comm::run_threads(c.ranks, topology::RankGrid(c.ranks, plain_config.parallel), {}, [&](const comm::World& world) {
@@ -67,9 +67,9 @@ TEST(Echo, OverEveryDispatcherThatSendsRows) {
   }
 }
 
-// Whole numbers all through, so that no sum rounds, whatever its order: inputs of 1 and -1, whose norm is themselves,
-// weights of -2 to 2, relu, probabilities of 1/2 (the sigmoid of a router of zeros). fp32 holds 24 bits; the largest
-// sums are of 80 rows of at most 2 x 12 x 10 x 4 x 2 halves.
+// Integers throughout, so that no sum rounds in any order. Inputs are 1 and -1, whose norm equals the input, and
+// weights -2 to 2; the activation is relu. Probabilities are 1/2 (the sigmoid of a router of zeros). fp32 has 24
+// bits; the largest sums are of 80 rows of at most 2 x 12 x 10 x 4 x 2 halves.
 TEST(Echo, OfWholeNumbersIsBitForBitTheLayerWithout) {
   const Poisoned poisoned;
   for (const Case& c : kCases) {
@@ -82,7 +82,7 @@ TEST(Echo, OfWholeNumbersIsBitForBitTheLayerWithout) {
           c.ranks, topology::RankGrid(c.ranks, config_of(c, form, true).parallel), {}, [&](const comm::World& world) {
             const auto results = [&](bool clones) {
               config::Config config = config_of(c, form, clones);
-              config.model.moe_router_force_skew = 0;  // of equal logits all tokens choose the same expert
+              config.model.moe_router_force_skew = 0;  // with equal logits all tokens choose the same expert
               config.model.moe_router_topk = 1;
               config.model.moe_router_score_function = config::ScoreFunction::sigmoid;
               config.model.gated_linear_unit = false;
@@ -116,7 +116,7 @@ std::vector<T> values(const at::Tensor& x) {
   return {data, data + here.numel()};
 }
 
-// Each key of the planner does something here: the plans of other options are not all the same.
+// Each key of the planner has an effect here: the plans of different options differ.
 TEST(Echo, PlansAreThoseOfTheKeys) {
   struct Keys {
     Case on;
@@ -136,7 +136,7 @@ TEST(Echo, PlansAreThoseOfTheKeys) {
   reclaims.reclaim = 0.3;
   near.ranks_per_node = 2;
   drawn.random = drawn_elsewhere.random = true;
-  drawn.seed = 3;  // the number of the layer
+  drawn.seed = 3;  // the layer's number
   const Case few{4, 1, 8, 1}, many{4, 1, 8, 2}, ranks{8, 1, 16, 2}, parts{12, 2, 12, 2};
   const Keys cases[] = {{many, 0, options(EchoPlanner::exact), options(EchoPlanner::capfill)},
                         {few, 0, options(EchoPlanner::binpack), options(EchoPlanner::capfill)},
@@ -183,7 +183,7 @@ TEST(Echo, PlansAreThoseOfTheKeys) {
   }
 }
 
-// A home reduces its gradient when the clones' have arrived, and not before.
+// An owner reduces its gradient after the replicas' gradients have arrived, and not before.
 TEST(Echo, ClonesAreASecondUseOfTheWeightsAtHome) {
   const Case& c = kCases[0];
   comm::run_threads(c.ranks, topology::RankGrid(c.ranks, config_of(c, {}, true).parallel), {},
@@ -203,7 +203,7 @@ TEST(Echo, ClonesAreASecondUseOfTheWeightsAtHome) {
                     });
 }
 
-// What the host knows of a dispatch is its microbatch's own until it is combined.
+// The host state of a dispatch belongs to its microbatch until it is combined.
 TEST(ExpertsLayer, SendsAMicrobatchBeforeAnotherIsCombined) {
   const Case& c = kCases[0];
   comm::run_threads(
@@ -230,8 +230,8 @@ TEST(ExpertsLayer, SendsAMicrobatchBeforeAnotherIsCombined) {
       });
 }
 
-// With as many slots as home experts the planner exact leaves no rank more rows than the mean: buffers of the even
-// load hold them all, and a layer without clones would lose some.
+// With as many slots as local experts the exact planner gives no rank more rows than the mean: buffers for the even
+// load fit all rows. A layer without replicas would lose some.
 TEST(Echo, ExactNeedsNoMoreRoomThanTheEvenLoad) {
   const Poisoned poisoned;
   const Case c{4, 1, 8, 2};

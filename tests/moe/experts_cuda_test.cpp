@@ -1,4 +1,5 @@
-// Local experts of the GPU against their CPU twins: the products of all experts in one launch, and what lies between.
+// Local experts on the GPU against the CPU reference implementation: the matmuls of all experts in one launch, and
+// the kernels between them.
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
@@ -61,8 +62,8 @@ TEST(ExpertsOnGpu, EqualTheCpu) {
       for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
         const auto cpu = run_on(at::kCPU, model, type), gpu = run_on(at::Device(at::kCUDA, 0), model, type);
         ASSERT_EQ(gpu.size(), cpu.size());
-        // Sums of up to 199 products in another order; the CPU's exp in fp32 is good to 2 ulp. Halves are rounded
-        // twice on the way, and a sum that falls on the other side differs by a unit.
+        // Sums of up to 199 products in another order; the CPU's exp in fp32 is good to 2 ulp. Half types round two
+        // intermediate values, and a sum rounded the other way differs by a unit.
         const double tolerance = type == at::kDouble     ? 200 * 0x1p-52
                                  : type == at::kFloat    ? 200 * 0x1p-23
                                  : type == at::kBFloat16 ? 4 * 0x1p-7
@@ -76,8 +77,8 @@ TEST(ExpertsOnGpu, EqualTheCpu) {
   }
 }
 
-// The last two of six experts are clones, one of them without rows; NaN lies behind the rows and in that clone. Where
-// there are many rows, libtorch makes the products on sm_90.
+// The last two of six experts are replicas, one of them without rows; NaN follows the rows and fills that replica.
+// With many rows libtorch computes the matmuls on sm_90.
 TEST(ExpertsOnGpu, MultiplyClonesBesideHomeExperts) {
   MPX_NEED_GPU();
   constexpr int64_t kHome = 4, kClones = 2, kIn = 64, kOut = 96;
@@ -106,7 +107,7 @@ TEST(ExpertsOnGpu, MultiplyClonesBesideHomeExperts) {
                                      gradients.clones.cpu()};
     };
     const auto cpu = results(at::kCPU), gpu = results(at::Device(at::kCUDA, 0));
-    // Either rounds a sum to bf16 once, by 2^-9 of the largest; as much again for sums in another order.
+    // Both round a sum to bf16 once, by 2^-9 of the largest; as much again for sums in another order.
     for (size_t i = 0; i < cpu.size(); ++i) EXPECT_LE(test::relative_difference(gpu[i], cpu[i]), 0x1p-7) << i;
   }
 }

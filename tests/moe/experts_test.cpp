@@ -42,7 +42,7 @@ config::Model model_of(const Kind& kind, int64_t experts) {
   return m;
 }
 
-// Rows by expert, and behind the last one NaN wherever somebody could read.
+// Rows sorted by expert; NaN after the last one at every readable location.
 struct Input {
   std::vector<int64_t> rows;
   at::Tensor x, probs, dy, counts;
@@ -62,7 +62,7 @@ Input make_input(const std::vector<int64_t>& rows, int64_t padding, at::ScalarTy
   return in;
 }
 
-// Of the valid rows, and the parameters by the end of their names.
+// Results of the valid rows; parameters by the end of their names.
 using Results = std::map<std::string, at::Tensor>;
 
 std::string short_name(const nn::Param& param) { return param.name.substr(param.name.find("linear_fc")); }
@@ -73,7 +73,7 @@ std::vector<nn::Param*> params_of(moe::Experts& experts) {
   return params;
 }
 
-// Not small and not equal: biases are zeros at first.
+// Neither small nor equal: biases are initially zero.
 void set_values(const std::vector<nn::Param*>& params) {
   for (nn::Param* param : params) {
     nn::fill(*param, [](int64_t i) { return 0.4 * std::sin(0.37 * static_cast<double>(i) + 0.1); });
@@ -96,8 +96,8 @@ Results run_layer(moe::Experts& experts, const Input& in, const moe::Clones& clo
   return results;
 }
 
-// `experts` and as clones the last ones of `all`, whose gradients stand behind those at home, and are rounded where
-// these are: to fp16 (nn::Param::accumulate).
+// `experts` with the last ones of `all` as replicas. Gradients of replicas follow the local ones and are rounded like
+// them: to fp16 (nn::Param::accumulate).
 Results run_with_clones(moe::Experts& experts, moe::Experts& all, const Input& in) {
   const moe::HomeWeights from = all.home(), to = experts.home();
   moe::Clones clones;
@@ -146,7 +146,7 @@ at::Tensor activated(const at::Tensor& x, const Kind& kind) {
   return f(halves[0]) * halves[1];
 }
 
-// The plain formula, expert by expert, in float64 with torch's autograd, from the values the layer has.
+// The plain formula, expert by expert, in float64 with torch's autograd, from the layer's values.
 Results formula(const Kind& kind, const Input& in, at::ScalarType type) {
   nn::LayerContext context = test::layer_context({}, false, type);
   moe::Experts experts("mlp.experts", model_of(kind, static_cast<int64_t>(in.rows.size())), context, {});
@@ -193,9 +193,9 @@ void expect_same_bits(const Results& got, const Results& expected, const std::st
   for (const auto& [name, tensor] : expected) EXPECT_TRUE(at::equal(got.at(name), tensor)) << what << ": " << name;
 }
 
-// Relative to the largest element: three roundings of values in a row, and sums of up to 64 products, whose errors
-// grow with the root of their number; in half types what lies between two products is rounded once more each: six
-// times on the longest way, and twice that for what cancels in the sums.
+// Relative to the largest element: three successive roundings of values, and sums of up to 64 products, whose errors
+// grow with the square root of their number. In half types each value between two products is rounded once more: six
+// times on the longest path, and twice that for cancellation in the sums.
 double tolerance(at::ScalarType type) {
   const double rounding = type == at::kDouble     ? 0x1p-53
                           : type == at::kFloat    ? 0x1p-24
@@ -241,7 +241,7 @@ TEST(Experts, OnlyThoseOneByOneWaitForTheHost) {
 TEST(Experts, HaveTheBitsOfOneThreadOnTwo) {
   const int threads = at::get_num_threads();
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
-    const Input in = make_input({2500, 0, 341, 7}, 3, type);  // fewer are not worth a second thread
+    const Input in = make_input({2500, 0, 341, 7}, 3, type);  // fewer do not use a second thread
     for (const Kind& kind : kKinds) {
       at::set_num_threads(1);
       const Results one = run_experts(kind, in, test::layer_context({}, false, type));
@@ -268,7 +268,8 @@ TEST(Experts, RecomputeChangesNoBit) {
   }
 }
 
-// What lies between forward and backward beside input and output: fc1's product (2 x kWidth) and the input of fc2.
+// Bytes between forward and backward in addition to input and output: fc1's product (2 x kWidth) and the input of
+// fc2.
 TEST(Experts, RecomputeHoldsLess) {
   const Input in = make_input({60, 40}, 0, at::kFloat);
   const int64_t row = in.valid * kWidth * 4;
@@ -285,7 +286,7 @@ TEST(Experts, RecomputeHoldsLess) {
   EXPECT_EQ(held({nn::SavePoint::expert_activation}), 2 * row);
 }
 
-// Rank i of n has part i of every expert: the results are summands, and so are the gradients of what all see.
+// Rank i of n has shard i of every expert: the results are summands, and so are the gradients of shared inputs.
 TEST(Experts, PartsOverEtpAddUpToTheWhole) {
   for (const int etp : {2, 4}) {
     test::run_ranks(etp, [&](const comm::World& world) {
@@ -311,7 +312,7 @@ TEST(Experts, PartsOverEtpAddUpToTheWhole) {
   }
 }
 
-// The last two of four experts as clones beside a layer of two, against the layer of four.
+// A layer of two experts with the last two of four as replicas, against the layer of four.
 TEST(Experts, ClonesHaveTheBitsOfExpertsAtHome) {
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const auto& rows : {kRows[0], kRows[1], kRows[2]}) {
@@ -354,7 +355,6 @@ TEST(Experts, OfAnExpertParallelRankAreItsOwn) {
   });
 }
 
-// Told of every kernel that starts.
 class Watcher final : public cuda::Recorder {
  public:
   void run(cuda::Operation operation) override {
@@ -364,7 +364,7 @@ class Watcher final : public cuda::Recorder {
       if (x.dim() == 3) weights.push_back(x.const_data_ptr());
     }
     flops += operation.flops;
-    // Row 1 of the arguments: where the right operands lie.
+    // Row 1 of the arguments: addresses of the right operands.
     const at::Tensor& arguments = operation.reads.at(0);
     for (int64_t e = 0; e < arguments.size(1); ++e)
       addresses.push_back(reinterpret_cast<const void*>(arguments[1][e].item<int64_t>()));
@@ -396,11 +396,11 @@ TEST(Experts, ReadTheirWeightsWhereTheyLie) {
   };
   EXPECT_EQ(watcher.addresses, (std::vector<const void*>{fc1, at(fc1, one1), fc2, at(fc2, one2)}));
   EXPECT_EQ(watcher.flops, 2.0 * 100 * (3 * kWidth * kHidden));
-  // fc1's product, the input of fc2 and the result, and no weight beside them.
+  // fc1's product, the input of fc2 and the result, but no weight.
   EXPECT_EQ(allocated, in.valid * (3 * kWidth + kHidden) * 4);
 }
 
-// Bytes and their order are what the prediction is made of.
+// The memory prediction uses the bytes and their order.
 TEST(Experts, OnTheMetaDeviceHaveShapesAndComputeNothing) {
   for (const bool grouped : {true, false}) {
     nn::LayerContext context = test::layer_context({}, false, at::kBFloat16);

@@ -1,4 +1,4 @@
-// Routing that is drawn: frequencies, how they move, and gradients that pass through.
+// Randomly sampled routing: frequencies, their change over steps, and gradients.
 #include "moe/forced.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ std::vector<double> zipf(double skew) {
   return p;
 }
 
-// The probability of being one of two that are drawn without replacement.
+// The probability of being one of two sampled without replacement.
 double among_two(const std::vector<double>& p, size_t e) {
   double sum = p[e];
   for (size_t first = 0; first < p.size(); ++first) {
@@ -51,7 +51,8 @@ at::Tensor counts_of(const config::Model& model, int64_t step, int64_t layer = 3
   return moe::tokens_per_expert(router.router.forward(x, context).experts, kExperts);
 }
 
-// A count of n draws of probability p is within 6 standard deviations, sqrt(n p (1 - p)), but for one case in 5e8.
+// A count of n samples with probability p is within 6 standard deviations, sqrt(n p (1 - p)), except in one case in
+// 5e8.
 TEST(Forced, ExpertsAreDrawnByZipfsLaw) {
   for (const double skew : {0.0, 0.8, 1.5}) {
     const std::vector<double> p = zipf(skew);
@@ -89,7 +90,7 @@ at::Tensor even_load(int64_t k, int64_t sample, const comm::Group& tp_cp) {
   return moe::tokens_per_expert(forced.deal(5, k, microbatch(5, 1, sample, 7)), 6);
 }
 
-// The loads of three sources that follow one another.
+// The loads of three successive sources.
 void expect_even(const at::Tensor& loads, int64_t k) {
   EXPECT_TRUE(loads.view({3, 2}).sum(1).equal(at::full({3}, 5 * k, at::kLong))) << k << loads;
   EXPECT_LE((loads.max() - loads.min()).item<int64_t>(), 1) << k << loads;
@@ -137,7 +138,7 @@ TEST(Forced, LayersStepsAndSamplesDrawForThemselves) {
   EXPECT_TRUE(first.equal(experts(3, 5, 0)));
   EXPECT_FALSE(first.equal(experts(4, 5, 0)));
   EXPECT_FALSE(first.equal(experts(3, 6, 0)));
-  // Sample 1 is at place 1 of one microbatch and at place 0 of the other.
+  // Sample 1 is at position 1 of one microbatch and at position 0 of the other.
   EXPECT_TRUE(first.select(1, 1).equal(experts(3, 5, 1).select(1, 0)));
   EXPECT_FALSE(first.select(1, 0).equal(first.select(1, 1)));
 }
@@ -195,7 +196,7 @@ TEST(Forced, RecordedLoadsComeOutStepByStepAndBeginAnew) {
     EXPECT_TRUE(counts(3, step, model).equal(wanted.clamp_max(8))) << step;
     EXPECT_TRUE(counts(4, step, model).equal(at::full({4}, 8, at::kLong))) << step;
   }
-  // Evaluation is left alone; probabilities are the router's own.
+  // Evaluation is unchanged; probabilities are the router's own.
   TestRouter router(dropless, layer_context(), experts, 3);
   nn::Microbatch batch = microbatch(8, 2, 0, 0);
   const at::Tensor x = sample({8, 2, kHidden}, 3);

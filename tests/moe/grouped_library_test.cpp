@@ -1,5 +1,5 @@
-// Which products of experts libtorch makes on a GPU, for every type, size and architecture; and that what it is asked
-// for is the product, on the CPU, where it has the same function.
+// Selection of the expert matmuls that libtorch computes on a GPU, for every type, size and architecture. The calls
+// are checked on the CPU, which has the same function.
 #include "moe/grouped_library.h"
 
 #include <ATen/ATen.h>
@@ -12,7 +12,7 @@ namespace {
 
 using cuda::kernels::GroupedOp;
 
-// Weights to be joined first, and rows of a group.
+// Whether weights must be joined first, and rows per group.
 constexpr std::pair<bool, int64_t> kJoins[] = {{false, 0}, {true, 511}, {true, 512}};
 
 TEST(GroupedLibrary, MultipliesBf16OnSm90AndSm100InRowsOf16Bytes) {
@@ -50,7 +50,7 @@ void expect_rounded(const at::Tensor& got, const at::Tensor& want, const char* w
 TEST(GroupedLibrary, GivesTheProductsOfEachGroupAndAddsWeightGradients) {
   at::manual_seed(5);
   for (const std::vector<int64_t>& counts : {std::vector<int64_t>{5, 0, 17, 2}, {0, 0, 0, 24}, {30, 9, 0, 0}}) {
-    const int64_t room = 28, in = 16, out = 24;  // the last counts go beyond the room
+    const int64_t room = 28, in = 16, out = 24;  // the last counts exceed the capacity
     const auto groups = static_cast<int64_t>(counts.size());
     const auto bf16 = at::TensorOptions().dtype(at::kBFloat16);
     const at::Tensor x = at::randn({room, in}, bf16), dy = at::randn({room, out}, bf16),
@@ -84,8 +84,8 @@ TEST(GroupedLibrary, GivesTheProductsOfEachGroupAndAddsWeightGradients) {
   }
 }
 
-// The groups of one stack, of which the last are clones: all results have its bits, and gradients of clones are
-// written whatever becomes of those of home experts.
+// The groups of one stack, the last of which are replicas: all results have the bits of the stack. Gradients of
+// replicas are always written, for any update of the local experts' gradients.
 TEST(GroupedLibrary, TakesClonesBesideHomeExperts) {
   at::manual_seed(6);
   const cuda::Target cpu;
@@ -130,7 +130,6 @@ struct Names final : cuda::Recorder {
   void issued(const cuda::Operation& product) override { names.push_back(product.name); }
 };
 
-// A layer of experts on the meta device, as a GPU of each architecture would be asked.
 TEST(GroupedLibrary, IsWhatAGpuIsAskedForByArchitecture) {
   using Names3 = std::vector<std::string>;
   for (const int capability : {80, 90, 100, 120}) {
@@ -159,7 +158,7 @@ TEST(GroupedLibrary, IsWhatAGpuIsAskedForByArchitecture) {
   }
 }
 
-// With a clone beside three home experts: weights are joined for many rows alone, gradients always lie together.
+// With one replica and three local experts: weights are joined only for many rows; gradients are always contiguous.
 TEST(GroupedLibrary, IsWhatAGpuIsAskedForWithClones) {
   for (const int64_t rows : {4 * 512 - 1, 4 * 512}) {
     Names seen;

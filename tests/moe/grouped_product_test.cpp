@@ -22,11 +22,11 @@ using kernels::GroupedOp;
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 struct Case {
-  std::vector<int64_t> rows;  // of each expert
+  std::vector<int64_t> rows;  // per expert
   int64_t padding = 0, in = 0, out = 0;
 };
 
-// Blocks and their edges in every dim, experts without rows, rows behind the last one.
+// Blocks and their edges in every dim, experts without rows, rows after the last one.
 const std::vector<Case> kCases = {{{3, 0, 17, 1}, 5, 19, 7},   {{0, 0, 0}, 4, 8, 8},       {{0, 64, 0}, 0, 64, 96},
                                   {{33, 530, 2}, 9, 130, 261}, {{1, 1, 1, 1}, 0, 300, 33}, {{40, 5}, 3, 1025, 50}};
 
@@ -55,7 +55,7 @@ Data make_data(const Case& c, at::ScalarType type, at::ScalarType gradient) {
   return d;
 }
 
-// Of sums of n products of values around 1: each product and partial sum is rounded, signs cancel (sqrt), and the
+// For sums of n products of values around 1: each product and partial sum is rounded, signs cancel (sqrt), and the
 // result is rounded once to `type`.
 double tolerance(int64_t n, at::ScalarType type) {
   const double wide = nn::acc_type(type) == at::kDouble ? 0x1p-53 : 0x1p-24;
@@ -115,7 +115,7 @@ TEST(GroupedProduct, EqualsOneProductAnExpert) {
   }
 }
 
-// Gradients of clones are written, over what lies there.
+// Gradients of replicas overwrite existing values.
 struct Clones {
   at::Tensor weight, gradient;
 };

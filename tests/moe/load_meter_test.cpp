@@ -1,4 +1,4 @@
-// The meter of a rank's load: what layers wrote since it was last read.
+// The meter of a rank's load: values that layers wrote since the last read.
 #include "moe/load_meter.h"
 
 #include <ATen/ATen.h>
@@ -40,7 +40,7 @@ TEST(LoadMeter, SumsWhatPlansOfClonesMake) {
   expect({1, 2, 1.5, 1, 1});
   count({-1, -1, 3, -1}, {3, 1, 1, 3});
   expect({2, 3, 3, 2.5, 1.5});
-  count({-1, -1, -1, -1}, {0, 0, 0, 0});  // nobody waits for anybody
+  count({-1, -1, -1, -1}, {0, 0, 0, 0});  // no rank waits for another
   expect({3, 3, 4, 3.5, 1.5});
   count({-1, -1, -1, -1}, {8, 0, 8, 0});
   expect({4, 3, 6, 5.5, 2});
@@ -49,7 +49,6 @@ TEST(LoadMeter, SumsWhatPlansOfClonesMake) {
   EXPECT_EQ(meter.layer(3).clones_ms, 0);
 }
 
-// A step that is traced without values writes too.
 TEST(LoadMeter, CountsWithoutValues) {
   cuda::Target target;
   target.meta = true;

@@ -1,4 +1,5 @@
-// The permutation of the GPU against its CPU twin: integers and sums of equal order, so all bits are equal.
+// The permutation on the GPU against its CPU reference implementation: integers and sums in the same order, so all
+// bits are equal.
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
@@ -24,7 +25,6 @@ TEST(PermutationOnGpu, EqualsTheCpu) {
   cuda::Target gpu;
   gpu.device = at::Device(at::kCUDA, 0);
   for (const int64_t tokens : {0, 1, 255, 1000}) {
-    // Neighbouring experts, some dropped.
     const at::Tensor first = at::arange(tokens, at::kLong).mul(7).remainder(13).sub(1).view({-1, 1});
     const at::Tensor experts = at::cat({first, first.add(1).remainder(12)}, 1).contiguous();
     for (const PermuteHow& how :

@@ -14,7 +14,7 @@ namespace {
 
 const cuda::Target kCpu;
 
-// Different experts a token, some dropped.
+// Distinct experts per token, some dropped.
 at::Tensor random_experts(int64_t tokens, int64_t topk, int64_t num_experts, unsigned seed, bool drops) {
   std::mt19937 random(seed);
   const at::Tensor out = at::empty({tokens, topk}, at::kLong);
@@ -49,7 +49,7 @@ std::vector<std::pair<int64_t, int64_t>> sorted_pairs(const at::Tensor& experts,
 
 at::Tensor random(at::IntArrayRef sizes) { return at::rand(sizes, at::kDouble) + 0.1; }
 
-// y with what was nan, which nobody may read, as zero.
+// y with NaN in rows that must not be read.
 at::Tensor poisoned(at::Tensor y, const at::Tensor& source) {
   y.masked_fill_(source.lt(0).unsqueeze(1), std::numeric_limits<double>::quiet_NaN());
   return y;
@@ -98,7 +98,7 @@ TEST(Permutation, ThereAndBackWithGradients) {
 
     const at::Tensor dout = random({c.tokens, width});
     out.backward(dout);
-    // The gradient of every row that exists is that of its token.
+    // The gradient of every valid row is that of its token.
     const at::Tensor dy = y.grad();
     for (int64_t r = 0; r < room; ++r) {
       const auto source = p.source[r].item<int64_t>();
@@ -115,7 +115,7 @@ TEST(Permutation, ThereAndBackWithGradients) {
 
 TEST(Permutation, SomeExpertsInChunksAndCopies) {
   const at::Tensor experts = random_experts(20, 3, 8, 3, true);
-  // Experts 2 to 5 only, in two chunks of two, each chunk twice.
+  // Only experts 2 to 5, in two chunks of two, each chunk twice.
   const PermuteHow how{.first = 2, .num_experts = 4, .chunk = 2, .copies = 2, .num_rows = 2 * 60};
   const Permutation p = permutation(kCpu, experts, how);
   int64_t row = 0;

@@ -1,5 +1,5 @@
-// Routers of several ranks against one rank with all tokens, in float64: what is sent where, losses, gradients, bias;
-// and what is drawn, bit for bit.
+// Routers on several ranks against one rank with all tokens, in float64: routing, losses, gradients, bias; random
+// numbers match bit for bit.
 #include "moe/router.h"
 
 #include <gtest/gtest.h>
@@ -38,7 +38,7 @@ at::Tensor weights(int64_t microbatch) {
   return sample({kRows, kSamples, kExperts}, static_cast<uint64_t>(microbatch + 50));
 }
 
-// What rank `world` does with microbatch `number`, and with which rows of it.
+// Computes this rank's rows of microbatch `number`.
 struct Part {
   at::Tensor rows;  // of the whole sequence, in this rank's order
   RouterRun run;
@@ -88,13 +88,13 @@ at::Tensor summed(const at::Tensor& x, const comm::Group& group) {
   return sum;
 }
 
-// Two microbatches a data-parallel rank; one rank does those of all, in the order in which they run.
+// Two microbatches per data-parallel rank; one rank runs all of them in the same order.
 void expect_one_rank(int num_ranks, const Layout& layout, bool per_token) {
   SCOPED_TRACE(base::concat("tp ", layout.tp, " cp ", layout.cp, " dp ", layout.dp, " per token ", per_token));
   run_ranks(num_ranks, layout, [&](const comm::World& world) {
     const comm::Group &tp = world.groups().tp, &cp = world.groups().cp, &dp = world.groups().dp;
     config::Model model = full_model();
-    // The counts of the global loss are those of all microbatches that run at one time.
+    // The counts of the global loss include all microbatches that run at the same time.
     if (dp.size() > 1) model.moe_router_load_balancing_type = "aux_loss,seq_aux_loss,none";
     Rank mine(world, model, per_token);
     moe::ExpertContext alone;
@@ -112,7 +112,7 @@ void expect_one_rank(int num_ranks, const Layout& layout, bool per_token) {
         EXPECT_LE(relative_difference(got.run.dx, wanted.dx.index_select(0, got.rows)), kRounding);
         ASSERT_EQ(got.run.terms.size(), wanted.terms.size());
         for (const auto& [name, term] : wanted.terms) {
-          // The step takes the first tp rank's and adds up those of cp.
+          // The step uses the first tp rank's terms and sums those of cp.
           EXPECT_LE(relative_difference(summed(got.run.terms.at(name), cp), term), kRounding) << name;
         }
       }
@@ -144,7 +144,7 @@ TEST(RouterRanks, EveryLayoutRoutesAndLearnsAsOneRank) {
   }
 }
 
-// Its value is whole on every rank, its gradient that of the own tokens.
+// Every rank has the full value of the loss, and the gradient of its own tokens.
 TEST(RouterRanks, TheGlobalLossIsOverTheTokensOfAllRanks) {
   run_ranks(4, {.tp = 2, .dp = 2}, [](const comm::World& world) {
     config::Model model = full_model();
@@ -171,7 +171,7 @@ TEST(RouterRanks, TheGlobalLossIsOverTheTokensOfAllRanks) {
                                             at::zeros({rows.numel(), kSamples, kExperts}, at::kDouble), 1);
       EXPECT_LE(relative_difference(got.terms.at("global_load_balancing_loss") / tokens, wanted), kRounding);
       const at::Tensor own = dx.narrow(1, dp.index() * kSamples, kSamples).index_select(0, rows);
-      // The sum over dp; the mean that becomes of it is Megatron-LM's.
+      // The sum over dp; its mean is Megatron-LM's value.
       EXPECT_LE(relative_difference(got.dx / tokens, own), kRounding);
     }
   });

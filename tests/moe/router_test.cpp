@@ -1,4 +1,5 @@
-// The router of one rank against plain formulas in torch's autograd, in float64; number formats; what counts once.
+// The router of one rank against plain formulas in torch's autograd, in float64; number formats; values that count
+// once.
 #include "moe/router.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +37,7 @@ struct Plain {
   at::Tensor dx, dweight, dbias;
 };
 
-// Losses of the terms times `tokens`, which the head's losses are divided by.
+// Loss terms times `tokens`, by which the head's losses are divided.
 Plain plain(const config::Model& model, const TestRouter& of, const at::Tensor& x_sbh, double tokens) {
   const auto leaf = [](const at::Tensor& x) { return x.detach().to(at::kDouble).clone().requires_grad_(true); };
   const at::Tensor x = leaf(x_sbh), w = leaf(of.params[0]->data),
@@ -112,7 +113,7 @@ TEST(Router, ProbabilitiesLossesAndGradientsArePlainFormulas) {
   }
 }
 
-// More rows than the kernel adds up at once, and samples in turns across its chunks.
+// More rows than the kernel sums at once, and samples interleaved across its chunks.
 TEST(Router, SumsOverManyRowsArePlainSumsWithTheirGradient) {
   for (const ScoreFunction function : {ScoreFunction::softmax, ScoreFunction::sigmoid, ScoreFunction::sqrtsoftplus}) {
     for (const int64_t samples : {1, 7}) {
@@ -141,7 +142,7 @@ TEST(Router, AMaskWithoutTokensStillCountsAsOneToken) {
             kRounding);
 }
 
-// Of logits in fp32 made of inputs in `type`: the products are exact there, the sums are not.
+// fp32 logits of inputs in `type`: the products are exact, the sums are not.
 TEST(Router, HalfFormatsRouteInFloat) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const bool fp64 : {false, true}) {
@@ -156,7 +157,7 @@ TEST(Router, HalfFormatsRouteInFloat) {
       EXPECT_EQ(got.routing.probs.scalar_type(), fp64 ? at::kDouble : at::kFloat);
       EXPECT_EQ(got.dx.scalar_type(), type);
       // Sums of kHidden products and kTokens rows in units of 2^-24; the gradient of x is rounded to its type, and
-      // fp16's of a parameter too.
+      // fp16 parameter gradients too.
       const double rounding = fp64 ? kRounding : std::ldexp(kTokens + kHidden + 40, -24);
       const double of_type = type == at::kBFloat16 ? std::ldexp(1, -8) : type == at::kHalf ? std::ldexp(1, -11) : 0;
       const double of_main = fp64 ? std::ldexp(1, -23) : 0;  // main gradients are fp32
@@ -233,7 +234,7 @@ TEST(Router, TheGlobalLossGoesOnOverTheMicrobatchesOfAStep) {
   const moe::TopKRule rule = moe::topk_rule(model);
   ASSERT_EQ(router.counts.size(), 1U);
   for (const int64_t step : {7, 8}) {
-    router.counts[0].zero_();  // as a step does when it begins
+    router.counts[0].zero_();  // as at the start of a step
     std::vector<nn::Microbatch> batches;
     std::vector<nn::RecomputeMemo> memos(3);
     std::vector<at::Tensor> first;
@@ -252,7 +253,7 @@ TEST(Router, TheGlobalLossGoesOnOverTheMicrobatchesOfAStep) {
       const at::Tensor wanted = plain_balance(logits, rule, 0.5, sum / static_cast<double>(m + 1));
       EXPECT_LE(relative_difference(first.back(), wanted * batches.back().mask_sum), kRounding) << m;
     }
-    // Backward repeats them in any order: by the counts of the first time, without counting anew.
+    // Backward recomputes them in any order with the first pass's counts, without counting again.
     for (const size_t m : {2, 0, 1}) {
       const nn::Microbatch copy = batches[m];
       const at::Tensor x = sample({kRows, kSamples, kHidden}, static_cast<uint64_t>(10 * step) + m);
@@ -267,13 +268,13 @@ TEST(Router, JitterIsAFunctionOfPlaceAndEndsWithTraining) {
   model.moe_input_jitter_eps = 0.25;
   TestRouter router(model, layer_context());
   nn::Microbatch batch = microbatch(kRows, kSamples, 4, 9);
-  // Its gradient shows the factors: that of a linear function of the logits is W^T times them.
+  // The gradient reveals the factors: for a linear function of the logits it is W^T times them.
   const moe::RowNoise noise(3, nn::RandomSite::router_input, layer_context());
   const at::Tensor u = noise.draw(moe::Noise::uniform, noise.rows(input(), batch), at::kDouble);
   const at::Tensor factors = 1 + 0.25 * (2 * u - 1);
   EXPECT_GT(u.min().item<double>(), 0);
   EXPECT_LT(u.max().item<double>(), 1);
-  // The mean of n uniform numbers is within 5 / sqrt(12 n) of one half but for one case in a million.
+  // The mean of n uniform numbers is within 5 / sqrt(12 n) of one half except in one case in a million.
   EXPECT_NEAR(u.mean().item<double>(), 0.5, 5 / std::sqrt(12.0 * u.numel()));
   const RouterRun got = router.run(input(), batch, weights());
   nn::RecomputeMemo memo;

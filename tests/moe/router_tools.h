@@ -1,4 +1,4 @@
-// A router with everything around it that a forward and a backward want, and the plain formulas in torch's autograd.
+// A router with all inputs of a forward and backward, and the plain formulas in torch's autograd.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -28,7 +28,7 @@ inline config::Model router_model(int64_t experts, int64_t k, int64_t hidden = 1
   return model;
 }
 
-// Rows `rows` (undefined: all) of a microbatch of `b` samples of `s` tokens; its mask leaves some tokens out.
+// Rows `rows` (undefined: all) of a microbatch of `b` samples of `s` tokens; its mask excludes some tokens.
 inline nn::Microbatch microbatch(int64_t s, int64_t b, int64_t first_sample = 0, int64_t step = 0,
                                  const at::Tensor& rows = {}) {
   nn::Microbatch batch;
@@ -88,10 +88,8 @@ struct TestRouter {
   moe::Router router;
   std::vector<nn::Param*> params;
   std::vector<nn::Buffer*> buffers;
-  std::vector<at::Tensor> counts;  // that a step zeroes
+  std::vector<at::Tensor> counts;  // zeroed by a step
 };
-
-// Plain formulas -------------------------------------------------------------------------------------------------
 
 inline at::Tensor plain_scores(const at::Tensor& logits, config::ScoreFunction function) {
   using config::ScoreFunction;
@@ -100,7 +98,7 @@ inline at::Tensor plain_scores(const at::Tensor& logits, config::ScoreFunction f
   return (1 + logits.exp()).log().sqrt();
 }
 
-// The k best of a row, by looking at one after the other.
+// The k best of a row, by repeated linear search.
 inline std::vector<int64_t> plain_best(const std::vector<double>& row, int64_t k) {
   std::vector<int64_t> best;
   for (int64_t n = 0; n < k; ++n) {
@@ -119,7 +117,7 @@ inline std::vector<double> plain_row(const at::Tensor& x, int64_t row) {
   return {one.const_data_ptr<double>(), one.const_data_ptr<double>() + one.numel()};
 }
 
-// [T, E] bool: the best k of each row, of the best groups where there are groups.
+// [T, E] bool: the best k of each row; with groups, only from the best groups.
 inline at::Tensor plain_map(const at::Tensor& scores, const moe::TopKRule& rule) {
   at::Tensor map = at::zeros(scores.sizes(), at::kBool);
   const int64_t experts = scores.size(1), groups = std::max<int64_t>(1, rule.num_groups), width = experts / groups;
@@ -169,7 +167,8 @@ inline PlainRouting plain_route(const at::Tensor& logits, const moe::TopKRule& r
   return out;
 }
 
-// coefficient E / (k T^2) sum_e n_e P_e, P_e differentiable in the logits [T, E]; `counts` [E]: undefined: theirs.
+// coefficient E / (k T^2) sum_e n_e P_e, P_e differentiable in the logits [T, E]; `counts` [E]; undefined: computed
+// from the logits.
 inline at::Tensor plain_balance(const at::Tensor& logits, const moe::TopKRule& rule, double coefficient,
                                 const at::Tensor& counts = {}) {
   at::Tensor scores = plain_scores(logits, rule.score_function);

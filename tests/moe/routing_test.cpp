@@ -64,7 +64,7 @@ TEST(Routing, EveryRuleIsThePlainFormulaWithItsGradient) {
     const at::Tensor dx = torch::autograd::grad({(probs * weights).sum()}, {x})[0],
                      dy = torch::autograd::grad({(wanted.probs * weights).sum()}, {y})[0];
     EXPECT_LE(largest(dx - dy), 8 * kRounding);
-    // Best first, where nothing but the row's own scores decides.
+    // Sorted best first if only the row's own scores matter.
     const at::Tensor chosen =
         (c.bias ? plain_scores(values, c.rule.score_function) + bias : values).gather(1, got.experts);
     EXPECT_TRUE((chosen.diff().le(0)).all().item<bool>());
@@ -96,7 +96,7 @@ TEST(Routing, OfEqualScoresTheLowerExpertIsBetterAndWhatIsNoNumberWorst) {
   EXPECT_TRUE(biased.equal(at::tensor({1, 3}, at::kLong).view({1, 2})));
 }
 
-// Groups and experts alike: of equal ones the first; what is no number makes its group the last.
+// For groups and experts alike the first of equal ones wins; a NaN makes its group the last.
 TEST(Routing, OfEqualGroupsTheFirstIsBetter) {
   const double none = std::numeric_limits<double>::quiet_NaN();
   const at::Tensor logits =
@@ -116,13 +116,14 @@ TEST(Routing, SoftplusOfLargeLogitsIsFinite) {
     EXPECT_TRUE(routing.experts.equal(at::tensor({0, 1, 2}, at::kLong).view({1, 3}))) << routing.experts;
     const at::Tensor scores = at::softplus(logits.to(at::kDouble)).sqrt().narrow(1, 0, 3);
     const at::Tensor expected = scores / scores.sum();
-    // A softplus, a root, a sum of three and a division, each rounded to fp32: below 8 x 2^-24 of probabilities
+    // A softplus, a root, a sum of three and a division, each rounded to fp32: below 8 x 2^-24 for probabilities
     // below 1.
     EXPECT_LT((routing.probs.to(at::kDouble) - expected).abs().max().item<double>(), 8 * 6e-8) << routing.probs;
   }
 }
 
-// The choice in one kernel is that of libtorch's operators over the scores, to the bit: where no two are equal.
+// The single-kernel choice equals that of libtorch's operators over the scores, to the bit, if no two scores are
+// equal.
 TEST(Routing, OfGroupsTheChoiceIsThatOfSeparateOperators) {
   for (const ScoreFunction function : {ScoreFunction::softmax, ScoreFunction::sigmoid, ScoreFunction::sqrtsoftplus}) {
     for (const bool pre : {false, true}) {
@@ -146,7 +147,7 @@ TEST(Routing, OfGroupsTheChoiceIsThatOfSeparateOperators) {
   }
 }
 
-// One token after the other, with a list a expert.
+// Token by token, with a list per expert.
 at::Tensor plain_kept(const moe::Routing& routing, int64_t experts, int64_t capacity, DropPolicy policy) {
   at::Tensor kept = at::zeros({routing.experts.size(0), experts}, at::kBool);
   const at::Tensor map = moe::dense_map(routing.experts, experts), probs = moe::dense_probs(routing, experts);
@@ -176,7 +177,7 @@ TEST(Routing, AnExpertKeepsItsCapacityByProbabilityOrPositionAndTheFirstOfEquals
       EXPECT_TRUE(moe::dense_probs(kept, 5).equal(moe::dense_probs(all, 5) * wanted));
       EXPECT_TRUE(kept.probs.masked_select(kept.experts.eq(-1)).eq(0).all().item<bool>());
       EXPECT_TRUE(moe::tokens_per_expert(kept.experts, 5).equal(wanted.sum(0)));
-      // What was dropped has no gradient: that of the probabilities behind is masked.
+      // Dropped tokens have no gradient: the gradient of the later probabilities is masked.
       const at::Tensor weights = sample({40, 2}, 9);
       const at::Tensor dx = torch::autograd::grad({(kept.probs * weights).sum()}, {x}, {}, true)[0],
                        dmasked = torch::autograd::grad({(all.probs * (weights * kept.experts.ge(0))).sum()}, {x})[0];
@@ -210,14 +211,15 @@ TEST(Routing, SinkhornGoesOnUntilTheToleranceAndEndsOnWhatIsNoNumber) {
        {std::pair(0.5, 1e-4), {4.0, 1e-4}, {12.0, 1e-4}, {0.5, 1e-6}, {4.0, 1e-6}}) {
     const at::Tensor logits = sample({50, 7}, 4).mul(spread);
     const at::Tensor got = moe::sinkhorn({}, logits, tolerance), wanted = plain_sinkhorn(logits, tolerance);
-    EXPECT_LE(relative_difference(got, wanted), 1e-10);  // some hundred turns of roundings that grow little
+    EXPECT_LE(relative_difference(got, wanted), 1e-10);  // some hundred iterations of roundings that grow little
   }
   const at::Tensor bad = moe::sinkhorn({}, at::full({3, 2}, std::numeric_limits<double>::quiet_NaN(), at::kDouble));
   EXPECT_TRUE(bad.isnan().all().item<bool>());
 }
 
 TEST(Routing, SinkhornBalancesInTrainingOnly) {
-  const at::Tensor values = sample({32, 4}, 2) + at::tensor({3.0, 0.0, 0.0, 0.0}, at::kDouble);  // all want expert 0
+  const at::Tensor values = sample({32, 4}, 2) + at::tensor({3.0, 0.0, 0.0, 0.0}, at::kDouble);  // all prefer expert
+                                                                                                 // 0
   for (const int64_t k : {1, 2}) {
     const at::Tensor x = leaf(values);
     const moe::Routing training = moe::route_by_sinkhorn({}, x, k, true),

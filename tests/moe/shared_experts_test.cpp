@@ -20,7 +20,7 @@ config::Model model_with_gate(bool gate) {
   return model;
 }
 
-// How far a number is from the middle between two neighbors in bf16 (8 bits), in their distance.
+// Distance of a number from the midpoint of two neighboring bf16 numbers (8 bits), in units of their distance.
 double from_a_tie(double x) {
   int exponent = 0;
   const double scaled = std::ldexp(std::frexp(std::abs(x), &exponent), 8);

@@ -196,7 +196,7 @@ MUTANTS = [
     ("drawn_microbatches_of_the_last_size", "preflight/fit.cpp", "std::max(most, schedule.at(sample, false).num_microbatches)", "schedule.at(sample, false).num_microbatches", "preflight_test Fit*:DryRun*", "expr"),
     ("drawn_gradients_sent_once", "preflight/memory_option_cost.cpp", "sharding.transient_gradients() ? steps : 1", "sharding.transient_gradients() ? 1.0 : 1", "preflight_test MemoryOptions*", "expr"),
     ("drawn_layers_of_all_chunks", "preflight/memory_option_levels.cpp", "c.model.num_layers / (c.parallel.pp() * c.parallel.vpp())", "c.model.num_layers / c.parallel.pp()", "preflight_test MemoryOptions*:OptionLevels*", "expr"),
-    ("drawn_two_options_of_one_name", "preflight/memory_option_levels.cpp", 'if (cut) level.what += ", their inputs cut over tensor-parallel ranks";', "", "preflight_test MemoryOptions*:OptionLevels*; apps/dry_run_test.sh", "stmt"),
+    ("drawn_two_options_of_one_name", "preflight/memory_option_levels.cpp", 'if (cut) level.what += ", their inputs sharded over tensor-parallel ranks";', "", "preflight_test MemoryOptions*:OptionLevels*; apps/dry_run_test.sh", "stmt"),
     ("drawn_backward_bytes_of_forward", "preflight/dry_run_json.cpp", "e.backward_bytes", "e.forward_bytes", "preflight_test DryRun*; apps/dry_run_test.sh", "expr"),
     ("drawn_samples_are_steps", "preflight/dry_run_json.cpp", "run.length.samples", "run.length.iterations", "preflight_test DryRun*; apps/dry_run_test.sh", "expr"),
     # comm.

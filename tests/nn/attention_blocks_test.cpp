@@ -1,4 +1,5 @@
-// Blocks of queries and keys against the mask by definition; how many calls the cuts of context parallelism take.
+// Blocks of queries and keys against the mask's definition; number of kernel calls for the splits of context
+// parallelism.
 #include "nn/attention_blocks.h"
 
 #include <ATen/ATen.h>
@@ -79,7 +80,8 @@ std::string text_of(const std::vector<nn::AttentionBlock>& blocks) {
   return out;
 }
 
-// The zigzag cut of 16 positions over 2 ranks: one call for each rank's keys, as in ring attention elsewhere.
+// The zigzag split of 16 positions over 2 ranks: one call for each rank's keys, as in other ring attention
+// implementations.
 TEST(AttentionBlocks, OfAZigzagRingAreOneCallAHop) {
   const Runs first{{0, 4}, {12, 4}}, second{{4, 4}, {8, 4}};
   EXPECT_EQ(text_of(nn::attention_blocks(first, first)), "0+8 causal 0+8");
@@ -91,7 +93,7 @@ TEST(AttentionBlocks, OfAZigzagRingAreOneCallAHop) {
   EXPECT_EQ(text_of(nn::attention_blocks({{8, 8}}, {{0, 8}})), "0+8 see 0+8");
 }
 
-// A window shorter than a chunk reaches into the one before it alone.
+// A window shorter than a chunk reaches only into the previous chunk.
 TEST(AttentionBlocks, OfAWindowAreOneCallAChunkAndOneForTheKeysBeforeIt) {
   const Runs first{{0, 4}, {12, 4}}, second{{4, 4}, {8, 4}};
   EXPECT_EQ(text_of(nn::attention_blocks(first, first, 2)), "0+4 causal 0+4 (2); 4+4 causal 4+4 (2)");

@@ -1,5 +1,5 @@
-// Attention by products of the library against the formula in float64, on the CPU: the same masks, dropout and heads
-// as nn/blocked_attention.h, whatever scores a chunk may hold. On a GPU and in halves: attention_cuda_test.cpp.
+// Attention by libtorch matmuls against the formula in float64, on the CPU. Covers the masks, dropout and heads of
+// nn/blocked_attention.h for any limit on the scores of a chunk. On a GPU and in half types: attention_cuda_test.cpp.
 #include "nn/attention_by_products.h"
 
 #include "nn/attention_cases.h"
@@ -37,7 +37,7 @@ TEST(AttentionByProducts, IsTheFormulaForwardAndBackwardInChunksOfAnySize) {
   }
 }
 
-// As a rank of context parallelism has them: some rows of the sequence, against other keys of it than its own too.
+// As on a context-parallel rank: some rows of the sequence, also against other keys than their own.
 TEST(AttentionByProducts, ChosenRowsAndLaterKeysSeeWhatTheyShall) {
   const Case c{40, 2, 4, 2, 8, 0.3, {3, 17, 7}, 3, -1, 1.5};
   const nn::CoreInputs in = inputs(c, at::kDouble);
@@ -80,8 +80,8 @@ TEST(AttentionByProducts, AQueryThatSeesNothingGivesZeroAndNoLogsumexp) {
   }
 }
 
-// Of scores that are capped at 1.5 and so 1e-15 off at most, of up to 41 keys: each of the two sums of exponentials
-// is off by some 50 roundings of 2^-53 of itself, their logarithms by 6e-15.
+// Scores are capped at 1.5 and so 1e-15 off at most, of up to 41 keys. Each of the two sums of exponentials has a
+// relative error of some 50 roundings of 2^-53, their logarithms of 6e-15.
 TEST(AttentionByProducts, LeavesTheLogsumexpThatBlocksLeave) {
   const Case c{129, 2, 4, 2, 8, 0.3, {3, 150, 7}, 3, 40, 1.5};
   const nn::CoreInputs in = inputs(c, at::kDouble);
@@ -104,8 +104,8 @@ Held held_on_gpu(const Case& c, at::ScalarType dtype, int64_t bytes) {
   return held(allocations_of([&] { by_products(there, {spec, {}, batch}, dy, bytes); }));
 }
 
-// Of two heads of one group: results, sums of the gradients of keys and values in fp32, 16 queries and their
-// gradients as rows of products, and their scores, twice in fp32 and twice in halves.
+// For two heads of one group: results, sums of the gradients of keys and values in fp32, 16 queries and their
+// gradients as rows of products. Their scores are held twice in fp32 and twice in half types.
 TEST(AttentionByProducts, TakesOnAGpuAFixedRoomBesideWhatIsLinearInTheLength) {
   const auto peak = [](int64_t s) { return held_on_gpu({s, 1, 2, 1, 64, 0.1, {}}, at::kBFloat16, 1 << 20).peak; };
   const int64_t of_token = 2 * 64 * 2 * 2 + 2 * 4 + 2 * 64 * 4, rows = 2 * 16 * 2 * 64 * 2,

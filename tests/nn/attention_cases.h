@@ -1,4 +1,4 @@
-// Cases of core attention for those who compute it by our own means: masks, dropout, grouped heads, odd lengths.
+// Cases for our implementations of core attention: masks, dropout, grouped heads, odd lengths.
 #pragma once
 
 #include "nn/plain_attention.h"
@@ -39,7 +39,7 @@ inline std::vector<AttentionCase> attention_cases() {
   }
   for (const auto& [d, dv] : {std::pair{300, 300}, std::pair{300, 7}, std::pair{7, 300}})
     all.push_back({40, 1, 1, 1, d, 0.3, {}, dv});  // wider than a block of a product
-  // Windows within a block of keys, of a whole one, of more; capped scores, of which the largest is about 3.
+  // Windows within a block of keys, of exactly one, and of more; capped scores, of which the largest is about 3.
   for (const double dropout : {0.0, 0.3}) {
     for (const int64_t window : {0, 1, 40, 255, 256, 290, 1000}) {
       all.push_back({300, 1, 4, 2, 8, dropout, {}, 0, window});
@@ -65,7 +65,7 @@ inline nn::Microbatch batch_of(const AttentionCase& c) {
   return batch;
 }
 
-// Views into a tensor of all heads, as attention has them; values of another size in one of their own.
+// Views into a tensor of all heads, as in an attention layer; values with another head size have their own tensor.
 inline nn::CoreInputs inputs(const AttentionCase& c, at::ScalarType dtype) {
   const int64_t each = c.heads / c.groups;
   const at::Tensor fused = sample({c.s, c.b, c.groups, each + 2, c.d}, 5, dtype);
@@ -83,8 +83,8 @@ inline nn::CoreSpec spec_of(const AttentionCase& c) {
   return spec;
 }
 
-// Relative to the largest value, or 1 where gradients cancel. Sums of at most 300 * 3 terms of the size of the
-// result, each off by some units in the last place; in fp32 the exponential is good to 2 units, half types round
+// Relative to the largest value, or to 1 if gradients cancel. Sums have at most 300 * 3 terms of the size of the
+// result, each off by some units in the last place. In fp32 the exponential is good to 2 units. Half types round
 // probabilities, their gradients and the results once each.
 inline double tolerance_of(at::ScalarType dtype) {
   if (dtype == at::kBFloat16) return 3 * 0x1p-8;

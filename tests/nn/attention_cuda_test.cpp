@@ -1,6 +1,6 @@
-// Core attention of a GPU (flash or cuDNN's for half types, memory-efficient for fp32, blocked for the rest) against
-// the formula in float64: causal, grouped queries, a single query over a cache, masks, windows, documents, dropout,
-// values of another head size.
+// Core attention on a GPU (flash or cuDNN for half types, memory-efficient for fp32, blocked otherwise) against the
+// formula in float64. Covers causal masks, grouped queries, a single query over a cache, windows, documents, dropout,
+// and values with another head size.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -20,8 +20,8 @@ struct Shape {
   int64_t queries, keys, batch, heads, groups, dim, v_dim = dim, window = -1;
 };
 
-// Of numbers up to 1. Half types round q, k, v, the
-// probabilities and the result to 2^-8 or 2^-11 each, fp32 sums of some hundred terms are off by some 1e-6.
+// For numbers up to 1. Half types round q, k, v, the probabilities and the result to 2^-8 or 2^-11 each; fp32 sums of
+// some hundred terms are off by some 1e-6.
 double allowed(at::ScalarType dtype) {
   if (dtype == at::kBFloat16) return 8 * 0x1p-8;
   if (dtype == at::kHalf) return 8 * 0x1p-11;
@@ -67,7 +67,7 @@ TEST(CoreAttentionOnGpu, IsTheFormula) {
           Shape{1, 9, 2, 4, 2, 16}, Shape{16, 16, 2, 4, 4, 12}, Shape{3, 9, 1, 2, 2, 16},
           Shape{33, 33, 3, 6, 2, 24, 16}, Shape{130, 130, 1, 2, 1, 64, 96}, Shape{3, 9, 1, 2, 2, 5, 3},
           Shape{130, 130, 2, 2, 2, 192, 128}, Shape{130, 130, 2, 4, 2, 64, 64, 20},
-          // Lengths of which cuDNN's is preferred, and a prompt's first token.
+          // Lengths that prefer cuDNN, and the first token of a prompt.
           Shape{128, 128, 2, 4, 4, 64}, Shape{256, 256, 2, 6, 2, 128}, Shape{256, 256, 1, 2, 2, 192, 128},
           Shape{1, 1, 2, 2, 2, 192, 128}}) {
       SCOPED_TRACE(testing::Message() << dtype << " queries " << s.queries << " keys " << s.keys << " heads "
@@ -79,7 +79,7 @@ TEST(CoreAttentionOnGpu, IsTheFormula) {
     }
     Microbatch documents;
     documents.document_ids = at::arange(16).div(5, "floor").to(at::kLong).expand({2, 16}).contiguous();
-    for (const int64_t room : {0, 4, 9}) {  // own kernels; as many documents as there are; more
+    for (const int64_t room : {0, 4, 9}) {  // our kernels; exactly the documents' number; more
       documents.document_offsets = room > 0 ? document_offsets(documents.document_ids, room) : at::Tensor();
       check({16, 16, 2, 4, 2, 16}, dtype, documents, 0);
       check({16, 16, 2, 4, 2, 16, 16, 3}, dtype, documents, 0);
@@ -102,7 +102,7 @@ void check_chosen(const test::ChosenRows& c, at::ScalarType dtype) {
   test::expect_rounded_attended(got, c, {spec, c.positions, c.batch}, dtype);
 }
 
-// Lengths that 128 divides, of which cuDNN's is preferred where it takes the case, and others.
+// Lengths divisible by 128, which prefer cuDNN if it supports the case, and others.
 TEST(CoreAttentionOnGpu, OfChosenRowsIsTheFormula) {
   MPX_NEED_GPU();
   for (const at::ScalarType dtype : {at::kDouble, at::kBFloat16, at::kHalf}) {

@@ -1,4 +1,4 @@
-// The activation as one node of autograd, as a test's own graph takes it.
+// The activation as one autograd node for a test's graph.
 #pragma once
 
 #include "nn/autograd_node.h"
@@ -6,7 +6,7 @@
 
 namespace metroplex::test {
 
-// As nn::apply_activation; the gradient of the bias goes to bias->main_grad.
+// As nn::apply_activation; adds the gradient of the bias to bias->main_grad.
 inline at::Tensor bias_activation(const at::Tensor& x, nn::Param* bias, const nn::ActivationSpec& spec) {
   at::Tensor saved;
   const at::Tensor out = nn::apply_activation(x, bias, spec, &saved);

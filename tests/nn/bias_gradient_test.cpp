@@ -1,4 +1,4 @@
-// Gradients of biases: sums over the rows of dy, of whole numbers, which are exact in any order.
+// Gradients of biases: sums over the rows of dy, of integers, which are exact in any order.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -13,10 +13,10 @@ namespace {
 using Types = std::pair<at::ScalarType, at::ScalarType>;  // of dy and of the gradient
 const std::vector<Types> kOwnTypes{
     {at::kBFloat16, at::kFloat}, {at::kHalf, at::kFloat}, {at::kFloat, at::kFloat}, {at::kDouble, at::kDouble}};
-// A router in fp64 with parameters of fp32; gradients in a half type.
+// A router in fp64 with fp32 parameters; gradients in a half type.
 const std::vector<Types> kOtherTypes{{at::kDouble, at::kFloat}, {at::kBFloat16, at::kBFloat16}};
 
-// [6, 5, 24], as they come: in one piece, columns of a wider tensor, the same row again and again, transposed.
+// Views [6, 5, 24] as layers produce them: contiguous, columns of a wider tensor, a repeated row, transposed.
 struct Views {
   at::Tensor whole, columns, repeated, transposed;
   explicit Views(const at::TensorOptions& like)
@@ -55,8 +55,8 @@ struct Calls final : cuda::Recorder {
   }
 };
 
-// On the meta device, as a GPU would be asked: a call of our kernel, which reads dy where it lies unless the elements
-// of a row lie apart, and reads the gradient only to add to it.
+// On the meta device, as for a GPU: one call of our kernel, which reads dy in place unless the elements of a row are
+// strided. It reads the gradient only if it adds to it.
 TEST(BiasGradient, OnAGpuIsOneOperatorWithLinesToWorkIn) {
   for (const auto& [type, of_gradient] : kOwnTypes) {
     const Views dy(at::TensorOptions().dtype(type).device(at::kMeta));
@@ -74,7 +74,7 @@ TEST(BiasGradient, OnAGpuIsOneOperatorWithLinesToWorkIn) {
         EXPECT_EQ(copied, x.is_same(dy.transposed)) << x.strides();
         ASSERT_EQ(call.writes.size(), 2u);
         EXPECT_EQ(call.scratch, 1u);
-        EXPECT_EQ(call.writes[1].sizes(), at::IntArrayRef({4, 24}));  // of 30 rows: 8 a line
+        EXPECT_EQ(call.writes[1].sizes(), at::IntArrayRef({4, 24}));  // of 30 rows: 8 per line
         EXPECT_EQ(call.writes[1].scalar_type(), of_gradient);
       }
     }

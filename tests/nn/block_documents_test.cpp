@@ -1,5 +1,5 @@
-// Documents of attention blocks against the definition: which queries and keys of a block are in one, and for how
-// many there is room.
+// Documents of attention blocks against the definition: which queries and keys of a block share a document, and the
+// maximum number of documents.
 #include "nn/block_documents.h"
 
 #include <ATen/ATen.h>
@@ -30,7 +30,7 @@ Runs random_runs(std::mt19937& random, int64_t whole) {
   return runs;
 }
 
-// Documents of `least` tokens or more, but for the last of a sample, with room for `most` in each.
+// Documents of at least `least` tokens, except for the last of a sample, with at most `most` per sample.
 nn::Microbatch packed(std::mt19937& random, int64_t samples, int64_t whole, int64_t least, int64_t most) {
   nn::Microbatch batch;
   std::vector<int64_t> ids;
@@ -49,7 +49,7 @@ nn::Microbatch packed(std::mt19937& random, int64_t samples, int64_t whole, int6
   return batch;
 }
 
-// [b, queries, keys]: which are in one document, by what the operator is told, without windows and causal masks.
+// [b, queries, keys]: pairs in one document by the operator's arguments, without windows and causal masks.
 at::Tensor together(const nn::BlockDocuments& documents, int64_t samples, int64_t queries, int64_t keys) {
   const auto number = [&](const at::Tensor& offsets, int64_t rows) {
     EXPECT_EQ(offsets.scalar_type(), at::kInt);
@@ -61,7 +61,7 @@ at::Tensor together(const nn::BlockDocuments& documents, int64_t samples, int64_
   EXPECT_EQ(documents.rows.queries.numel(), documents.rows.keys.numel());
   const at::Tensor of_queries = number(documents.rows.queries, queries), of_keys = number(documents.rows.keys, keys);
   const at::Tensor same = of_queries.view({samples, queries, 1}).eq(of_keys.view({samples, 1, keys}));
-  // No pair of two samples, wherever the documents of the operator begin.
+  // No pair crosses two samples for any document offsets of the operator.
   const at::Tensor any = of_queries.view({samples, queries, 1, 1}).eq(of_keys.view({1, 1, samples, keys}));
   for (int64_t i = 0; i < samples; ++i) {
     for (int64_t j = 0; j < samples; ++j) EXPECT_TRUE(i == j || !any[i].select(1, j).any().item<bool>());
@@ -69,7 +69,6 @@ at::Tensor together(const nn::BlockDocuments& documents, int64_t samples, int64_
   return documents.hidden.defined() ? same.logical_and(documents.hidden.squeeze(1).unsqueeze(2).logical_not()) : same;
 }
 
-// The definition, of the places of a block.
 at::Tensor in_one_document(const nn::Microbatch& batch, const at::Tensor& queries, const at::Tensor& keys) {
   const at::Tensor of_queries = batch.document_ids.index_select(1, queries),
                    of_keys = batch.document_ids.index_select(1, keys);
@@ -113,7 +112,7 @@ TEST(BlockDocuments, AreTogetherWhereDocumentsSaySo) {
   EXPECT_GT(fewer, 50);
 }
 
-// Two samples of 4,096 tokens on four ranks, cut zigzag: two runs of 512.
+// Two samples of 4,096 tokens on four ranks, zigzag split: two ranges of 512.
 const Runs kZigzag{{512, 512}, {3072, 512}};
 
 nn::Microbatch long_samples(int64_t most) {
@@ -133,8 +132,8 @@ TEST(BlockDocuments, HaveRoomForAnEvenShareAndForTheEnds) {
   EXPECT_EQ(room(5000), 2 * 2 * (512 + 1)) << "never fewer tokens than one";
 }
 
-// Of documents of 128 tokens a run of 512 has three whole ones and parts of two at most. A document more is left to
-// own kernels, unless nobody has counted them.
+// A range of 512 has three full documents of 128 tokens and parts of at most two others. With one document more our
+// kernels run instead, unless the documents were not counted.
 TEST(BlockDocuments, AreNotForABlockWithMoreThanItsRoom) {
   const nn::Positions rows = positions(kZigzag, 4096);
   const auto room_of = [&](const std::vector<int64_t>& begins, bool counted) {

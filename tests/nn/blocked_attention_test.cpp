@@ -1,5 +1,5 @@
-// Blocked attention against the formula in float64: masks, dropout, grouped heads, odd lengths around the blocks; and
-// that its bits depend on nothing but the head's own numbers.
+// Blocked attention against the formula in float64: masks, dropout, grouped heads, odd lengths around the blocks. Its
+// bits depend only on the head's own numbers.
 #include "nn/blocked_attention.h"
 
 #include <ATen/Parallel.h>
@@ -39,7 +39,7 @@ TEST(BlockedAttention, IsTheFormulaForwardAndBackwardInEveryType) {
   }
 }
 
-// Query 0 to 2 lie before every key.
+// Queries 0 to 2 precede every key.
 TEST(BlockedAttention, AQueryThatSeesNothingGivesZero) {
   const Case c{6, 2, 2, 1, 8, 0.0, {}};
   const nn::CoreSpec spec = spec_of(c);
@@ -72,7 +72,7 @@ class Threads {
   int before_;
 };
 
-// One group: with more threads than groups backward is cut into blocks of queries and of keys.
+// One group: with more threads than groups, backward is split into blocks of queries and of keys.
 TEST(BlockedAttention, HasTheSameBitsOnAnyNumberOfThreads) {
   for (const Case& c : {Case{300, 1, 2, 1, 16, 0.2, {100, 37}}, Case{300, 2, 4, 2, 16, 0.2, {100, 37}},
                         Case{300, 1, 2, 1, 16, 0.2, {100, 37}, 9}, Case{300, 1, 2, 1, 16, 0.2, {}, 9, 20, 1.5}}) {
@@ -89,7 +89,6 @@ TEST(BlockedAttention, HasTheSameBitsOnAnyNumberOfThreads) {
   }
 }
 
-// As tensor and data parallelism cut them.
 TEST(BlockedAttention, HasTheSameBitsForAPartOfTheHeadsAndSamples) {
   const Case c{300, 3, 4, 2, 7, 0.2, {100, 37}};
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
@@ -114,7 +113,7 @@ nn::CoreInputs on(const nn::CoreInputs& in, at::Device device) {
   return {in.q.to(device), in.k.to(device), in.v.to(device)};
 }
 
-// Of forward and backward; the inputs are there already.
+// In forward and backward; excludes the inputs.
 Allocations taken(const Case& c, at::ScalarType dtype, const cuda::Target& target) {
   nn::CoreSpec spec = spec_of(c);
   spec.target = spec.dropout.target = target;
@@ -136,7 +135,6 @@ TEST(BlockedAttention, TakesOnTheMetaDeviceWhatItTakes) {
   }
 }
 
-// Twice as long takes twice as much: to the byte.
 TEST(BlockedAttention, MemoryIsLinearInTheLength) {
   const auto peak = [](int64_t s) { return held(taken({s, 1, 2, 1, 8, 0.1, {s / 3}}, at::kFloat, {})).peak; };
   const int64_t at_2k = peak(2048), at_4k = peak(4096), at_8k = peak(8192);

@@ -1,5 +1,5 @@
-// Attention of chosen rows in halves, as ranks of context parallelism have them, against the formula: the cases that
-// a GPU and its stand-ins compute, and what roundings make of them.
+// Attention of selected rows in half types, as on context-parallel ranks, against the formula: cases for a GPU and
+// for its fakes, with the allowed rounding error.
 #pragma once
 
 #include <string>
@@ -9,15 +9,15 @@
 
 namespace metroplex::test {
 
-// Runs in any order, with windows that reach into the run before and beyond it, and with documents, of which some end
-// within a run, and windows of these.
+// Ranges in any order, with windows that reach into the previous range and beyond it. Some documents end within a
+// range, and some cases have windows within documents.
 struct ChosenRows {
   nn::CorePositions positions;
   int64_t v_dim = 64, window = -1;
   nn::Microbatch batch = {};
 };
 
-// Calls body(name, rows): runs of `part` rows.
+// Calls body(name, rows): ranges of `part` rows.
 template <class Body>
 void for_chosen_rows(int64_t part, const std::vector<int64_t>& v_dims, const Body& body) {
   const auto positions = [&](const std::vector<int64_t>& parts) {
@@ -49,7 +49,7 @@ void for_chosen_rows(int64_t part, const std::vector<int64_t>& v_dims, const Bod
   }
 }
 
-// Two samples, four heads in two groups of 64; scores so far apart that single keys count.
+// Two samples, four heads in two groups of 64; scores far enough apart that single keys dominate.
 struct ChosenOperands {
   nn::CoreInputs in;
   at::Tensor dy;
@@ -67,8 +67,7 @@ inline ChosenOperands operands_of(const ChosenRows& c, at::ScalarType dtype) {
           values(queries, 4, c.v_dim, 0.5)};
 }
 
-// The formula in float64, in which probabilities, their gradients, the result and the gradients are rounded to
-// `dtype`.
+// The formula in float64; rounds probabilities, their gradients, the result and the gradients to `dtype`.
 inline Attended rounded_attention(const nn::CoreInputs& in, const nn::CoreCall& call, const at::Tensor& dy,
                                   at::ScalarType dtype) {
   const auto rounded = [&](const at::Tensor& x) { return x.to(dtype).to(at::kDouble); };
@@ -90,9 +89,9 @@ inline Attended rounded_attention(const nn::CoreInputs& in, const nn::CoreCall& 
           summed(at::matmul(rounded(p).transpose(2, 3), dout))};
 }
 
-// Four times what one rounding each makes of the formula: a query is in at most three calls, whose results and
-// gradients are rounded one by one and then once more. Beside that what fp32, or float64, leaves of two sums of 64
-// products that cancel, for as many queries as have probabilities of a key that add up to 8.
+// Four times the effect of one rounding of each value in the formula: a query is in at most three calls, whose
+// results and gradients are rounded one by one and then once more. Adds the fp32 (or float64) error of two sums of 64
+// products that cancel. This error counts for as many queries as have probabilities of a key that add up to 8.
 inline void expect_rounded_attended(const Attended& got, const ChosenRows& c, const nn::CoreCall& call,
                                     at::ScalarType dtype) {
   const auto [in, dy] = operands_of(c, dtype);

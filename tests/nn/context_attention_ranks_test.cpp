@@ -1,5 +1,5 @@
-// Core attention whose keys other ranks hold: random cuts, in any order of rows, and documents that differ between
-// samples, against the formula over the whole sequence in float64. Bytes of each exchange against its formula.
+// Core attention with keys on other ranks against the formula over the whole sequence in float64. Random splits in
+// any order of rows, and documents that differ between samples. Bytes of each exchange against its formula.
 #include "nn/context_attention.h"
 
 #include <functional>
@@ -26,11 +26,11 @@ struct Case {
   int64_t whole = 0;
   double dropout = 0;
   CpCommType exchange = CpCommType::p2p;
-  int64_t neighbours = 1;  // that share heads by a2a+p2p
-  at::Tensor all_rows;     // [cp, s], or, where ranks have different numbers, [whole]
+  int64_t neighbours = 1;  // neighbors that share heads in a2a+p2p
+  at::Tensor all_rows;     // [cp, s], or [whole] if the ranks have different numbers
   std::vector<nn::RowRun> rank_rows;
   at::Tensor documents;    // [b, whole]; undefined: one
-  bool seen_only = false;  // only keys that are seen travel
+  bool seen_only = false;  // send only the keys that are attended to
   cuda::Target target;     // of the ranks
   int64_t window = -1;
 };
@@ -41,14 +41,14 @@ nn::Microbatch rows_only(const Case& c) {
   return batch;
 }
 
-// Of a group of so many neighbours.
+// Rows of a group of `neighbours` ranks.
 at::Tensor rows_of_group(const Case& c, int64_t group, int64_t neighbours) {
   std::vector<at::Tensor> rows;
   for (int64_t i = 0; i < neighbours; ++i) rows.push_back(nn::rows_of(rows_only(c), group * neighbours + i).rows);
   return at::cat(rows);
 }
 
-// Rows of `owner` that some query of `reader` sees in any sample, by the definition.
+// Rows of `owner` that some query of `reader` attends to in any sample, by the definition.
 std::vector<nn::RowRun> seen_rows(const Case& c, const at::Tensor& readers, const at::Tensor& owners) {
   const auto queries = readers.accessor<int64_t, 1>(), keys = owners.accessor<int64_t, 1>();
   const auto sees = [&](int64_t query, int64_t key) {
@@ -71,7 +71,7 @@ std::vector<nn::RowRun> seen_rows(const Case& c, const at::Tensor& readers, cons
   return runs;
 }
 
-// Between groups of so many neighbours, for the one of `rank`.
+// Between groups of `neighbours` ranks, for the group of `rank`.
 nn::KeyTravel travel_of(const Case& c, int64_t rank, int64_t neighbours) {
   nn::KeyTravel keys;
   const int64_t mine = rank / neighbours, ranks = c.rank_rows.empty() ? c.all_rows.size(0) : std::ssize(c.rank_rows);
@@ -91,14 +91,15 @@ Case random_case(std::mt19937& random, int64_t cp, CpCommType exchange) {
   };
   Case c;
   c.exchange = exchange;
-  // Ranks that share heads divide them, and of these ranks and the groups of heads one divides the other.
+  // Ranks that share heads divide the number of heads. Either their number or the number of groups of heads divides
+  // the other.
   c.neighbours = exchange == CpCommType::a2a_p2p && cp % 2 == 0 ? 2 : 1;
   const int64_t sharing = exchange == CpCommType::a2a ? cp : c.neighbours;
   const int64_t groups = sharing == 1 ? number(1, 3) : number(0, 1) == 0 ? 1 : sharing;
   c.h = {groups * sharing * number(1, 2), groups, number(1, 9), number(1, 9)};
   c.whole = cp * number(1, 9);
   c.dropout = number(0, 1) == 0 ? 0 : 0.3;
-  // Runs of the length of a draw, dealt out by shuffling: from single rows to whole parts.
+  // Ranges of a random length, shuffled over the ranks: from single rows to whole parts.
   const int64_t run = number(1, c.whole);
   std::vector<int64_t> runs, rows;
   for (int64_t first = 0; first < c.whole; first += run) runs.push_back(first);
@@ -108,7 +109,7 @@ Case random_case(std::mt19937& random, int64_t cp, CpCommType exchange) {
   }
   c.all_rows = at::tensor(rows, at::kLong).view({cp, -1});
   c.seen_only = number(0, 1) == 0;
-  if (c.seen_only && number(0, 1) == 0) {  // cut anywhere: a rank may have no rows
+  if (c.seen_only && number(0, 1) == 0) {  // split anywhere: a rank may have no rows
     std::vector<int64_t> borders{0, c.whole};
     for (int64_t i = 1; i < cp; ++i) borders.push_back(number(0, c.whole));
     std::sort(borders.begin(), borders.end());
@@ -131,7 +132,6 @@ nn::CoreInputs inputs(const Case& c, at::ScalarType dtype) {
           sample({c.whole, kBatch, c.h.groups, c.h.dv}, 7, dtype)};
 }
 
-// Rows that follow one another, as the host knows them.
 std::vector<nn::RowRun> runs_of(const at::Tensor& rows) {
   std::vector<nn::RowRun> runs;
   const at::Tensor flat = rows.flatten();
@@ -177,14 +177,13 @@ void set_exchange(nn::CoreSpec& spec, const Case& c, const comm::Groups& groups)
   spec.exchange = c.exchange;
 }
 
-// Ranks of one sequence. With a2a+p2p pairs of neighbours share heads; three ranks pass round only.
+// Ranks of one sequence. In a2a+p2p pairs of neighbors share heads; three ranks use only the ring.
 void run_context_ranks(int cp, CpCommType exchange, const comm::RankBody& body, const RunOptions& options = {}) {
   Layout layout{.cp = cp};
   if (exchange == CpCommType::a2a_p2p) layout.context_levels = cp % 2 == 0 ? "2," + std::to_string(cp / 2) : "1,3";
   run_ranks(cp, layout, body, options);
 }
 
-// What a rank of the group gets, in the places of its rows of the whole.
 void expect_as_whole(const Case& c, const comm::Groups& groups, at::ScalarType dtype, double tolerance) {
   const comm::Group& cp = groups.cp;
   const nn::CoreInputs whole = inputs(c, dtype);
@@ -221,21 +220,21 @@ void walk(at::ScalarType dtype, int rounds, const std::function<double(int64_t c
   }
 }
 
-// Sums of some hundred terms of the size of the result, as in CoreAttention's own test.
+// Sums of some hundred terms of the size of the result, as in the test of CoreAttention.
 TEST(ContextAttention, IsTheFormulaOverTheWholeSequenceForAnyCut) {
   walk(at::kDouble, 250, [](int64_t) { return 2e-13; });
 }
 
-// Half types round probabilities, their gradients and the results once each, results of the keys of each rank once
-// more, and gradients of keys that are reduced in that type once for each rank.
+// Half types round probabilities, their gradients and the results once each, and the results for each rank's keys
+// once more. Gradients of keys reduced in that type are rounded once for each rank.
 TEST(ContextAttention, JoinsHalfTypesInAtLeastFp32) {
   walk(at::kBFloat16, 20, [](int64_t cp) { return static_cast<double>(4 + cp) * 0x1p-8; });
 }
 
-// On a GPU by libtorch's operators, for which plain formulas stand in: in blocks, or, where a rank has the whole
-// sequence in between, in one call, with documents, windows or both. For each rank's keys there are three roundings
-// to 2^-9: of what two calls give and of their sum; then those of the result, also as backward takes it, and of the
-// gradients. Measured: 2 of 2^-8.
+// On a GPU by libtorch's operators, which this test fakes with plain formulas: in blocks, or in one call if a rank
+// holds the whole sequence, with documents, windows or both. Each rank's keys cause three roundings to 2^-9: of the
+// results of two calls and of their sum. Then come those of the result, also as input of backward, and of the
+// gradients. The measured error is 2 of 2^-8.
 TEST(ContextAttention, IsByLibraryOperatorsOnAGpu) {
   const library_stand_ins::StandIns stand_ins;
   for (const int cp : {2, 3, 4}) {
@@ -251,21 +250,21 @@ TEST(ContextAttention, IsByLibraryOperatorsOnAGpu) {
           if (round % 2 == 0) c.documents = at::Tensor();
           if (!c.documents.defined() || round % 4 == 1) c.window = static_cast<int64_t>(random() % 12);
           const auto is_empty = [](const nn::RowRun& rows) { return rows.count == 0; };
-          if (std::any_of(c.rank_rows.begin(), c.rank_rows.end(), is_empty)) continue;  // own kernels
+          if (std::any_of(c.rank_rows.begin(), c.rank_rows.end(), is_empty)) continue;  // our kernels
           expect_as_whole(c, world.groups(), at::kBFloat16, (2 + 1.5 * cp) * 0x1p-8);
           if (testing::Test::HasFailure()) return;
         }
       });
       EXPECT_GT(library_stand_ins::calls.dense, 0);
       EXPECT_GT(library_stand_ins::calls.documents, 0);
-      // Two neighbours of a2a+p2p are all ranks.
+      // Two neighbors of a2a+p2p are all ranks.
       const bool whole = exchange == CpCommType::a2a || (exchange == CpCommType::a2a_p2p && cp == 2);
       EXPECT_EQ(library_stand_ins::calls.windows > 0, !whole);
     }
   }
 }
 
-// What all ranks send in one forward, or in a forward and a backward, in bf16.
+// Bytes that all ranks send in one forward, or in a forward and a backward, in bf16.
 comm::Traffic::Count counted(const Case& c, const char* operation, bool backward, const char* group = "cp") {
   const auto cp = static_cast<int>(c.all_rows.size(0));
   const auto traffic = std::make_shared<comm::Traffic>();
@@ -313,8 +312,8 @@ TEST(ContextAttention, SendsTheBytesOfTheFormula) {
   }
 }
 
-// On pairs of neighbours: queries and results of half the heads to the other, and their keys and values, to which a
-// head of each group belongs; then the ring of two, with the rows of both and half the heads.
+// Pairs of neighbors first exchange queries and results of half the heads, and the keys and values, because each
+// group has a head on both. Then a ring of two runs with the rows of both and half the heads.
 TEST(ContextAttention, SendsTheBytesOfBothLevels) {
   Case c;
   c.h = {8, 2, 16, 8}, c.whole = 16, c.exchange = CpCommType::a2a_p2p, c.neighbours = 2;
@@ -330,15 +329,15 @@ TEST(ContextAttention, SendsTheBytesOfBothLevels) {
   EXPECT_EQ(counted(c, "send", true, "cp-p2p").calls, 0) << "each group has a document";
 }
 
-// Documents of 8, 3 and 5 tokens on 4 ranks with 4 positions each: rank 1 sees the 4 keys of rank 0, rank 3 the one
-// behind the second document of rank 2. Ranks 0 and 2 get nothing, and no two others talk.
+// Documents of 8, 3 and 5 tokens on 4 ranks with 4 positions each. Rank 1 attends to the 4 keys of rank 0, rank 3 to
+// the key of rank 2 after its second document. Ranks 0 and 2 receive nothing, and no other ranks communicate.
 TEST(ContextAttention, SendsOnlyTheKeysThatAreSeen) {
   Case c;
   c.h = {8, 2, 16, 8}, c.whole = 16, c.seen_only = true;
   c.all_rows = at::arange(16, at::kLong).view({4, 4});
   c.documents =
       at::tensor({0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 2}, at::kLong).expand({kBatch, 16}).contiguous();
-  const int64_t kv = kBatch * 2 * (16 + 8), half = 2, seen = 4 + 1;  // kv: of a token
+  const int64_t kv = kBatch * 2 * (16 + 8), half = 2, seen = 4 + 1;  // kv: per token
   const auto check = [&](const char* operation, bool backward, int64_t calls, int64_t bytes) {
     const comm::Traffic::Count count = counted(c, operation, backward);
     EXPECT_EQ(count.calls, calls) << operation << backward;
@@ -346,7 +345,7 @@ TEST(ContextAttention, SendsOnlyTheKeysThatAreSeen) {
   };
   check("send", false, 2, half * seen * kv);
   check("send", true, 6, 2 * half * seen * kv + 4 * seen * kv);
-  c.exchange = CpCommType::all_gather;  // own rows are in the call and stay where they are
+  c.exchange = CpCommType::all_gather;  // own rows are part of the call and stay in place
   check("all_to_all", false, 4 * 2, half * (16 + seen) * kv);
   check("all_to_all", true, 4 * 6, 3 * half * (16 + seen) * kv);
   c.exchange = CpCommType::p2p;

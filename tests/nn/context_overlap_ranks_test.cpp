@@ -1,5 +1,5 @@
-// How much of an exchange of keys the attention hides, by the virtual clock: CPU time is a number that goes up by
-// kWork with each kernel of attention, so all times are exact.
+// Overlap of key exchange with attention on a virtual clock. CPU time increases by kWork with each attention kernel,
+// so all times are exact.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 using config::CpCommType;
 
-constexpr double kWork = 1;  // seconds of a kernel
+constexpr double kWork = 1;  // seconds per kernel
 
 class CountsWork final : public cuda::Recorder {
  public:
@@ -33,7 +33,7 @@ struct Ends {
   double forward = 0, backward = 0;
 };
 
-// Of every rank, whose four rows make messages that take `hop` seconds, gradients as long.
+// End times of every rank. The messages of its four rows take `hop` seconds, and their gradients too.
 std::vector<Ends> run_exchange(int cp, CpCommType exchange, double hop, const std::vector<int64_t>& documents = {}) {
   const int64_t rows = 4, whole = cp * rows, bytes = rows * 2 * (8 + 8) * 8;
   std::vector<double> cpu(static_cast<size_t>(cp), 0);
@@ -47,7 +47,7 @@ std::vector<Ends> run_exchange(int cp, CpCommType exchange, double hop, const st
     batch.all_rows = at::arange(whole, at::kLong).view({cp, rows});
     batch.rows = batch.all_rows[group.index()];
     batch.full_seq_len = whole;
-    if (!documents.empty()) {  // of whole ranks, which see those before them in their document
+    if (!documents.empty()) {  // on whole ranks, which attend to the previous ranks of their document
       batch.document_ids = at::tensor(documents, at::kLong).repeat_interleave(rows).view({1, whole});
       const auto runs = [&](int reader, int owner) {
         const bool seen =
@@ -81,9 +81,9 @@ std::vector<Ends> run_exchange(int cp, CpCommType exchange, double hop, const st
   return ends;
 }
 
-// Forward a rank works once on each block, and the next one travels meanwhile: a hop takes the longer of both.
-// Backward the gradients of a block travel beside those of the next one, and the last ones have nothing to hide
-// behind.
+// In forward a rank computes once per block while it receives the next one: a hop takes the maximum of both. In
+// backward the gradients of a block are in flight together with those of the next one; nothing overlaps the last
+// ones.
 TEST(ContextOverlap, TheRingHidesItsExchangeBehindTheWork) {
   for (const int cp : {2, 4, 8}) {
     for (const double hop : {0.25, 1.0, 4.0}) {
@@ -98,7 +98,7 @@ TEST(ContextOverlap, TheRingHidesItsExchangeBehindTheWork) {
   }
 }
 
-// Two documents of two ranks each: a rank waits for one exchange at most, that of the rank before it.
+// Two documents of two ranks each: a rank waits for at most one exchange, from the previous rank.
 TEST(ContextOverlap, OnlyKeysThatAreSeenAreWaitedFor) {
   for (const double hop : {0.25, 4.0}) {
     for (const Ends& ends : run_exchange(4, CpCommType::p2p, hop, {0, 0, 1, 1})) {

@@ -1,5 +1,5 @@
-// The memory of offload to the host: what a copy reads stays until the computation has waited for it, and the host's
-// buffers are as many as were needed at once.
+// Memory of offload to the host: a copy's source stays allocated until the computation has waited for the copy. The
+// number of host buffers is the maximum number in use at once.
 #include "nn/copies_under_way.h"
 
 #include <ATen/ATen.h>
@@ -36,7 +36,7 @@ TEST(CopiesUnderWay, KeepWhatTheYoungestReadAndJoinTheOthersInOrder) {
   EXPECT_EQ(copies.under_way.issued(), 4);
 }
 
-// A copy back was enqueued behind the third; the computation has waited for it, which says nothing of the fourth.
+// A copy back was enqueued after the third copy; the computation has waited for it, which does not cover the fourth.
 TEST(CopiesUnderWay, GoWithoutAWaitWhereSomethingBehindThemHasBeenWaitedFor) {
   Copies copies;
   for (const int64_t n : {1000, 2000, 4000}) copies.add(n);
@@ -75,8 +75,8 @@ struct Peak final : cuda::MetaMemory::Listener {
   void freed(int64_t n, const void*) override { now -= n; }
 };
 
-// As on a GPU: of ten sets of 1 MiB each the device holds the one being made, two whose copies are under way, and in
-// backward the one in use beside the one that is being brought back.
+// As on a GPU: of ten sets of 1 MiB each the device holds the current one and two with copies in flight. In backward
+// it holds the one in use and the one being copied back.
 TEST(ActivationStore, OnTheMetaDeviceHoldsWhatCopiesToTheHostHold) {
   constexpr int64_t kSet = 1 << 20;
   cuda::Target target;

@@ -1,5 +1,5 @@
-// Core attention whose values have a head size of their own against the formula in float64; what it saves, and that a
-// recomputed core gives the same bits; blocks of keys joined, as the ranks of a ring do.
+// Core attention with another head size for values against the formula in float64. Covers the saved tensors, equal
+// bits of a recomputed core, and joining blocks of keys as in a ring.
 #include "nn/core_attention.h"
 
 #include <map>
@@ -17,7 +17,7 @@ namespace {
 struct Heads {
   int64_t heads, groups, d, dv;
 };
-// Smaller, larger, odd; one query head a group and several.
+// Smaller, larger, odd; one query head per group and several.
 constexpr Heads kHeads[] = {{4, 4, 8, 3}, {4, 2, 3, 5}, {3, 1, 5, 3}, {2, 2, 4, 16}, {6, 2, 24, 7}, {1, 1, 1, 2}};
 
 constexpr int64_t kBatch = 2;
@@ -78,7 +78,7 @@ TEST(CoreAttention, TakesTheScaleThatItIsGiven) {
   EXPECT_GT(largest(got.out - usual.out), 1e-3);
 }
 
-// A score beside those of the keys; what is recomputed has the same bits.
+// An additional score next to those of the keys; recompute gives the same bits.
 TEST(CoreAttention, SinksAreAScoreWithoutAValue) {
   for (const Heads& h : kHeads) {
     for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
@@ -137,7 +137,6 @@ TEST(CoreAttention, ACacheHoldsKeysAndValuesOfTheirOwnSizes) {
       EXPECT_EQ(out.sizes(), at::IntArrayRef({n, kBatch, h.heads * h.dv}));
       EXPECT_LT(relative_difference(out, cut(whole).flatten(2)), tolerance_of(at::kDouble));
       cache.length += n;
-      // Gradients of the queries at the end alone.
       const at::Tensor dy = gradient(h, n, at::kDouble);
       const nn::CoreInputs part{q, all.k, all.v};
       expect_attended(attended(part, {spec, positions, {}}, dy), plain_attention(part, {spec, positions, {}}, dy),
@@ -237,8 +236,8 @@ TEST(CoreAttention, KeepsWhatItsPolicySays) {
   EXPECT_EQ(held(true, true), k + v);
 }
 
-// What a rank of a ring does: its queries over the keys of one rank after the other, joined by their logsumexp; each
-// block's backward takes the joined ones.
+// As on a rank of a ring: its queries over the keys of one rank at a time, joined by their logsumexp. Each block's
+// backward reads the joined values.
 TEST(CoreAttention, BlocksOfKeysAreJoinedByTheirLogsumexp) {
   const int64_t s = 15, first = 6;
   for (const Heads& h : kHeads) {
@@ -252,7 +251,7 @@ TEST(CoreAttention, BlocksOfKeysAreJoinedByTheirLogsumexp) {
       std::vector<nn::CoreSaved> blocks;
       std::vector<at::Tensor> outs, sums;
       for (const auto& [begin, end] : {std::pair{int64_t{0}, first}, std::pair{first, s}}) {
-        // Chosen keys count in the whole sequence, so that dropout is that of the whole.
+        // Positions of selected keys refer to the whole sequence, so that the dropout equals that of the whole.
         const nn::CorePositions positions{{}, {0, at::arange(begin, end, at::kLong), s}};
         const auto cut = [begin = begin, end = end](const at::Tensor& x) { return x.narrow(0, begin, end - begin); };
         nn::CoreSaved& saved = blocks.emplace_back();
@@ -283,8 +282,8 @@ struct Told final : cuda::Recorder {
   void issued(const cuda::Operation& product) override { calls.emplace_back(product.name, product.flops); }
 };
 
-// On a GPU. Of half of the 16 x 16 pairs: forward multiplies q k and p v, backward two more with each size, and q k
-// once more.
+// On a GPU. Half of the 16 x 16 pairs: forward multiplies q k and p v, backward two more of each size, and q k once
+// more.
 TEST(CoreAttention, IsFusedForEqualHeadSizesOnlyAndTellsTheFlopsOfEach) {
   using Calls = std::vector<std::pair<std::string, double>>;
   const auto calls = [](int64_t d, int64_t dv) {
@@ -301,7 +300,7 @@ TEST(CoreAttention, IsFusedForEqualHeadSizesOnlyAndTellsTheFlopsOfEach) {
   const double pairs = 2 * 4 * 16 * 16 / 2;
   EXPECT_EQ(calls(16, 16),
             (Calls{{"attention_flash", 2 * pairs * 32}, {"attention_flash_backward", 2 * pairs * 80}}));
-  // Of products with a softmax of ours between them, over all pairs, as they are computed.
+  // Matmuls with our softmax between them, computed over all pairs.
   const double qk = 4 * pairs * 16, of_v = 4 * pairs * 8;
   EXPECT_EQ(calls(16, 8), (Calls{{"attention_bmm", qk},
                                  {"attention_softmax", 0},
@@ -314,7 +313,7 @@ TEST(CoreAttention, IsFusedForEqualHeadSizesOnlyAndTellsTheFlopsOfEach) {
                                  {"attention_bmm", qk}}));
 }
 
-// What a GPU is asked for, against the table that says it (config/attention.h), for head sizes, masks and windows.
+// The operators called on a GPU against the table in config/attention.h, for head sizes, masks and windows.
 TEST(CoreAttention, AsksAGpuForWhatTheTableOfChoicesSays) {
   std::map<std::string, int> asked;
   enum Documents { none, by_number, by_offset };
@@ -322,7 +321,7 @@ TEST(CoreAttention, AsksAGpuForWhatTheTableOfChoicesSays) {
     for (const int64_t d : {8, 12, 64, 128, 208, 256, 264}) {
       for (const Documents documents : {none, by_number, by_offset}) {
         for (const int64_t window : {-1, 5}) {
-          for (const bool later : {false, true}) {  // the queries begin behind the first key
+          for (const bool later : {false, true}) {  // the first query comes after the first key
             Told told;
             const cuda::Target target{at::Device(at::kCUDA, 0), &told, true};
             const Heads h{4, 2, d, d};

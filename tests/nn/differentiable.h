@@ -1,6 +1,6 @@
 // Collectives inside an autograd graph, each with the collective that is its gradient. "Equal on all" means that
-// every member holds the same values; the pairs are exact only where input and gradient are what the table says. They
-// show that the raw collectives, which layers call and overlap, are each other's gradients as Megatron pairs them.
+// every member holds the same values; the pairs are exact only if input and gradient match the table. They show that
+// the raw collectives, which layers call and overlap, are each other's gradients as Megatron pairs them.
 //
 //   forward                  input -> output                        backward
 //   copy_to_group            equal on all -> the same               all-reduce (the uses differ per member)
@@ -25,7 +25,7 @@
 
 namespace metroplex::test {
 
-// `forward` runs without autograd; a group of one hands the input through.
+// `forward` runs without autograd; a group of one returns the input.
 template <class Forward>
 at::Tensor differentiate(const at::Tensor& x, const comm::Group& group, const Forward& forward,
                          nn::Backward backward) {

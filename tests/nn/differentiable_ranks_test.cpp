@@ -1,5 +1,5 @@
 // Every pair of forward and backward against the unsharded computation with autograd, in float64. Sums of up to four
-// terms are taken in another order than there: 1e-14 relative is some tens of rounding errors.
+// terms use another order: 1e-14 relative is some tens of rounding errors.
 #include "nn/differentiable.h"
 
 #include <ATen/ATen.h>
@@ -118,8 +118,8 @@ TEST(Differentiable, AllToAllSendsGradientsBackToWhereTheRowsCameFrom) {
     for (int j = 0; j < 3; ++j) {
       in_splits.push_back((2 * me + j) % 3 + (me == j ? 0 : 1));
       out_splits.push_back((2 * j + me) % 3 + (me == j ? 0 : 1));
-      weights_here.push_back(values(10 * j + me, {out_splits.back(), 4}));  // of the rows that came from j
-      weights_there.push_back(values(10 * me + j, {in_splits.back(), 4}));  // what j applies to my rows
+      weights_here.push_back(values(10 * j + me, {out_splits.back(), 4}));  // of the rows from j
+      weights_there.push_back(values(10 * me + j, {in_splits.back(), 4}));  // applied by j to this rank's rows
       sent.push_back(values(50 + 10 * me + j, {in_splits.back(), 4}));
     }
     const at::Tensor x = leaf(at::cat(sent));
@@ -131,7 +131,7 @@ TEST(Differentiable, AllToAllSendsGradientsBackToWhereTheRowsCameFrom) {
   });
 }
 
-// A column-parallel and a row-parallel product around a nonlinearity, sequence parallel outside: against one rank.
+// A column-parallel and a row-parallel matmul around a nonlinearity, sequence parallel outside: against one rank.
 TEST(Differentiable, ComposeToAShardedMlpWithTheGradientsOfTheUnshardedOne) {
   const at::Tensor x0 = values(1, {8, 6}), a0 = values(2, {6, 12}), b0 = values(3, {12, 6}),
                    weight = values(4, {8, 6});

@@ -1,5 +1,5 @@
-// h = residual + dropout(x + bias) and norm(h) from one call: against the formula in float64, and bit for bit against
-// the two calls that it replaces.
+// h = residual + dropout(x + bias) and norm(h) in one call: against the formula in float64, and bit for bit against
+// the two separate calls.
 #include "nn/dropout_norm.h"
 
 #include "nn/autograd_node.h"
@@ -39,7 +39,6 @@ at::Tensor fresh(const at::Tensor& x) {
   return nn::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> nn::Gradients { return {d}; });
 }
 
-// The layer around one call, its inputs, and what comes out.
 struct Layer {
   explicit Layer(const Case& c) : c(c), norm({"n", c.width, c.rms, 1e-5}, layer_context({}, false, c.dtype)) {
     bias = nn::make_param({"b", {c.width}, {}, nn::Init::normal}, layer_context({}, false, c.dtype));
@@ -84,23 +83,23 @@ struct Layer {
   at::Tensor x, residual, dh, dy;
 };
 
-// Half the distance of neighbours, relative.
+// Half the relative distance between neighboring numbers.
 double unit(at::ScalarType type) {
   const int bits = type == at::kDouble ? 53 : type == at::kFloat ? 24 : type == at::kHalf ? 11 : 8;
   return std::ldexp(1, -bits);
 }
 
-// Arithmetic in fp32 (float64): a sum over a row goes in 16 lanes and is off by up to width / 16 + 16 roundings of
-// its terms, one over up to 67 rows in blocks of 32 by 35; what is made of them by a dozen more. Twice that, because
-// the reference is rounded too and errors of mean and rstd meet.
+// Arithmetic in fp32 (float64). A sum over a row uses 16 lanes and is off by up to width / 16 + 16 roundings of its
+// terms. A sum over up to 67 rows in blocks of 32 is off by 35. Later operations add a dozen more. The bound is twice
+// that, because the reference is rounded too and errors of mean and rstd combine.
 double slack(const Case& c) {
   return 2 * (static_cast<double>(c.width) / 16 + 40) * unit(c.stream == at::kDouble ? at::kDouble : at::kFloat);
 }
 
-// |got - wanted| <= `bound` + slack * (the largest of wanted, at least 1).
+// `|got - wanted| <= bound + slack * max(1, |wanted|)`, with the largest element of `wanted`.
 void expect_near(const at::Tensor& got, const at::Tensor& wanted, const at::Tensor& bound, const Case& c,
                  const char* what) {
-  // fp16 has no finer steps than 2^-24.
+  // The smallest step of fp16 is 2^-24.
   const double finest = c.dtype == at::kHalf ? std::ldexp(2, -25) : 0;
   const at::Tensor allowed = bound + slack(c) * std::max(1.0, largest(wanted)) + finest;
   const at::Tensor error = (got.to(at::kDouble) - wanted).abs();
@@ -123,7 +122,7 @@ void check_formula(const Case& c) {
   const at::Tensor sum = layer.residual.detach().to(at::kDouble) + mask * x;
   expect_near(out.h, sum, sum.abs() * unit(c.stream), c, "h");
 
-  // The norm is one of the rounded h; what comes back through it is rounded before and after it is added to dh.
+  // The norm is of the rounded h; its gradient is rounded before and after it is added to dh.
   const at::Tensor h = exact(out.h), weight = exact(layer.params[0]->data);
   const at::Tensor shift = c.rms ? at::Tensor() : exact(layer.params[1]->data);
   const at::Tensor centered = c.rms ? h : h - h.mean(-1, true);
@@ -136,7 +135,7 @@ void check_formula(const Case& c) {
   expect_near(got[1], total, rounding, c, "gradient of the residual");
   expect_near(got[0], total * mask, rounding * mask + (total * mask).abs() * unit(c.dtype), c, "gradient of x");
 
-  // Of sums over rows: relative to the sum of the absolute terms. What fp16 parameters get passes through fp16.
+  // For sums over rows: relative to the sum of the absolute terms. Gradients of fp16 parameters pass through fp16.
   const double through_fp16 = c.dtype == at::kHalf ? unit(c.dtype) : 0;
   const auto check_sum = [&](const at::Tensor& sum, const at::Tensor& terms, const char* what) {
     const at::Tensor rows = terms.flatten(0, 1), wanted = rows.sum(0);

@@ -1,4 +1,4 @@
-// The fused attention of a GPU on the meta device: the memory that it takes on the way, forward and backward.
+// The fused attention of a GPU on the meta device: its memory in forward and backward.
 #include "nn/fused_attention.h"
 
 #include "nn/tools.h"
@@ -11,10 +11,10 @@ struct Case {
   int64_t s, b, heads, groups, d;
   at::ScalarType dtype;
   config::AttentionBy by = config::AttentionBy::flash;
-  int64_t documents = 0;  // for which there is room; 0: no offsets
+  int64_t documents = 0;  // maximum number; 0: no offsets
 };
 
-// As attention has them: views into [s, b, groups, heads a group + 2, d], where there is one head a group.
+// As in an attention layer: views into [s, b, groups, heads per group + 2, d] if there is one head per group.
 nn::FusedInputs inputs(const Case& c, at::Device device) {
   const int64_t each = c.heads / c.groups;
   const at::Tensor fused =
@@ -57,8 +57,8 @@ TEST(FusedAttentionOnMeta, TakesWhatFlashAttentionTakesOfAGpu) {
   EXPECT_EQ(held(gpu.backward).peak, q + 2 * k + work);
 }
 
-// As above, and of one sample, which needs no copies: room for 5 documents, each with a block of queries to spare. No
-// value is read, for a meta tensor has none.
+// As above, and with one sample, which needs no copies: at most 5 documents, each with an extra block of queries.
+// Reads no values, because a meta tensor has none.
 TEST(FusedAttentionOnMeta, TakesWhatFlashAttentionOfDocumentsTakesOfAGpu) {
   for (const int64_t b : {1, 2}) {
     const Outcome gpu = outcome({130, b, 4, 2, 64, at::kBFloat16, config::AttentionBy::flash, 5});
@@ -72,7 +72,7 @@ TEST(FusedAttentionOnMeta, TakesWhatFlashAttentionOfDocumentsTakesOfAGpu) {
   }
 }
 
-// cuDNN's own workspace is guessed.
+// cuDNN's own workspace is an estimate.
 TEST(FusedAttentionOnMeta, TakesWhatLibtorchTakesAroundCudnn) {
   const Outcome gpu = outcome({130, 1, 4, 4, 64, at::kBFloat16, config::AttentionBy::cudnn});
   const int64_t x = 130 * 4 * 64 * 2;

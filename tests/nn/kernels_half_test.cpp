@@ -1,6 +1,6 @@
-// Operations on bf16 and fp16 tensors against float64 ones on the same numbers. All arithmetic inside is fp32, so a
-// result differs from the exact one by its one rounding to the half type, and by what fp32 leaves: `slack`, relative
-// to the largest values that meet in it.
+// Operations on bf16 and fp16 tensors against float64 ones on the same numbers. All internal arithmetic is fp32. A
+// result differs from the exact one by its one rounding to the half type, and by the fp32 error: `slack`, relative to
+// the largest values involved.
 #include "nn/autograd_node.h"
 #include "nn/activation.h"
 #include "nn/bias_activation.h"
@@ -20,7 +20,7 @@ namespace {
 
 const auto kHalfTypes = {at::kBFloat16, at::kHalf};
 
-// Half the distance of neighbours: relative, and in fp16 absolute below 2^-14.
+// Half the distance between neighboring numbers: relative, and in fp16 absolute below 2^-14.
 double unit(at::ScalarType type) {
   return type == at::kBFloat16 ? std::ldexp(1, -8) : type == at::kHalf ? std::ldexp(1, -11) : std::ldexp(1, -24);
 }
@@ -43,7 +43,7 @@ double through_fp16(at::ScalarType type) { return type == at::kHalf ? unit(type)
 at::Tensor leaf(const at::Tensor& x) { return x.detach().clone().requires_grad_(true); }
 at::Tensor exact(const at::Tensor& x) { return leaf(x.to(at::kDouble)); }
 
-// A fresh result that passes its gradient on to `x`.
+// A new tensor that passes its gradient to `x`.
 at::Tensor fresh(const at::Tensor& x) {
   return nn::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> nn::Gradients { return {d}; });
 }
@@ -131,7 +131,7 @@ TEST(HalfNorm, ForwardAndGradientsAreRoundedOnceAlsoFromAnFp32Stream) {
   }
 }
 
-// The probabilities meet the values as half numbers, the sums are fp32: one rounding of
+// The probabilities are half numbers in the product with the values; the sums are fp32. This gives one rounding of
 // each probability and one of the result. Scores are near 30 and near each other: rounded to bf16 before the softmax
 // they would change a probability by a tenth.
 void check_attention(bool blocked, at::ScalarType dtype) {

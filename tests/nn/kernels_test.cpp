@@ -87,7 +87,7 @@ TEST(Activation, ForwardAndGradientsAreThoseOfTheFormula) {
   }
 }
 
-// The gate at most 2, the other part within 2 of 0, plus 1: values of up to 6 are on both sides of every limit.
+// The gate is at most 2, the other half within 2 of 0, plus 1: values of up to 6 are on both sides of every limit.
 TEST(Activation, UnitsWithinLimitsAreTheFormula) {
   for (const std::string name : {"quick_gelu", "silu", "gelu"}) {
     for (const auto& [clamp, offset] : {std::pair{2.0, 1.0}, {2.0, 0.0}, {0.0, 0.5}}) {
@@ -139,7 +139,7 @@ TEST(Rope, TurnsPairsByTheAngleOfThePositionAndBackAgain) {
   }
 }
 
-// Pairs of neighbours are the halves of the same head in another order.
+// Interleaved pairs are the two halves of the same head in another order.
 TEST(Rope, InterleavedPairsTurnAsHalvesDo) {
   const at::Tensor x = sample({6, 2, 3, 10}, 5);
   for (const int64_t rotary : {8, 6, 2}) {

@@ -1,5 +1,5 @@
-// Attention by libtorch's flash and cuDNN operators, for which plain formulas stand in: what they are called with,
-// and the way there and back.
+// Attention by libtorch's flash and cuDNN operators, with plain formulas as fakes: checks their arguments, and the
+// layout conversions before and after.
 #include "nn/library_attention.h"
 
 #include <random>
@@ -18,14 +18,14 @@ using library_stand_ins::calls;
 using library_stand_ins::kGpu;
 using library_stand_ins::StandIns;
 
-// As attention has them: views into one product of a layer.
+// As in an attention layer: views into one matmul result.
 nn::CoreInputs inputs(int64_t s, int64_t b, int64_t heads, int64_t groups, int64_t d, at::ScalarType type) {
   const at::Tensor all = sample({s, b, groups, heads / groups + 2, d}, 5, type);
   return {all.narrow(3, 0, heads / groups).reshape({s, b, heads, d}), all.select(3, heads / groups),
           all.select(3, heads / groups + 1)};
 }
 
-// [b, s] of documents that end where a number of the row divides.
+// [b, s] ids of documents that end at multiples of a number per row.
 at::Tensor documents(int64_t b, int64_t s, int64_t every) {
   std::vector<int64_t> ids;
   for (int64_t row = 0; row < b; ++row) {
@@ -50,8 +50,8 @@ TEST(DocumentOffsets, AreWhereDocumentsBeginAndThenTheEnd) {
   EXPECT_FALSE(nn::document_offsets(at::arange(4).view({1, 4}), 3).defined());
 }
 
-// Of several samples, heads a group, lengths of documents and empty documents, with and without a window: the same
-// call in float64 is the blocked kernel's result.
+// Several samples, heads per group, lengths of documents and empty documents, with and without a window. The same
+// call in float64 gives the blocked kernel's result.
 TEST(LibraryAttention, OfDocumentsIsTheBlockedKernels) {
   const StandIns stand_ins;
   for (const int64_t b : {1, 3}) {
@@ -84,7 +84,7 @@ TEST(LibraryAttention, OfDocumentsIsTheBlockedKernels) {
   EXPECT_EQ(calls.dense, 0);
 }
 
-// By the table, from a microbatch as a run has it, in bf16.
+// By the table of choices, for a microbatch of a run, in bf16.
 TEST(LibraryAttention, OfAMicrobatchGoesByItsOffsets) {
   const StandIns stand_ins;
   const int64_t s = 33, b = 2;
@@ -96,7 +96,7 @@ TEST(LibraryAttention, OfAMicrobatchGoesByItsOffsets) {
   nn::CoreSpec spec = core_spec(in);
   const Attended plain = plain_attention(in, {spec, {}, batch}, dy);
   spec.target = kGpu;
-  // Inputs are exact. To 2^-8 of itself each: the result, which backward takes rounded, and the gradients.
+  // Inputs are exact. The result, which backward reads rounded, and the gradients are rounded to 2^-8 relative each.
   expect_attended(attended(in, {spec, {}, batch}, dy), plain, 2 * 0x1p-8);
   EXPECT_EQ(calls.documents, 2);
   nn::Microbatch whole;
@@ -118,11 +118,11 @@ void expect_cudnns_is_the_blocked_kernels(const nn::CoreInputs& in) {
   const nn::FusedGradients d = nn::fused_attention_backward(kGpu, all, {out, sum, first(dy)}, fused);
   calls.laid_out_as = nullptr;
   const auto back = [](const at::Tensor& x) { return x.permute({2, 0, 1, 3}); };
-  // As above.
+  // as above
   expect_attended({back(out), back(d.q), back(d.k), back(d.v)}, own, 2e-13);
 }
 
-// Values of another head size than keys, as latent attention has them; heads in groups, as views into one product.
+// Values with another head size than keys, as in latent attention; grouped heads as views into one matmul result.
 TEST(LibraryAttention, OfCudnnIsTheBlockedKernels) {
   const StandIns stand_ins;
   const int64_t s = 19, b = 2, heads = 3;
@@ -133,7 +133,7 @@ TEST(LibraryAttention, OfCudnnIsTheBlockedKernels) {
   EXPECT_EQ(calls.cudnn, 4);
 }
 
-// Positions of some queries and some keys of a sequence, in runs in any order, and as tensors.
+// Positions of some queries and some keys of a sequence, in ranges in any order, and as tensors.
 nn::Positions chosen(std::mt19937& random, int64_t whole, double share) {
   std::vector<nn::RowRun> runs;
   for (int64_t first = 0; first < whole;) {
@@ -148,7 +148,7 @@ nn::Positions chosen(std::mt19937& random, int64_t whole, double share) {
   return {0, at::cat(rows), whole, runs};
 }
 
-// The calls that a rank makes, each by an operator that takes it; cuDNN's alone takes another size of values.
+// The calls of a rank, each by an operator that supports it; only cuDNN supports another head size of values.
 nn::LibraryCalls calls_of(const nn::CoreInputs& in, const nn::CoreCall& call) {
   const nn::RowOrder queries(call.positions.queries.runs), keys(call.positions.keys.runs);
   const nn::CorePositions ordered{
@@ -170,8 +170,8 @@ nn::LibraryCalls calls_of(const nn::CoreInputs& in, const nn::CoreCall& call) {
   return parts;
 }
 
-// Logsumexp too, of queries that see nothing as well; backward by a result over more keys than are here, as the ranks
-// of a ring have it. With windows, with documents, and with both.
+// Includes the logsumexp, also for queries without keys. The backward uses a result over more keys than the local
+// ones, as in a ring. With windows, with documents, and with both.
 TEST(LibraryAttention, OfChosenRowsIsTheBlockedKernels) {
   const StandIns stand_ins;
   std::mt19937 random(11);
@@ -202,12 +202,13 @@ TEST(LibraryAttention, OfChosenRowsIsTheBlockedKernels) {
     const nn::LibraryCalls parts = calls_of(in, call);
     const nn::CoreResult result = nn::attention_by_calls(in, call, parts);
     const nn::CoreInputs got = nn::attention_by_calls_backward(dy, in, more, call, parts);
-    // Sums of at most 80 terms, of 40 queries and two heads of a group: as many roundings are 8.9e-15. Measured:
-    // 6e-16.
+    // Sums of at most 80 terms, of 40 queries and two heads of a group: as many roundings are 8.9e-15. The measured
+    // error is 6e-16.
     expect_attended({result.out, got.q, got.k, got.v}, {own.out, d.q, d.k, d.v}, 1e-14);
     const at::Tensor none = own.logsumexp.isinf();
     EXPECT_TRUE(result.logsumexp.isinf().equal(none));
-    // The logarithm of a sum of at most 40 exponentials, whose roundings are 4.4e-15 of it. Measured: 9e-16.
+    // The logarithm of a sum of at most 40 exponentials; its roundings are 4.4e-15 relative. The measured error is
+    // 9e-16.
     EXPECT_LE(largest((result.logsumexp - own.logsumexp).masked_fill(none, 0)), 5e-15);
     if (testing::Test::HasFailure()) return;
   }
@@ -217,7 +218,7 @@ TEST(LibraryAttention, OfChosenRowsIsTheBlockedKernels) {
   EXPECT_GT(calls.windows, 100);
 }
 
-// The cases of nn_gpu_test, of microbatches as a run has them, within the roundings that a GPU is allowed.
+// The cases of nn_gpu_test with microbatches of a run, within the rounding error allowed on a GPU.
 TEST(LibraryAttention, OfChosenRowsInHalvesIsTheFormulaToItsRoundings) {
   const StandIns stand_ins;
   for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
@@ -235,7 +236,7 @@ TEST(LibraryAttention, OfChosenRowsInHalvesIsTheFormulaToItsRoundings) {
   EXPECT_GT(calls.windows, 0);
 }
 
-// What blocks cannot say, or have no room for, is left to own kernels.
+// Our kernels handle calls that blocks cannot express or that exceed the maximum number of documents.
 TEST(LibraryAttention, OfChosenRowsTakesHalvesThatTheHostKnows) {
   const StandIns stand_ins;
   const auto positions = [](const std::vector<nn::RowRun>& runs) {
@@ -263,7 +264,7 @@ TEST(LibraryAttention, OfChosenRowsTakesHalvesThatTheHostKnows) {
   EXPECT_TRUE(takes(later, at::kBFloat16, 3, false));
   EXPECT_TRUE(takes(later, at::kBFloat16, -1, true));
   EXPECT_TRUE(takes(later, at::kBFloat16, 3, true));
-  // Room for two in each of two samples.
+  // At most two documents in each of two samples.
   EXPECT_TRUE(takes(later, at::kBFloat16, -1, true, {{0, 12}, {12, 4}, {16, 12}, {28, 4}}));
   EXPECT_FALSE(takes(later, at::kBFloat16, -1, true, {{0, 9}, {9, 1}, {10, 6}, {16, 12}, {28, 4}}));
   nn::Positions unknown = ends;
@@ -271,7 +272,7 @@ TEST(LibraryAttention, OfChosenRowsTakesHalvesThatTheHostKnows) {
   EXPECT_FALSE(takes(unknown, at::kBFloat16, -1, false));
 }
 
-// What backward takes on a GPU, of two runs of 512 queries of a sequence of 4,096, with room for `most` documents.
+// Memory of backward on a GPU for two ranges of 512 queries of a sequence of 4,096, with at most `most` documents.
 Held taken_by_backward(const std::vector<nn::RowRun>& keys, int64_t window, int64_t most) {
   const at::TensorOptions half = at::TensorOptions().dtype(at::kBFloat16).device(at::kMeta),
                           integers = half.dtype(at::kLong);
@@ -291,8 +292,8 @@ Held taken_by_backward(const std::vector<nn::RowRun>& keys, int64_t window, int6
   return held(allocations_of([&] { d = nn::attend_backward(in.q, in, result, {spec, positions, batch}); }));
 }
 
-// For each document more 128 rows of four heads of 64 numbers and a sum, in fp32, and its offset. 32 documents of a
-// sample are 5 of each run, 64 are 9. Of keys before the queries, wherever they lie, there are three documents.
+// Each additional document takes 128 rows of four heads of 64 numbers and a sum, in fp32, and its offset. 32
+// documents per sample are 5 in each range, 64 are 9. Keys before the queries are in three documents at any position.
 TEST(LibraryAttention, OfChosenRowsTakesMemoryForDocumentsThatCanBeThere) {
   const std::vector<nn::RowRun> own{{512, 512}, {3072, 512}}, earlier{{0, 512}};
   constexpr int64_t kEach = 128 * 4 * (64 + 1) * 4 + 4;

@@ -1,5 +1,5 @@
-// Libtorch's flash and cuDNN attention, which this machine cannot run: plain formulas stand in for them behind
-// libtorch's dispatcher and check what they are called with.
+// Fakes of libtorch's flash and cuDNN attention, which do not run on a CPU. The dispatcher calls plain formulas,
+// which check their arguments.
 #pragma once
 
 #include <torch/library.h>
@@ -14,20 +14,19 @@ namespace metroplex::test {
 
 namespace library_stand_ins {
 
-inline const cuda::Target kGpu{at::Device(at::kCUDA, 0)};  // tensors are the host's all the same
+inline const cuda::Target kGpu{at::Device(at::kCUDA, 0)};  // the tensors are on the CPU
 
-// Ranks that are threads call them too.
 struct Calls {
   std::atomic<int64_t> dense = 0, documents = 0, cudnn = 0;
   std::atomic<int64_t> windows = 0;                // of those, with a window and not causal
-  std::atomic<const void*> laid_out_as = nullptr;  // where cuDNN's backward must find the result, if it matters
+  std::atomic<const void*> laid_out_as = nullptr;  // required layout of the result in cuDNN's backward, if any
 };
 inline Calls calls;
 
-// Of rows [s, heads, d] of one document, with the mask that flash attention computes: row i of s_q sees keys up to
-// i + s_k - s_q where it is causal, and from i + s_k - s_q - window on; with a window that is not causal none behind
-// i + s_k - s_q + ahead, the longest s_k. float64, as a graph. -> out [s, heads, dv], logsumexp [heads, s], which is
-// +inf where a row sees none.
+// For rows [s, heads, d] of one document with the mask of flash attention. If causal, row i of s_q attends to keys up
+// to i + s_k - s_q, and from i + s_k - s_q - window on. A window that is not causal excludes keys after i + s_k - s_q
+// + ahead, the longest s_k. float64, as an autograd graph. -> out [s, heads, dv], logsumexp [heads, s], which is +inf
+// for a row without keys.
 struct PlainMask {
   bool causal = false;
   int64_t window = -1;
@@ -61,8 +60,8 @@ inline std::pair<at::Tensor, at::Tensor> plain_rows(const Rows& in, double scale
   return {out.transpose(0, 1), scores.logsumexp(-1).masked_fill(none, kInfinity)};
 }
 
-// By what forward left, as the operators do it: p = exp(scores - logsumexp), and the product of a row's result and
-// its gradient.
+// From the saved tensors of forward, as in the operators: p = exp(scores - logsumexp), and the product of a row's
+// result and its gradient.
 struct Left {
   at::Tensor dout, out, logsumexp;
 };
@@ -88,8 +87,8 @@ inline Spans of_samples(int64_t samples, int64_t rows) {
   return spans;
 }
 
-// Begin and end of each document in rows, empty ones too, by what the operator was told: samples where there are no
-// offsets.
+// Begin and end of each document in rows, including empty ones, from the operator's arguments; the samples if there
+// are no offsets.
 inline Spans spans_of(const at::Tensor& q, const std::optional<at::Tensor>& offsets, int64_t longest) {
   Spans spans;
   if (!offsets.has_value() || !offsets->defined()) {
@@ -118,7 +117,6 @@ struct LibraryCall {
   bool documents;
 };
 
-// out and logsumexp of all rows, by document.
 inline std::pair<at::Tensor, at::Tensor> all_rows(const Rows& in, const LibraryCall& call) {
   std::vector<at::Tensor> outs, sums;
   for (size_t i = 0; i < call.queries.size(); ++i) {
@@ -128,7 +126,7 @@ inline std::pair<at::Tensor, at::Tensor> all_rows(const Rows& in, const LibraryC
   }
   return {at::cat(outs, 0), call.documents ? at::cat(sums, 1) : at::stack(sums)};
 }
-// `left` of all rows, its logsumexp as above.
+// `left` of all rows, with its logsumexp as above.
 inline Rows all_rows_backward(const Rows& in, const Left& left, const LibraryCall& call) {
   std::vector<at::Tensor> dq, dk, dv;
   for (size_t i = 0; i < call.queries.size(); ++i) {
@@ -152,8 +150,8 @@ struct FlashArguments {
   double scale;
   std::optional<int64_t> left, right;
 };
-// A causal mask of an operator that is told of more keys than queries is another one. A negative window means none to
-// the operator, which is not what blocks behind one mean.
+// With more keys than queries an operator applies a different causal mask. A negative window means no window to the
+// operator, unlike a block that comes after its keys.
 inline LibraryCall told(const FlashArguments& a) {
   const bool documents = a.of_q.has_value() && a.of_q->defined();
   EXPECT_EQ(a.p, 0);
@@ -200,7 +198,6 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(
           d.v.to(v.scalar_type()).view(v.sizes())};
 }
 
-// [b, heads, s, d] as rows of each sample.
 inline at::Tensor rows_of(const at::Tensor& x) { return x.transpose(1, 2).flatten(0, 1).to(at::kDouble); }
 inline LibraryCall of_samples(const at::Tensor& q, const at::Tensor& k, bool causal, double scale) {
   EXPECT_TRUE(q.size(2) == k.size(2) || !causal) << q.sizes() << " and " << k.sizes();
@@ -215,7 +212,7 @@ cudnn_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, con
   EXPECT_TRUE(sums && !debug && p == 0 && !bias.has_value());
   const auto [out, sum] = all_rows({rows_of(q), rows_of(k), rows_of(v)}, of_samples(q, k, causal, scale.value()));
   const int64_t b = q.size(0), s = q.size(2);
-  // Laid out as the queries of a layer are, sequence first.
+  // The layout of a layer's queries, sequence first.
   const at::Tensor laid_out = out.to(q.scalar_type()).unflatten(0, {b, s}).transpose(0, 1).contiguous();
   return {laid_out.permute({1, 2, 0, 3}), sum.unsqueeze(3), {}, {}, s, s, {}, {}, {}};
 }
@@ -239,7 +236,7 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> cudnn_backward(
   return {back(d.q, q), back(d.k, k), back(d.v, v)};
 }
 
-// While it lives, libtorch's operators on the host are those above.
+// During its lifetime the fakes above replace libtorch's CPU operators.
 class StandIns {
  public:
   StandIns() : library_(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__) {

@@ -1,4 +1,4 @@
-// The bias that a linear layer adds itself.
+// A bias that the linear layer adds itself.
 #include <ATen/core/grad_mode.h>
 
 #include "nn/linear.h"
@@ -14,7 +14,7 @@ struct Products final : cuda::Recorder {
   void issued(const cuda::Operation& product) override { all.push_back(product); }
 };
 
-// y of a layer [7 -> 10] for `target`, whose tensors are the host's or have no values.
+// y of a layer [7 -> 10] for `target`; its tensors are on the CPU or meta tensors.
 template <class Layer>
 at::Tensor forward(const cuda::Target& target, at::Device memory, const at::Tensor& x, const at::Tensor& weight,
                    const at::Tensor& bias) {
@@ -31,7 +31,7 @@ at::Tensor forward(const cuda::Target& target, at::Device memory, const at::Tens
   return layer.forward(x.to(memory));
 }
 
-// Whole numbers: sums in any order are exact.
+// Integers: sums in any order are exact.
 template <class Layer>
 void check() {
   const auto whole = [](std::vector<int64_t> sizes, uint64_t seed) {

@@ -6,7 +6,7 @@
 namespace metroplex::test::masked_sum_test {
 namespace {
 
-// In fp32 the ones next to 2^30 are lost, in any order of the sum.
+// In fp32 the ones added to 2^30 are lost, in any order of the sum.
 TEST(MaskedSum, AddsInDouble) {
   const at::Tensor losses = at::ones({256, 1}, at::kFloat), mask = at::ones({256, 1}, at::kFloat);
   losses[0].fill_(std::ldexp(1.0, 30));

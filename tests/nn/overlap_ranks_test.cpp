@@ -1,5 +1,5 @@
-// What of a column-parallel layer's backward runs while a collective is under way, as a log of events: the input's
-// all-gather beside the input gradient, the input gradient's reduction beside the weight gradient.
+// Overlap in a column-parallel layer's backward, as a log of events: the input's all-gather with the input gradient,
+// the input gradient's reduction with the weight gradient.
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -30,7 +30,6 @@ class LoggedPending final : public comm::Pending {
   std::string name_;
 };
 
-// The collectives of another backend, written down when they start and when they are waited for.
 class LoggedBackend final : public ForwardingBackend {
  public:
   LoggedBackend(comm::GroupBackend& inner, Events& events) : ForwardingBackend(inner), events_(events) {}
@@ -52,7 +51,6 @@ class LoggedBackend final : public ForwardingBackend {
   Events& events_;
 };
 
-// Matrix products of this thread go into the log while it lives.
 class LoggedProducts {
  public:
   explicit LoggedProducts(Events& events)

@@ -1,5 +1,5 @@
-// Parallel layers against unsharded ones, forward and gradients, in float64: linear layers in all their forms,
-// embedding, cross entropy, and the two ways of initialisation.
+// Parallel layers against unsharded ones, forward and gradients, in float64: all forms of linear layers, embedding,
+// cross entropy, and both kinds of initialization.
 #include "config/config.h"
 #include "nn/embedding.h"
 #include "nn/linear.h"
@@ -41,7 +41,7 @@ Reference reference(const at::Tensor& x, const at::Tensor& weight, const at::Ten
 
 at::Tensor leaf(const at::Tensor& x) { return x.detach().clone().requires_grad_(true); }
 
-// A tensor that a layer with sequence parallelism holds split by rows.
+// This rank's rows with sequence parallelism, else the whole tensor.
 at::Tensor local(const at::Tensor& x, const comm::Group& tp, bool sequence_parallel) {
   return (sequence_parallel ? comm::own_slice(x, 0, tp) : x).contiguous();
 }
@@ -131,7 +131,7 @@ TEST(VocabParallelEmbeddingRanks, EqualsALookUpAndItsGradient) {
 }
 
 TEST(CrossEntropyRanks, LossAndGradientSlicesAreThoseOfOneRankWithSmoothingToo) {
-  const int64_t vocab = 21;  // tp 4 and padding to 8 a rank: the last rank has no real column
+  const int64_t vocab = 21;  // tp 4 and padding to 8 per rank: the last rank has no real column
   const at::Tensor logits = sample({5, 2, vocab}, 1) * 5,
                    targets = (at::arange(10, at::kLong) * 7 % vocab).view({5, 2}), dy = sample({5, 2}, 2);
   for (const double smoothing : {0.0, 0.15}) {

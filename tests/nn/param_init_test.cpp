@@ -1,4 +1,4 @@
-// First values of parameters that are cut in several dims, in several ranges, with padding.
+// Initial values of parameters sharded in several dims, in several ranges, with padding.
 #include "nn/param_init.h"
 
 #include "nn/tools.h"
@@ -8,7 +8,7 @@ namespace {
 
 using topology::Axis;
 
-// A stack [4 experts, 6, 5] of this place: two experts, one row of gate and one of up of each, padded to three rows.
+// A stack [4 experts, 6, 5]: this rank's two experts, one row of gate and one of up of each, padded to three rows.
 nn::ParamSpec stack(int ep, int etp) {
   const topology::Cut rows{1, Axis::etp, {{0, etp, 1}, {1, 3 + etp, 1}}, 3};
   return {"experts",

@@ -1,5 +1,5 @@
-// Core attention by its formula in float64, with whole score matrices and autograd: what the blocked and the fused
-// ways are compared with.
+// Core attention by its formula in float64 with full score matrices and autograd: the reference implementation for
+// the blocked and fused ones.
 #pragma once
 
 #include <torch/csrc/autograd/autograd.h>
@@ -13,7 +13,7 @@
 
 namespace metroplex::test {
 
-// Of `in`, with the usual scale; dropout of layer 0 with seed 1.
+// For `in`, with the usual scale; dropout of layer 0 with seed 1.
 inline nn::CoreSpec core_spec(const nn::CoreInputs& in, double dropout = 0, int64_t first_head = 0) {
   const int64_t d = in.q.size(3);
   return {in.q.size(2),
@@ -45,7 +45,7 @@ inline at::Tensor hidden_pairs(const nn::CoreInputs& in, const nn::CoreCall& cal
   return hidden.logical_or(of_queries.unsqueeze(2).ne(of_keys.unsqueeze(1)).unsqueeze(1));
 }
 
-// [b, n, s_q, s_k]: 0 or 1 / (1 - p), an element at a time.
+// [b, n, s_q, s_k]: 0 or 1 / (1 - p), element by element.
 inline at::Tensor dropout_factors(const nn::CoreInputs& in, const nn::CoreCall& call) {
   const auto& [spec, positions, batch] = call;
   const int64_t b = in.q.size(1), heads = in.q.size(2), queries = in.q.size(0), keys = in.k.size(0);
@@ -78,7 +78,7 @@ struct Attended {
   at::Tensor out, dq, dk, dv, dsinks = {};
 };
 
-// dy [s_q, b, n, dv]; all that comes back is float64. `sinks` [n] may be undefined; its gradient is `dsinks`.
+// dy [s_q, b, n, dv]; all results are float64. `sinks` [n] may be undefined; its gradient is `dsinks`.
 inline Attended plain_attention(const nn::CoreInputs& in, const nn::CoreCall& call, const at::Tensor& dy,
                                 const at::Tensor& sinks = {}) {
   const auto leaf = [](const at::Tensor& x) { return x.detach().to(at::kDouble).clone().requires_grad_(true); };
@@ -111,7 +111,7 @@ inline Attended attended(const nn::CoreInputs& in, const nn::CoreCall& call, con
   return {out.view(dy.sizes()), d.q, d.k, d.v};
 }
 
-// Off by at most `tolerance` times the largest value, or times 1 where gradients cancel.
+// The error is at most `tolerance` times the largest value, or times 1 if gradients cancel.
 inline void expect_attended(const Attended& got, const Attended& wanted, double tolerance) {
   const auto near = [&](const at::Tensor& a, const at::Tensor& b, const char* what) {
     EXPECT_EQ(a.sizes(), b.sizes()) << what;

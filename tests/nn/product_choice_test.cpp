@@ -45,8 +45,8 @@ TEST(ProductChoice, LargeFloatProductsAreRightByEither) {
   }
 }
 
-// A product rounded to bf16 is 2^-8 of itself off at most, 4e-3 (and of the sum with 1 here up to twice that); sums
-// of 70 exact products in fp32 1e-6.
+// A product rounded to bf16 is off by at most 2^-8 relative, 4e-3 (and the sum with 1 here by up to twice that); sums
+// of 70 exact products in fp32 by 1e-6.
 TEST(ProductChoice, SumsOfBf16ProductsAreRoundedOnlyWhereTheCpuHasNoOthers) {
   const nn::ProductChoice& choice = nn::product_choice();
   const double own = choice.mkl_bf16_sums || choice.own_bf16_sums ? 1e-5 : 1e-2;
@@ -71,9 +71,9 @@ TEST(ProductChoice, SumsOfBf16ProductsAreRoundedOnlyWhereTheCpuHasNoOthers) {
   }
 }
 
-// Whatever multiplies, and where nothing is multiplied: all of the gradient is written, over NaN too, with the bits
-// of a sum that begins with 0. The last two sizes are more than one piece of a rounded product (8 MiB), and oneDNN's.
-// A product that is rounded to bf16 is 2^-8 of itself off at most, 4e-3; sums of 130 terms are 1e-5 off in fp32.
+// With every library, and with empty matmuls, the whole gradient is written, even over NaN, with the bits of a sum
+// that starts at 0. The last two sizes exceed one chunk of a rounded product (8 MiB), and use oneDNN. A product
+// rounded to bf16 is off by at most 2^-8 relative, 4e-3; sums of 130 terms are 1e-5 off in fp32.
 TEST(ProductChoice, AGradientThatIsNotAddedToIsWritten) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const std::vector<std::array<int64_t, 3>> sizes{

@@ -1,5 +1,4 @@
-// Kernels and collectives that a recorder has kept, run again in order on other inputs, give what a run on these
-// gives.
+// Replaying recorded kernels and collectives in order on other inputs gives the result of a run on those inputs.
 #include <ATen/core/grad_mode.h>
 
 #include <optional>
@@ -14,7 +13,8 @@
 namespace metroplex::test::replay_ranks_test {
 namespace {
 
-// x [s, b, h] through kernels and calls of a group alone: nothing of libtorch that a replay would have to repeat.
+// Applies only kernels and collectives of a group to x [s, b, h]; no libtorch operator that a replay would have to
+// repeat.
 struct Chain {
   explicit Chain(const nn::LayerContext& context)
       : context(context), first({"a", 24, false, 1e-5, {}}, context), second({"b", 24, true, 1e-5, {}}, context) {

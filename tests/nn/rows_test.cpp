@@ -1,5 +1,5 @@
-// A microbatch of chosen rows of a sequence (Microbatch::rows) against the whole sequence, in float64: rotary
-// positions, dropout, attention over all keys; and the keys of random sites.
+// A microbatch of selected rows of a sequence (Microbatch::rows) against the whole sequence, in float64: rotary
+// positions, dropout, attention over all keys, and the keys of random sites.
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ constexpr double kDouble = 1e-13;  // sums of some ten terms of size 1
 
 at::Tensor rows_tensor(const std::vector<int64_t>& rows) { return at::tensor(rows, at::kLong); }
 
-// Two runs, as context parallelism gives them to a rank, and rows in no order.
+// Two ranges, as on a context-parallel rank, and rows in random order.
 std::vector<at::Tensor> cuts() {
   return {rows_tensor({2, 3, 4, 9, 10, 11}), rows_tensor({7, 0, 12, 5, 1}), rows_tensor({6})};
 }
@@ -60,7 +60,8 @@ TEST(Rows, RotaryPositionsAreThoseOfTheWholeSequenceForwardAndBack) {
   }
 }
 
-// YaRN's rule pair by pair: how often each turns over the positions of before decides what it keeps of its frequency.
+// YaRN's rule pair by pair: the number of turns over the original positions determines how much of its frequency a
+// pair retains.
 TEST(Rope, YarnSlowsWhatTurnsSeldomAndKeepsWhatTurnsOften) {
   constexpr int64_t kDims = 32, kPositions = 64;
   const double base = 1000;
@@ -69,7 +70,7 @@ TEST(Rope, YarnSlowsWhatTurnsSeldomAndKeepsWhatTurnsOften) {
     at::Tensor x = at::zeros({kPositions, 1, 1, kDims}, at::kDouble);
     x.narrow(3, 0, kDims / 2).fill_(1);
     nn::RopeTable(nn::RopeSpec{.dims = kDims, .base = base, .yarn = yarn}, {}).rotate(x, {}, 1);
-    const auto pair = [&](double turns) {  // of which base^(-2i/n) positions / 2 pi is `turns`
+    const auto pair = [&](double turns) {  // the pair for which base^(-2i/n) positions / 2 pi is `turns`
       return kDims / 2 * std::log(static_cast<double>(yarn.positions) / (2 * M_PI * turns)) / std::log(base);
     };
     const double first = rounds ? std::floor(pair(yarn.fast)) : pair(yarn.fast),
@@ -93,9 +94,9 @@ TEST(Rope, YarnSlowsWhatTurnsSeldomAndKeepsWhatTurnsOften) {
   EXPECT_EQ(nn::yarn_mscale(1, 0.707), 1);
 }
 
-// YaRN limits the range of pairs to the first and the last dimension and gives it a least width. The smallest angle
-// is 0.011 (pair 3, frequency 0.032): its cosine, rounded to 1.1e-16, gives the angle back to 1e-14 and the ratio to
-// 3e-13, which the last division makes 4e-13.
+// YaRN limits the range of pairs to the first and the last dimension and enforces a minimum width. The smallest angle
+// is 0.011 (pair 3, frequency 0.032): its cosine, rounded to 1.1e-16, gives the angle to 1e-14 and the ratio to
+// 3e-13. The last division makes that 4e-13.
 TEST(Rope, YarnLimitsTheRangeOfPairs) {
   const auto slowed_by = [](const nn::RopeYarn& yarn, double base, int64_t pair) {
     constexpr int64_t kDims = 8;
@@ -117,8 +118,8 @@ TEST(Rope, YarnLimitsTheRangeOfPairs) {
   EXPECT_NEAR(slowed_by({4, 200, 12, 64, true}, 100, 1), 1, 1e-12);
 }
 
-// Llama 3.1's rule frequency by frequency, of a pair (1, 0) at every position: cos and sin of the angle. An angle of
-// up to `positions` times a frequency of at most 1 in float64 has an error of some units of 1e-16 of itself.
+// Llama 3.1's rule frequency by frequency, for a pair (1, 0) at every position: cos and sin of the angle. An angle of
+// up to `positions` times a frequency of at most 1 has a relative error of some units of 1e-16 in float64.
 TEST(Rope, ScaledFrequenciesFollowTheRuleForShortMiddleAndLongWavelengths) {
   constexpr int64_t kDims = 32, kPositions = 64;
   const nn::RopeScaling scaling{8, 1, 4, 40};
@@ -187,7 +188,7 @@ TEST(Rows, DropoutFusedWithTheNormFollowsThemForwardAndBackward) {
     return all;
   };
   const auto whole = run(whole_batch(), at::arange(kWhole, at::kLong));
-  EXPECT_GT(largest(whole[0] - whole[1]), 0.1);  // something is dropped
+  EXPECT_GT(largest(whole[0] - whole[1]), 0.1);
   for (const at::Tensor& rows : cuts()) {
     const auto part = run(part_of(whole_batch(), rows), rows);
     for (size_t i = 0; i < whole.size(); ++i) EXPECT_TRUE(at::equal(part[i], whole[i].index_select(0, rows))) << i;
@@ -199,7 +200,7 @@ struct AttentionCase {
   double dropout;
 };
 
-// Queries of some rows over the keys of others, of a rank that has heads 2 and 3 of the model.
+// Queries of some rows over the keys of others, on a rank that has heads 2 and 3 of the model.
 Attended attend(const AttentionCase& c, const nn::Positions& queries, const nn::Positions& keys) {
   const int64_t b = 2, heads = 2, d = 6;
   nn::Microbatch batch = whole_batch();
@@ -229,7 +230,7 @@ TEST(Rows, QueriesOfSomeRowsSeeWhatTheySeeInTheWholeSequence) {
       EXPECT_LT(relative_difference(part.out, whole.out.index_select(0, rows)), kDouble) << rows;
       EXPECT_LT(relative_difference(part.dq, whole.dq.index_select(0, rows)), kDouble) << rows;
     }
-    // Two parts that are the whole: gradients of the keys add up.
+    // Two parts that make up the whole: gradients of the keys add up.
     const Attended one = attend(c, {0, rows_tensor({0, 1, 2, 10, 11, 12}), kWhole}, {}),
                    two = attend(c, {0, rows_tensor({9, 8, 7, 6, 5, 4, 3}), kWhole}, {});
     EXPECT_LT(relative_difference(one.dk + two.dk, whole.dk), kDouble);
@@ -275,7 +276,7 @@ TEST(RandomSites, NoTwoSitesOfTenThousandLayersShareAKey) {
   EXPECT_EQ(std::adjacent_find(keys.begin(), keys.end()), keys.end());
 }
 
-// Runs of before go on with their masks.
+// Older checkpoints resume with the same masks.
 TEST(RandomSites, TheFirstFourAreNumberedThroughTheLayers) {
   for (const int64_t layer : {int64_t{0}, int64_t{1}, int64_t{79}, int64_t{1} << 40}) {
     for (uint64_t site = 0; site < 4; ++site)

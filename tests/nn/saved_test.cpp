@@ -1,4 +1,4 @@
-// What is kept, made again or moved to a file between forward and backward.
+// Tensors saved, recomputed or moved to a file between forward and backward.
 #include "nn/saved.h"
 
 #include <ATen/ATen.h>
@@ -87,7 +87,7 @@ TEST(ActivationStore, ManySetsLieBesideEachOtherAndTheirRoomIsUsedAgain) {
     store->begin();
     nn::Saved saved = store->keep(value_of(i));
     held.push_back({i, std::move(saved), store->end()});
-    if (i % 3 == 2) {  // one from the middle, restored; one dropped without a look
+    if (i % 3 == 2) {  // one from the middle, restored; one dropped unread
       Held& middle = held[held.size() / 2];
       middle.set.restore();
       EXPECT_TRUE(at::equal(middle.saved.get(), value_of(middle.value)));
@@ -122,7 +122,7 @@ TEST(ActivationStore, AFolderThatIsNotThereIsAnErrorWithItsName) {
   }
 }
 
-// A limit of file size stands for a full disk.
+// A file size limit simulates a full disk.
 TEST(ActivationStore, NoRoomIsAnErrorWithTheFolderAndTheBytes) {
   const Folder folder;
   const auto store = file_store(folder.path());
@@ -145,7 +145,7 @@ TEST(ActivationStore, NoRoomIsAnErrorWithTheFolderAndTheBytes) {
   setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, handler);
   EXPECT_EQ(sets, 16);
-  EXPECT_NE(message.find("no room for another 4096 bytes of activations beside 65536"), std::string::npos) << message;
+  EXPECT_NE(message.find("no space for another 4096 bytes of activations after 65536"), std::string::npos) << message;
   EXPECT_NE(message.find(folder.path()), std::string::npos) << message;
   for (int64_t i = 0; i < sets; ++i) EXPECT_TRUE(at::equal(kept[i].get(), at::zeros({512}, at::kDouble)));
 }

@@ -1,4 +1,4 @@
-// What tests of layers share: main gradients, whole gradients out of the parts of the ranks, differences.
+// Helpers for tests of layers: main gradients, full gradients from the ranks' shards, differences.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -29,7 +29,7 @@ inline void give_main_grad(const std::vector<nn::Param*>& params) {
   }
 }
 
-// The unsharded tensor in double, from the parts that the ranks of `tp` hold.
+// The unsharded tensor in double, from the shards of the ranks of `tp`.
 inline at::Tensor whole(const nn::Param& param, const at::Tensor& local, const comm::Group& tp) {
   if (!param.cut()) {
     at::Tensor result = local.to(at::kDouble).clone();
@@ -44,7 +44,7 @@ inline at::Tensor whole(const nn::Param& param, const at::Tensor& local, const c
   return result;
 }
 
-// The whole gradient as the optimizer would see it.
+// The full gradient as the optimizer would see it.
 inline at::Tensor whole_gradient(const nn::Param& param, const comm::Group& tp) {
   at::Tensor gradient = whole(param, param.main_grad, tp);
   if (!param.placement.partial.empty()) comm::all_reduce(gradient, tp);

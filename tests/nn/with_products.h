@@ -1,4 +1,4 @@
-// Products by another library than this CPU's own choice, as another CPU would have them.
+// Selects another matmul library than this CPU's default, to cover the choices of other CPUs.
 #pragma once
 
 #include "nn/product_choice.h"

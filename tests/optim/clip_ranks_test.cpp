@@ -1,5 +1,5 @@
-// The norm of a model cut over tp 2 x pp 2 is the norm of the whole one: sharded and replicated parameters count
-// once, a shared one at its owner, and padding is no zero.
+// The norm of a model sharded over tp 2 x pp 2 equals that of the whole model: sharded and replicated parameters
+// count once, a shared one on its owner, and padding is not counted as zeros.
 #include "optim/clip.h"
 
 #include <cmath>
@@ -42,7 +42,7 @@ nn::Param sharded(const std::string& name, const at::Tensor& whole, int64_t padd
   return param;
 }
 
-// What one rank holds; gradients are the data itself.
+// Parameters of one rank; the gradients equal the data.
 std::vector<nn::Param> part_of(int tp, int tp_index, int pp, int pp_index) {
   std::vector<nn::Param> params;
   for (int stage = 0; stage < 2; ++stage) {
@@ -106,7 +106,8 @@ TEST(GradientNorm, ANanOnOneRankReachesAllOfThem) {
   });
 }
 
-// The norm is over parameters that count; a copy that does not would go on, and its rank with it.
+// The norm covers parameters that count; otherwise a NaN in an uncounted copy would go unnoticed and its rank would
+// continue.
 TEST(GradientNorm, ANanInACopyThatDoesNotCountReachesAllOfThem) {
   run_ranks(2, {.tp = 2}, [&](const comm::World& world) {
     std::vector<nn::Param> params = part_of(2, world.groups().tp.index(), 1, 0);

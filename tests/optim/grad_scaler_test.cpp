@@ -36,7 +36,7 @@ TEST(GradScaler, GrowsAfterARunOfStepsWithoutOverflow) {
   const GradScalerArgs args{.initial_scale = 8, .growth_interval = 3};
   EXPECT_EQ(after(args, "..").scale, 8.0f);
   EXPECT_EQ(after(args, "...").scale, 16.0f);
-  EXPECT_EQ(after(args, "..x..").scale, 8.0f);  // the run starts anew behind an overflow
+  EXPECT_EQ(after(args, "..x..").scale, 8.0f);  // the count of good steps restarts after an overflow
   EXPECT_EQ(after(args, "..x...").scale, 16.0f);
 }
 
@@ -44,15 +44,15 @@ TEST(GradScaler, IsCutOnceItsPatienceIsUsedUp) {
   const GradScalerArgs args{.initial_scale = 8, .growth_interval = 3, .hysteresis = 2};
   EXPECT_EQ(after(args, "x").scale, 8.0f);
   EXPECT_EQ(after(args, "xx").scale, 4.0f);
-  EXPECT_EQ(after(args, "x.x").scale, 4.0f);  // good steps give no patience back
+  EXPECT_EQ(after(args, "x.x").scale, 4.0f);  // good steps do not restore the hysteresis
 }
 
 TEST(GradScaler, PatienceComesBackByGrowthAndNeverByACut) {
   const GradScalerArgs args{.initial_scale = 64, .growth_interval = 2, .hysteresis = 2};
-  EXPECT_EQ(after(args, "xxx").scale, 16.0f);    // the second and third overflow cut
-  EXPECT_EQ(after(args, "xx.x.x").scale, 8.0f);  // still used up after good steps that were too few
+  EXPECT_EQ(after(args, "xxx").scale, 16.0f);    // the second and third overflow reduce the scale
+  EXPECT_EQ(after(args, "xx.x.x").scale, 8.0f);  // still exhausted after too few good steps
   EXPECT_EQ(after(args, "xx..").hysteresis_tracker, 2);
-  EXPECT_EQ(after(args, "xx..x").scale, 64.0f);  // cut to 32, grown to 64, one overflow forgiven
+  EXPECT_EQ(after(args, "xx..x").scale, 64.0f);  // reduced to 32, grown to 64, one overflow tolerated
   EXPECT_EQ(after(args, "xx..xx").scale, 32.0f);
   EXPECT_EQ(after(args, "xxxx").hysteresis_tracker, -2);
 }
@@ -62,7 +62,7 @@ TEST(GradScaler, IsCutToItsMinimumAtMost) {
   EXPECT_EQ(after(small, "xxxxxxxx").scale, 2.0f);
 }
 
-// Megatron-LM's becomes inf here, and skips every step from then on (docs/numerics.md names the difference).
+// Megatron-LM's scale becomes inf here and skips every later step (docs/numerics.md describes the difference).
 TEST(GradScaler, StaysWhereItsDoubleWouldBePastFp32WhereMegatronsBecomesInf) {
   const GradScalerArgs large{.initial_scale = std::ldexp(1.0, 126), .growth_interval = 1};
   EXPECT_EQ(after(large, ".....").scale, std::ldexp(1.0f, 127));

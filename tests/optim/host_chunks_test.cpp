@@ -1,4 +1,5 @@
-// The step on the host: chunks in order through two buffers, and the bits of the step where the parameters are.
+// The optimizer step on the CPU: chunks in order through two buffers, with the bits of a step on the parameters'
+// device.
 #include "optim/host_chunks.h"
 
 #include "optim/optimizer.h"
@@ -39,7 +40,6 @@ struct Form {
   bool bf16_main = false;
 };
 
-// Three steps; parameters and state, in order.
 std::vector<at::Tensor> stepped(const Form& form, bool offload, int64_t size) {
   std::vector<nn::Param> params{make_param("large", values({size}, 1, form.dtype)),
                                 make_param("small", values({7}, 2, form.dtype))};

@@ -1,4 +1,4 @@
-// A step that has been judged, with the numbers that a test wants an optimizer to read.
+// A step decision with values set by a test.
 #pragma once
 
 #include <vector>

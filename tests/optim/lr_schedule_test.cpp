@@ -1,5 +1,5 @@
-// From a config to a schedule, the rules of a schedule, and what a resumed run uses. The styles themselves are
-// compared with recorded values by metroplex_vectors.
+// From a config to a schedule, the rules of a schedule, and the values of a resumed run. metroplex_vectors compares
+// the styles with recorded values.
 #include "optim/lr_schedule.h"
 
 #include <gtest/gtest.h>
@@ -98,7 +98,7 @@ TEST(LrSchedule, AWarmUpThenAStableRateThenADecay) {
   config.optim.lr_wsd_decay_iters = 40;
   const optim::LrSchedule schedule(optim::schedule_args(config));
   for (const int64_t stable : {161, 500, 960}) EXPECT_EQ(schedule.lr(stable), 1e-2) << stable;
-  // A rate is the lowest and a part of the way up: a few roundings, which DOUBLE_EQ bears.
+  // A rate is the minimum plus a fraction of the difference: a few roundings, which DOUBLE_EQ tolerates.
   EXPECT_DOUBLE_EQ(schedule.lr(961), 1e-3 + 9e-3 * 639 / 640);
   EXPECT_DOUBLE_EQ(schedule.lr(1280), 1e-3 + 9e-3 / 2);
   EXPECT_EQ(schedule.lr(1600), 1e-3);
@@ -223,7 +223,7 @@ TEST(MergeSchedules, OfTwoWsdSchedulesLengthAndStyleOfTheAnnealingAgree) {
   for (const char* word : {"optim.lr_wsd_decay_iters (or _samples): 160 samples here, 80 samples there",
                            "optim.lr_wsd_decay_style: minus_sqrt here, linear there"})
     EXPECT_NE(message.find(word), std::string::npos) << message;
-  own.lr_decay_style = saved.lr_decay_style = "cosine";  // whose schedule has no annealing
+  own.lr_decay_style = saved.lr_decay_style = "cosine";  // this schedule has no annealing
   EXPECT_EQ(optim::merge_schedules(own, saved, optim::ScheduleSource::must_agree), saved);
 }
 

@@ -1,4 +1,5 @@
-// Muon on matrices that several groups share, and on stacks of them: every rank's part is that of the whole matrix.
+// Muon on matrices shared by several groups, and on stacks of them: every rank's shard equals that of the whole
+// matrix.
 #include <ATen/ATen.h>
 
 #include <stdexcept>
@@ -36,7 +37,7 @@ struct Sharing {
   comm::Group shard;
 };
 
-// The local part after a step; `slice` is the range of it that this rank updates, the rest is left as it was.
+// The local shard after a step; this rank updates only `range` of it.
 at::Tensor step_of(nn::Param& param, std::pair<int64_t, int64_t> range, const Sharing& sharing) {
   const config::Optim config = muon_config();
   std::vector<nn::Param*> params{&param};
@@ -82,9 +83,8 @@ double difference(const nn::Param& param, const at::Tensor& whole) {
   return (param.data - expected.data).abs().max().item<double>();
 }
 
-// Of a sum of at most 24 products of numbers up to 1, five times over.
-// Products of at most 16 terms, each rounded by 2^-53, five times through a polynomial of slope 3.44, times rate and
-// scale: 16 * 1.1e-16 * 480 * 0.02 * 4.
+// A sum of at most 24 products of numbers up to 1, five times. Products of at most 16 terms, each rounded by 2^-53,
+// pass five times through a polynomial of slope 3.44, times rate and scale: 16 * 1.1e-16 * 480 * 0.02 * 4.
 constexpr double kTolerance = 7e-14;
 
 TEST(MuonRanks, AMatrixCutInTwoDimsOverTwoGroupsIsPutTogetherOverBoth) {

@@ -1,5 +1,5 @@
-// Chunks between a GPU and the host: what was enqueued before the step is seen by it, what is enqueued after it sees
-// the new values; and sums over gradients that lie on a GPU.
+// Chunks between a GPU and the host: the step sees work enqueued before it, and work enqueued after it sees the new
+// values. Also sums over gradients on a GPU.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// AdamW and SGD against their formulas written out in float64, five steps.
+// AdamW and SGD against their formulas in float64, five steps.
 #include "optim/optimizer.h"
 
 #include <cmath>
@@ -26,7 +26,6 @@ config::Optim optim_config(const std::string& name, const Case& c) {
   return config;
 }
 
-// A matrix that decays and a bias that does not.
 std::vector<nn::Param> two_params(at::ScalarType dtype) {
   std::vector<nn::Param> params{make_param("weight", values({4, 6}, 1, dtype)),
                                 make_param("bias", values({6}, 2, dtype))};
@@ -42,7 +41,7 @@ at::Tensor gradient(const nn::Param& param, int step) {
 
 double lr_of(int step) { return 0.01 * (1 + step); }
 
-// An optimizer over whole parameters, and its groups: those that decay and those that do not.
+// An optimizer over whole parameters, and its groups: with and without weight decay.
 struct Made {
   Made(const config::Optim& config, std::vector<nn::Param>& params)
       : config(config), groups(config, pointers(params)) {
@@ -69,7 +68,7 @@ void take_step(const Made& made, std::vector<nn::Param>& params, const Case& c, 
   made->step(state_of(made, c, step));
 }
 
-// One parameter's way by the formula; all in double.
+// One parameter's trajectory by the formula, all in double.
 struct Formula {
   at::Tensor p, first, second;
   bool decays;
@@ -97,8 +96,8 @@ struct Formula {
   }
 };
 
-// float64: a dozen operations a step on values near 1. float32: each step rounds the parameter and the moments once
-// or twice (2^-24 of 1), and a ratio of moments is off by a few such roundings times lr.
+// float64: a dozen operations per step on values near 1. float32: each step rounds the parameter and the moments once
+// or twice (2^-24 of 1). A ratio of moments is off by a few such roundings times lr.
 double tolerance(const Case& c) { return c.dtype == at::kDouble ? 1e-14 : 1e-6; }
 
 void check(const std::string& name, const Case& c) {
@@ -160,7 +159,7 @@ TEST(Optimizer, StateHasANameAndThePlaceOfItsParameter) {
   EXPECT_EQ(names("sgd"), (std::vector<std::string>{"weight momentum_buffer", "bias momentum_buffer"}));
 }
 
-// What the rules and the memory formula read is what the optimizers keep.
+// The optimizers hold exactly the moments that the rules and the memory formula read from the table.
 TEST(Optimizer, EveryRowOfTheTableKeepsTheMomentsItNames) {
   for (const config::OptimizerTraits& traits : config::optimizers()) {
     for (const double momentum : {0.0, 0.9}) {
@@ -207,7 +206,7 @@ TEST(Optimizer, GoesOnBitForBitFromItsStateAndStepCount) {
   }
 }
 
-// Gradients, moments and main parameters that are not finite would show at once.
+// Non-finite gradients would immediately show in moments and main parameters.
 TEST(Optimizer, AStepThatIsHeldBackChangesNothingWhateverItsGradientsAre) {
   for (const std::string& name : config::optimizer_names()) {
     for (const bool offload : {false, true}) {

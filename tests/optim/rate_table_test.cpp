@@ -1,4 +1,4 @@
-// Rates that steps take from a table by their number are those of the schedules, whatever happens between the steps.
+// Rates that steps read from a table by their number equal those of the schedules, for any events between the steps.
 #include "optim/param_groups.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace kernels = cuda::kernels;
 
 constexpr double kBeta1 = 0.9, kBeta2 = 0.95;
 
-// Three groups: what decays, what does not, and a rate of its own.
+// Three groups: with weight decay, without, and with its own rate.
 struct Table {
   Table() : params(some_params()), groups(config(), pointers(params)), rates({}, 3, kBeta1, kBeta2) {}
   static config::Optim config() {
@@ -50,7 +50,7 @@ optim::LrSchedule schedule(double lr) {
   return optim::LrSchedule(args);
 }
 
-// Judges a step that updates or not, and compares what it took, to the last bit.
+// Makes the decision of a step that updates or not, and compares its rates to the last bit.
 void expect_rates(Table& table, const optim::LrSchedule& of, int64_t steps, int64_t samples, bool updates) {
   kernels::StepRules rules;
   rules.skip_threshold = updates ? std::numeric_limits<double>::infinity() : 0.0;
@@ -100,7 +100,7 @@ TEST(RateTable, EveryStepTakesTheRatesOfItsSamplesThroughSkipsRampsAndChunks) {
   EXPECT_GT(steps, 3 * optim::RateTable::kRows);
 }
 
-// Steps that the host has not been told of yet find their rows: it covers those of the last one that it knows.
+// Steps that the host has not read yet find their rows: the table covers those after the last step that it has read.
 TEST(RateTable, StepsThatTheHostHasNotHeardOfFindTheirRows) {
   Table table;
   const optim::LrSchedule of = schedule(0.1);

@@ -17,7 +17,7 @@ struct Key {
   void (*apply)(Config& c, const Json& value);
 };
 
-// fp32_residual_connection is a word without meaning where everything is fp32.
+// fp32_residual_connection has no effect if everything is fp32.
 void residual(Config& c, const Json& value) { c.precision.fp32_residual_connection = value && c.precision.half(); }
 
 void no_dropout(Config&, const Json& value) {
@@ -73,7 +73,7 @@ std::string with_commas(const Json& value) {
   return text;
 }
 
-// Megatron's flex is a choice between libraries that send as alltoall does.
+// Megatron's flex selects among libraries that send as alltoall does.
 void dispatcher(Config& c, const Json& value) {
   const std::string word = value;
   c.model.moe_token_dispatcher_type = word == "flex" || word == "alltoall_seq" ? "alltoall" : word;
@@ -201,12 +201,12 @@ const Key kPrecisionKeys[] = {
     {"fine_grained_activation_offloading", offload},
 };
 
-// Choices between implementations, first values (the recipe's replace them), and what the product does anyway: the
-// function that is trained is the same.
+// Choices between implementations, initial values (replaced by the recipe), and behavior that the product always has:
+// the trained function is the same.
 const char* const kSameFunction[] = {
     "init_method_std", "embedding_init_method_std", "perform_initialization", "use_cpu_initialization",
     "init_model_with_meta_device", "transformer_impl", "attention_backend", "attention_softmax_in_fp32",
-    // The scores are divided by the layer's number before the softmax, times it inside.
+    // The scores are divided by the layer's number before the softmax and multiplied by it inside.
     "apply_query_key_layer_scaling", "bias_activation_fusion", "masked_softmax_fusion", "bias_dropout_fusion",
     "apply_rope_fusion", "persist_layer_norm", "memory_efficient_layer_norm", "gradient_accumulation_fusion",
     "cross_entropy_loss_fusion", "async_tensor_model_parallel_allreduce", "deallocate_pipeline_outputs",

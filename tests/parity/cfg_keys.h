@@ -1,4 +1,4 @@
-// Megatron's options as a golden run's config.cfg gives them, in the product's words.
+// Megatron's options of a golden run's config.cfg, in the product's words.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@
 
 namespace metroplex::parity {
 
-// Applies every key of `cfg` to `config`. Throws base::Error naming a key of `where` that the product lacks, or a
-// value that it cannot replay; null is a key's default.
+// Applies every key of `cfg` to `config`. Throws base::Error with the name of a key of `where` that the product
+// lacks, or of a value that it cannot replay; null is a key's default.
 void apply_cfg(const nlohmann::json& cfg, config::Config& config, const std::string& where = "config.cfg");
 
 }  // namespace metroplex::parity

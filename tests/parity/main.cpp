@@ -1,7 +1,6 @@
 // metroplex_parity SPEC.json [--backend threads|gloo|nccl] [--device cpu|cuda] [--nproc N --tp N --pp N --vpp N --ep
-// N
-// --etp N --sp]: replays a golden run, on its own layout or another one, and compares losses, gradient norms, the
-// gradients of the first iteration and the final parameters. Exit 0 only within tolerance (tolerances.h), of
+// N --etp N --sp]: replays a golden run, on its own layout or another one. Compares losses, gradient norms, the
+// gradients of the first iteration and the final parameters. Exit 0 only within tolerance (tolerances.h), for
 // half-precision runs within the yardstick (yardstick.h).
 #include <CLI/CLI.hpp>
 
@@ -70,18 +69,18 @@ bool compare_all(const char* what, const NamedTensors& tensors, const Json& expe
   return worst.ratio <= 1.0;
 }
 
-// One iteration against its line of the history, in words on stdout. In half precision losses and norms are judged
-// all together, by the yardstick; whether to update, with what rate and scale, is equal in any precision.
+// Compares one iteration with its line of the history, in words on stdout. In half precision the yardstick evaluates
+// losses and norms all together; the decision to update, the rate and the scale are equal in any precision.
 bool fits_history(const train::StepOutcome& outcome, const Json& line, const Spec& spec) {
   const bool half = spec.config.precision.half();
   const double loss = line.at("loss");
-  // Of a skipped update the run has no norm.
+  // The run has no norm for a skipped update.
   const bool has_norm = line.contains("grad_norm") && line.at("grad_norm").is_number() && outcome.updated;
   const double norm = has_norm ? line.at("grad_norm").get<double>() : outcome.grad_norm;
   const bool near =
       half || (std::abs(outcome.loss - loss) <= kLossTolerance &&
                (!has_norm || std::abs(outcome.grad_norm - norm) <= kGradNormTolerance * std::abs(norm)));
-  // The rate comes from the same formula in double: 1e-12 is room for another order of its operations.
+  // The rate comes from the same formula in double: 1e-12 allows another order of its operations.
   const bool fits = near && std::abs(outcome.lr - line.value("lr_used", outcome.lr)) <= 1e-12 &&
                     outcome.updated == line.value("update_ok", true) &&
                     (!line.contains("loss_scale_used") ||
@@ -112,7 +111,7 @@ bool fits_half(const Json& recorded, const Trajectory& ours, const Trajectory& e
   return verdict.failures.empty();
 }
 
-// On every rank; rank 0 speaks and decides.
+// Collective; rank 0 prints and decides.
 bool compare_run(const Spec& spec, const comm::World& world, Fault fault) {
   const auto& history = spec.json.at("history");
   MPX_CHECK(static_cast<int64_t>(history.size()) >= spec.iters, "parity", "the run has ", history.size(), " of ",
@@ -158,7 +157,7 @@ int run(int argc, char** argv) {
   Spec spec = read_spec(path, other);
   spec.config.run.backend = backend;
   spec.config.run.device = backend == "nccl" ? "cuda" : device;
-  bool good = true;  // rank 0 alone writes it
+  bool good = true;  // only rank 0 writes it
   const int code = apps::launch_ranks(spec.config, {argv, argv + argc}, [&](const comm::World& world) {
     const bool fits = compare_run(spec, world, fault_of(plant));
     if (world.rank() == 0) {

@@ -35,8 +35,7 @@ std::vector<nn::Microbatch> make_batches(const Spec& spec, const train::Assembly
   return batches;
 }
 
-// Element `index` of a whole parameter; the recipe knows the experts of a stack one by one, by the names of its
-// parts.
+// Element `index` of a whole parameter. The recipe has the experts of a stack one by one, by the names of its parts.
 double recipe_element(const nn::Param& whole, int64_t index) {
   const bool experts = whole.placement.grid == topology::Grid::expert;
   const size_t dims = whole.global_shape.size() - (experts ? 1 : 0);
@@ -46,8 +45,8 @@ double recipe_element(const nn::Param& whole, int64_t index) {
   return recipe_weight(whole.placement.parts.at(static_cast<size_t>(index / each)).name, dims == 1, index % each);
 }
 
-// Every parameter gets its whole values on a copy of its own, of which the own part is written: float32, then the
-// type that the recorded run computes in.
+// Every parameter gets its whole values on a separate copy, of which this rank's shard is written: float32, then the
+// type of the recorded run.
 void set_recipe_weights(train::Assembly& a, at::ScalarType run_dtype) {
   for (const distributed::Slice& slice : a.slices) {
     nn::Param whole = *slice.param;
@@ -79,7 +78,7 @@ void zero_layer(const train::Assembly& a) {
   }
 }
 
-// By the names of the golden run, which has the experts of a stack one by one.
+// By the names of the golden run, which lists the experts of a stack one by one.
 std::map<std::string, at::Tensor> in_double(const std::map<std::string, at::Tensor>& tensors, double factor = 1.0) {
   static const std::string kStack = ".mlp.experts.";
   std::map<std::string, at::Tensor> out;
@@ -97,7 +96,7 @@ std::map<std::string, at::Tensor> in_double(const std::map<std::string, at::Tens
   return out;
 }
 
-// What a step that is not to update anything reports: the loss of its batch.
+// The report of a step without update: the loss of its batch.
 train::StepOutcome skipped_step(train::Assembly& a, const std::vector<nn::Microbatch>& batches) {
   train::StepOutcome outcome;
   outcome.loss = train::evaluate_step(a, batches).mean();
@@ -146,7 +145,7 @@ Trajectory replay(const Spec& spec, const comm::World& world, const ReplayOption
       continue;
     }
     train::StepInput input{batches, it + 1, scheduled, false, {}, nullptr};
-    // A step whose gradients are looked at runs without its graph.
+    // A step whose gradients are compared runs without its graph.
     const bool compared = it == 0 && update_ok;
     if (compared || options.fault == Fault::zero_layer_gradient) {
       input.on_gradients = [&](double unscale) {
@@ -157,7 +156,7 @@ Trajectory replay(const Spec& spec, const comm::World& world, const ReplayOption
     const std::vector<at::Tensor> before =
         options.fault == Fault::no_update ? copies_of(*a) : std::vector<at::Tensor>{};
     trajectory.steps.push_back(train::train_step(*a, input));
-    // The rate itself is compared apart: here only what it does shall be seen.
+    // The rate itself is compared separately; only its effect matters here.
     if (options.fault == Fault::learning_rate) trajectory.steps.back().lr /= 1.1;
     if (options.fault == Fault::no_update) write_back(*a, before);
     if (options.fault == Fault::half_main_params) a->optimizer->params_changed();

@@ -1,4 +1,4 @@
-// A run of the recipe from its first weights to its last ones, as the product trains it.
+// A run of the recipe from its initial to its final weights, as the product trains it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,10 +13,10 @@
 
 namespace metroplex::parity {
 
-// Mistakes to make on purpose: what compares runs must find each of them.
+// Deliberate bugs: every comparison of runs must detect each of them.
 enum class Fault {
   none,
-  no_update,            // parameters stay as they were
+  no_update,            // parameters keep their values
   learning_rate,        // 10 % too high
   zero_layer_gradient,  // of layer 0
   half_main_params,     // main parameters rounded to the parameters' type after every step
@@ -25,8 +25,8 @@ enum class Fault {
 // "no_update" and so on; throws base::Error for another word.
 Fault fault_of(const std::string& name);
 
-// `exact`: the same run in float64 from the same weights (rounded to the type the run has), which skips the steps
-// that the recorded one skipped: what a program would do that rounds nowhere.
+// `exact`: the same run in float64 from the same weights (rounded to the run's type); it skips the steps that the
+// recorded run skipped. It is the result of a program without rounding.
 struct ReplayOptions {
   bool exact = false;
   Fault fault = Fault::none;
@@ -34,8 +34,8 @@ struct ReplayOptions {
 
 struct Trajectory {
   std::vector<train::StepOutcome> steps;
-  // Name -> whole tensor in float64, on rank 0 alone. Gradients of the first step as the optimizer takes them, before
-  // clipping; empty where its update was skipped.
+  // Name -> whole tensor in float64, on rank 0 only. Gradients of the first step as the optimizer reads them, before
+  // clipping; empty if its update was skipped.
   std::map<std::string, at::Tensor> gradients, parameters;
 };
 

@@ -47,7 +47,7 @@ void read_model(const Json& m, config::Config& c) {
   MPX_CHECK(kind == "gpt" || kind == "llama" || kind == "moe" || kind == "codegeex", "parity", "config.model.kind '",
             kind, "' is not something this build can replay");
   config::Model& out = c.model;
-  // gpt: the family that takes any mix of norms, positions, activations and biases; names are the same.
+  // gpt: the family that accepts any mix of norms, positions, activations and biases; names are the same.
   out.family = kind == "codegeex" ? kind : "gpt";
   out.num_layers = m.at("num_layers");
   out.hidden_size = m.at("hidden_size");
@@ -67,7 +67,7 @@ void read_model(const Json& m, config::Config& c) {
   out.rotary_percent = m.value("rotary_percent", 1.0);
   out.layernorm_epsilon = m.value("layernorm_epsilon", 1e-5);
   out.make_vocab_size_divisible_by = 1;
-  Json rest = m;  // Megatron's other options may stand here too
+  Json rest = m;  // may also contain Megatron's other options
   for (const std::string& key : kSpecModelKeys) rest.erase(key);
   apply_cfg(rest, c, "config.model");
 }
@@ -80,13 +80,13 @@ Json parse_with_nan(std::istream& stream) {
 
 bool is_fp16(const config::Config& c) { return c.precision.params_dtype == config::ParamsDtype::fp16; }
 
-// By which a rank divides the loss of a microbatch, where gradients can overflow.
+// Divisor of a rank's microbatch loss if gradients can overflow.
 double loss_divisor(const config::Config& c, int64_t dp) {
   if (!is_fp16(c) || c.train.calculate_per_token_loss) return 1;
   return static_cast<double>(c.train.global_batch_size / (c.train.micro_batch_size * dp));
 }
 
-// `recorded` on the layout that it was recorded on.
+// `recorded`: the config on its recorded layout.
 void apply_layout(const OtherLayout& other, const config::Config& recorded, int64_t recorded_nproc, Spec& spec) {
   config::Config& c = spec.config;
   if (!other.settings.empty()) c = config::parse(config::dump(c), other.settings);
@@ -178,7 +178,7 @@ Spec read_spec(const std::string& path, const OtherLayout& other) {
   spec.mask_last = j.value("mask_last", int64_t{0});
 
   config::Config& c = spec.config;
-  c.precision.params_dtype = j.value("precision", "fp32");  // options below ask for it
+  c.precision.params_dtype = j.value("precision", "fp32");  // options below depend on it
   read_model(j.at("model"), c);
   c.parallel.tensor_model_parallel_size = j.value("tp", int64_t{1});
   c.parallel.pipeline_model_parallel_size = j.value("pp", int64_t{1});
@@ -202,7 +202,7 @@ Spec read_spec(const std::string& path, const OtherLayout& other) {
   c.optim.lr_decay_style = j.value("decay_style", "cosine");
   c.optim.weight_decay = j.value("wd", 0.01);
   c.optim.clip_grad = j.value("clip", 1.0);
-  c.data.mock_data = true;  // the rules want a source of data; the recipe's tokens are fed directly
+  c.data.mock_data = true;  // the rules require a source of data; the recipe's tokens are fed directly
   c.precision.initial_loss_scale = j.value("initial_loss_scale", c.precision.initial_loss_scale);
   c.precision.loss_scale_window = j.value("loss_scale_window", c.precision.loss_scale_window);
   c.precision.hysteresis = j.value("hysteresis", c.precision.hysteresis);

@@ -1,4 +1,4 @@
-// A golden run: what was trained, and what came of it (the recipe is in golden_index.json).
+// A golden run: its configuration and its results (the recipe is in golden_index.json).
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@ struct Spec {
   int64_t nproc = 1;
   int64_t vocab = 0, seq = 0, mbs = 0, gbs = 0, iters = 0;
   int64_t mask_last = 0;  // loss mask 0 on the last n positions
-  // The loss scale of the replay over the recorded one. A rank divides the loss by the number of its microbatches, so
-  // in fp16 another dp meets the same gradients, and overflows in the same steps, at another scale.
+  // The loss scale of the replay over the recorded one. A rank divides the loss by the number of its microbatches. So
+  // in fp16 another dp has the same gradients, and overflows in the same steps, at another scale.
   double loss_scale_ratio = 1;
 };
 
-// Another layout than the run was recorded on; what is 0 or empty stays the run's. A changed size resets what was
-// said of the same axis besides: vpp of another pp is 1, etp of another tp is tp.
+// Another layout than the recorded one; 0 or empty keeps the run's value. A changed size resets other settings of the
+// same axis: vpp of another pp is 1, etp of another tp is tp.
 struct OtherLayout {
   int64_t nproc = 0, tp = 0, pp = 0, vpp = 0, ep = 0, etp = 0;
   bool sequence_parallel = false;
@@ -36,13 +36,12 @@ struct OtherLayout {
   void apply(config::Train& train) const;
 };
 
-// Throws base::Error naming a key that this build does not know, so that no run passes by ignoring what it asks for,
-// and where other steps than the recorded ones would overflow on the other layout.
+// Throws base::Error for a key that this build does not support, so that no run passes by ignoring a setting. Also
+// throws if the other layout would overflow in other steps than the recorded ones.
 Spec read_spec(const std::string& path, const OtherLayout& other);
 
 // Value of element `index` (row-major, unsharded) of tensor `name`, before rounding to float.
 double recipe_weight(const std::string& name, bool one_dimensional, int64_t index);
-// Token t of sample n.
 int64_t recipe_token(int64_t n, int64_t t, int64_t vocab);
 
 }  // namespace metroplex::parity

@@ -14,7 +14,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr double kFactor = 2.0;
-// How often a right program may exceed a bound: a run has two rows of losses and norms, and dozens of tensors.
+// Probability that a correct program exceeds a bound: a run has two rows of losses and norms, and dozens of tensors.
 constexpr double kRowLevel = 1e-4, kTensorLevel = 1e-5;
 
 class Sum {
@@ -40,8 +40,8 @@ struct Number {
   double ours = 0, recorded = 0, exact = 0;
 };
 
-// What is compared of one tensor. Of n elements with independent errors, sum / sqrt(n) and norm err as much as an
-// element does; with errors that hang together up to sqrt(n) times as much.
+// Compared values of one tensor. With n elements and independent errors, sum / sqrt(n) and norm err as much as an
+// element does; with correlated errors up to sqrt(n) times as much.
 struct Compared {
   std::string name;
   int64_t numel = 0;
@@ -49,11 +49,9 @@ struct Compared {
   Number sum, norm;  // the sum by sqrt(n)
 };
 
-// Of one kind, gradients or parameters.
 struct Tensors {
-  std::vector<Distance>
-      each;           // recorded elements, the sum and the norm of a tensor, each by the error expected of it
-  Distance elements;  // recorded elements of all tensors together
+  std::vector<Distance> each;  // recorded elements, the sum and the norm of a tensor, each by its expected error
+  Distance elements;           // recorded elements of all tensors together
 };
 
 double expected_share(const std::vector<Compared>& tensors, Number Compared::*of) {
@@ -63,15 +61,15 @@ double expected_share(const std::vector<Compared>& tensors, Number Compared::*of
     const auto n = static_cast<double>(tensor.numel), m = static_cast<double>(elements.count);
     if (elements.theirs == 0 || m <= 2 || n <= 1) continue;
     const double error = ((tensor.*of).recorded - (tensor.*of).exact) / elements.theirs;
-    // Over the mean square of m numbers it is an F number, whose mean is m / (m - 2).
+    // The ratio to the mean square of m numbers is an F number, whose mean is m / (m - 2).
     excess += error * error * (m - 2) / m - 1;
     most += n - 1;
   }
   return most > 0 ? std::clamp(excess / most, 0.0, 1.0) : 0;
 }
 
-// How many times the error of an element is expected of a tensor's sum or norm. How much elements' errors have in
-// common is estimated from the recorded run's, over all tensors of the kind: our run has no say in it.
+// Expected error of a tensor's sum or norm in units of an element's error. The correlation of elements' errors is
+// estimated from the recorded run over all tensors of the kind, independently of our run.
 class Expected {
  public:
   Expected(const std::vector<Compared>& tensors, Number Compared::*of) : share_(expected_share(tensors, of)) {}
@@ -158,7 +156,7 @@ class Judge {
     hold(tensors.elements, allowed_ratio(tensors.elements.count, kTensorLevel), true);
   }
 
-  // A program that does not round where the recorded one does is nearer to the exact run than that one.
+  // A program that omits a rounding of the recorded one is nearer to the exact run than the recorded one.
   void rounds(const Distance& gradients) {
     char text[160];
     std::snprintf(text, sizeof text, "rounding of gradients: %.2f of the recorded run's, at least 0.50 and at most 2",

@@ -22,7 +22,7 @@ class Drawn {
   explicit Drawn(uint64_t seed) : random_(seed) {}
   double normal() { return normal_(random_); }
 
-  // Errors of size 1, of which the tensor's elements have `share` of the square in common: a part of each element.
+  // Errors of size 1; the tensor's elements share `share` of the squared error, a common part of each element.
   at::Tensor with_errors(const at::Tensor& exact, double share) {
     const double common = std::sqrt(share) * normal(), own = std::sqrt(1 - share);
     at::Tensor out = exact.clone();
@@ -49,7 +49,7 @@ Json recorded_of(const at::Tensor& x) {
           {"l2", x.norm().item<double>()}};
 }
 
-// How many of `trials` programs, ours changed by `spoil`, are out of bounds.
+// Number of programs out of bounds among `trials`, ours changed by `spoil`.
 int failures(int trials, double share, const std::function<void(Named&)>& spoil) {
   int failed = 0;
   for (int trial = 0; trial < trials; ++trial) {
@@ -82,7 +82,8 @@ bool try_yardstick() {
   for (const double share : {0.0, 0.02, 0.1}) {
     char text[96];
     std::snprintf(text, sizeof text, "right programs, errors with %.0f %% in common", 100 * share);
-    // 12 bounds that a right program exceeds once in 100,000 comparisons and two wider ones: about one in a thousand.
+    // 12 bounds that a correct program exceeds once in 100,000 comparisons and two wider ones: about one in a
+    // thousand.
     const int failed = failures(kTrials, share, [](Named&) {});
     good = says(text, kTrials, failed, failed <= 3) && good;
   }
@@ -90,7 +91,7 @@ bool try_yardstick() {
     const int failed = failures(30, share, spoil);
     good = says(what, 30, failed, failed == 30) && good;
   };
-  // Of 2,048 elements the recorded ones are right.
+  // 2,048 elements, of which the recorded ones are correct.
   const auto inner = [](Named& x) { return x.at(name_of(4)).narrow(0, 3, 2042); };
   for (const double share : {0.0, 0.05}) {
     caught("one tensor zero", share, [](Named& x) { x.at(name_of(1)).zero_(); });

@@ -1,10 +1,10 @@
-// The yardstick held against programs that are made up: right ones, whose errors are drawn, hardly ever fail, however
-// much the errors of a tensor's elements have in common; and wrong ones do.
+// Tests the yardstick on made-up programs. Correct ones with random errors hardly ever fail, for any correlation of
+// the errors within a tensor; wrong ones fail.
 #pragma once
 
 namespace metroplex::parity {
 
-// Says on stdout how each went. True when all did as they should.
+// Prints each result on stdout. Returns true if all are as expected.
 bool try_yardstick();
 
 }  // namespace metroplex::parity

@@ -1,4 +1,5 @@
-// An observer of stages that does nothing: told to cut, it makes every border between segments one.
+// An observer of stages without effect. With `cuts` at registration, it makes every segment a separate autograd
+// region (`Island`).
 #pragma once
 
 #include "nn/stage_observer.h"

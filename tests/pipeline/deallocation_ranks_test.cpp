@@ -1,5 +1,4 @@
-// What the executor holds is exactly what the table says, action by action, and within the bounds that verify()
-// proves.
+// The executor holds exactly the tensors that the table implies, action by action, within the bounds of verify().
 #include <map>
 #include <set>
 
@@ -22,8 +21,8 @@ plan::PipelineTable table_of(const char* schedule, int pp, int chunks, int micro
 }
 
 // Tensors and runs alive on a rank after each of its actions; those of one call (a batch of sends and receives) end
-// together. What is sent stays until its call has been waited for: with a tensor that came by the same call, of an
-// output when its gradient is there, or because two newer ones are on their way.
+// together. A sent tensor stays until its call has been waited for. That happens with a tensor received by the same
+// call, for an output when its gradient arrives, or when two newer sends are in flight.
 class Ledger {
  public:
   Ledger(const plan::PipelineTable& table, int rank) : table_(table), rank_(rank) {
@@ -40,7 +39,7 @@ class Ledger {
     }
   }
   const std::vector<int>& expected() const { return expected_; }
-  const std::vector<int>& waiting() const { return waiting_; }  // of those, on their way out
+  const std::vector<int>& waiting() const { return waiting_; }  // of those, sends in flight
 
  private:
   using Key = std::pair<int, int>;
@@ -98,7 +97,7 @@ class Ledger {
   int runs_ = 0, received_ = 0, outputs_ = 0, input_gradients_ = 0;
   std::map<Key, int> input_calls_, gradient_calls_, output_calls_;
   std::set<int> done_;
-  std::vector<int> leaving_;  // the call of each sent tensor that is kept
+  std::vector<int> leaving_;  // the call of each sent tensor that is held
   std::vector<int> expected_, waiting_;
 };
 
@@ -146,13 +145,13 @@ TEST(ExecutorMemory, TheLastStageOfOneForwardOneBackwardHoldsOneMicrobatch) {
     size_t peak = 0;
     executor.observers().add("test", [&](const Action&, double) { peak = std::max(peak, executor.live()); });
     executor.run({table, batches, toy_factors(16), toy_border(batches, false)});
-    // Last stage: a run, its gradient on the way out, and the next input. First stage: two runs, two outputs (the one
-    // of the warm-up went alone, so nothing tells that it has arrived), a gradient.
+    // Last stage: a run, its gradient being sent, and the next input. First stage: two runs, two outputs (the
+    // warm-up's output was sent alone, so nothing confirms its arrival), a gradient.
     EXPECT_EQ(peak, world.rank() == 1 ? 2u : 5u);
   });
 }
 
-// The storage itself, not only the handle: an output's memory is gone once it is sent and freed.
+// Checks the storage, not only the handle: an output's memory is freed once it is sent and released.
 TEST(ExecutorMemory, ReceivedInputsDieWithTheirBackward) {
   const plan::PipelineTable table = table_of("1f1b", 2, 1, 6);
   const auto batches = toy_batches(6);

@@ -1,12 +1,11 @@
-// Whole stages as graphs under every schedule: the bits of stages that run as they are, and as many graphs as
-// planned.
+// Whole stages as graphs under every schedule: same bits as eager stages, and the planned number of graphs.
 #include "pipeline/toy.h"
 #include "support/run_ranks.h"
 
 namespace metroplex::test::executor_graphs_ranks_test {
 namespace {
 
-// The layers of a rank, all of them captured; the last one makes the loss.
+// The layers of a rank, all of them captured; the last one computes the loss.
 struct GraphedToy {
   GraphedToy(int pp, int chunks, int rank) : device(cuda::make_graph_device(at::kCPU)) {
     for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -32,7 +31,6 @@ struct GraphedToy {
   std::vector<int> islands;
 };
 
-// Other tokens in every round.
 std::vector<nn::Microbatch> batches_of_round(const ScheduleCase& c, int round, bool variable) {
   auto batches = toy_batches(c.microbatches, variable);
   for (nn::Microbatch& batch : batches) batch.tokens.add_(round);

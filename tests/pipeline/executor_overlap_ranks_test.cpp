@@ -1,4 +1,4 @@
-// With an overlapped schedule an exchange is under way while the ranks compute and while the next one is issued.
+// With an overlapped schedule an exchange is in flight while the ranks compute and while the next one is issued.
 #include <algorithm>
 
 #include "pipeline/toy.h"
@@ -11,7 +11,7 @@ namespace {
 enum class What { compute, issue, wait };
 struct Event {
   What what;
-  size_t call;  // of p2p, counted from 0; the number of calls so far for compute
+  size_t call;  // of p2p, counted from 0; for compute the number of calls so far
 };
 using Events = std::vector<Event>;
 
@@ -30,7 +30,6 @@ class WatchedPending final : public comm::Pending {
   size_t call_;
 };
 
-// The p2p of another backend, written down.
 class WatchedBackend final : public ForwardingBackend {
  public:
   WatchedBackend(comm::GroupBackend& inner, Events& events) : ForwardingBackend(inner), events_(events) {}

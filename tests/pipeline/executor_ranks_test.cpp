@@ -1,4 +1,4 @@
-// Every schedule gives what the formula gives, with eager and with rendezvous sends, with equal and with varying
+// Every schedule gives the formula's values, with eager and with rendezvous sends, with equal and with varying
 // shapes.
 #include <algorithm>
 #include <chrono>

@@ -1,5 +1,5 @@
-// Calls of one rank that run one after the other, as NCCL's do on the stream of their communicator: a call begins
-// when the one before it is complete, and a send is complete when it is received.
+// Calls of one rank run in sequence, as NCCL's do on the stream of their communicator. A call starts when the
+// previous one is complete, and a send is complete on receipt.
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -12,7 +12,6 @@
 namespace metroplex::test::executor_streams_ranks_test {
 namespace {
 
-// One call on the stream.
 class StreamedCall final : public comm::Pending {
  public:
   explicit StreamedCall(std::vector<comm::P2pOp> ops) : ops_(std::move(ops)) {}
@@ -82,7 +81,7 @@ class Stream final : public ForwardingBackend {
   std::thread thread_;
 };
 
-// Every schedule with three stages and more, where a rank's two neighbours are different ranks, and with two.
+// Every schedule with three or more stages, where a rank's two neighbors are different ranks, and with two.
 std::vector<ScheduleCase> sizes() {
   std::vector<ScheduleCase> all;
   for (const int pp : {2, 3, 4}) {

@@ -1,5 +1,5 @@
-// A block of two segments with what a mixture of experts needs of a border: an integer value, a second output that
-// may go unread, a loss term, and a parameter that not every microbatch reaches. Small enough to work out by hand.
+// A block of two segments with the border features of a mixture of experts: an integer value, a second output that
+// may stay unread, a loss term, and a parameter that some microbatches skip. Small enough to compute by hand.
 #pragma once
 
 #include "pipeline/stage.h"
@@ -30,8 +30,8 @@ inline at::Tensor scaled(const at::Tensor& x, nn::Param& param) {
   });
 }
 
-// hidden' = hidden * a; choice = which of three ranges |hidden| of a token lies in; weight = hidden * b, whose
-// squares are the loss term "balance".
+// hidden' = hidden * a; choice = index of the range (of three) that contains |hidden| of a token; weight = hidden *
+// b, whose squares are the loss term "balance".
 class RouterSegment final : public nn::Segment {
  public:
   const std::string& name() const override { return name_; }

@@ -1,5 +1,5 @@
-// Captured islands of a stage: the bits, uses and loss terms of islands that run as they are, what passes through,
-// and what is refused.
+// Captured autograd regions of a stage: same bits, uses and loss terms as eager regions. Also checks values that pass
+// through, and rejected captures.
 #include "pipeline/stage_graphs.h"
 
 #include <map>
@@ -13,7 +13,7 @@ namespace {
 
 using Counts = std::map<std::string, int>;
 
-// How often each parameter's listeners are told.
+// Counts the notifications of each parameter's listeners.
 struct Told {
   Counts before, uses;
   std::string order;  // of uses
@@ -31,7 +31,7 @@ struct Told {
 
 constexpr const char* kOther = "other";
 
-// hidden and other change places, and other becomes hidden * w: a gradient passes through without being touched.
+// Swaps hidden and other, and multiplies other by w: one gradient passes through unchanged.
 class CrossSegment final : public nn::Segment {
  public:
   CrossSegment(std::string name, double first) : w(routed_param(name + ".w", first)), name_(std::move(name)) {}
@@ -47,7 +47,7 @@ class CrossSegment final : public nn::Segment {
   std::string name_;
 };
 
-// hidden * w * (sum of the counters + 1); other passes.
+// hidden * w * (sum of the counters + 1); passes other through.
 class CountedSegment final : public nn::Segment {
  public:
   CountedSegment(std::string name, double first) : w(routed_param(name + ".w", first)), name_(std::move(name)) {}
@@ -64,7 +64,7 @@ class CountedSegment final : public nn::Segment {
   std::string name_;
 };
 
-// Captured, captured, as it is, captured: blocks that count as layers are in scope.
+// A captured, a captured, an eager and a captured region: blocks that count as layers are in scope.
 nn::Blocks crossing_blocks() {
   nn::Blocks blocks;
   blocks.push_back(one_segment(std::make_unique<CountedSegment>("zeroth", 0.125), true));
@@ -203,7 +203,7 @@ TEST(StageGraphs, EvaluationHasInstancesOfItsOwnWithoutBackward) {
   EXPECT_EQ(graphs.instances->sizes(true).graphs, 3);
 }
 
-// Two chunks of a rank take turns in one instance: they share its pool and its static inputs.
+// Two chunks of a rank alternate in one instance: they share its pool and its static inputs.
 TEST(StageGraphs, ChunksShareAnInstance) {
   const auto layer = [](int64_t number) {
     nn::Blocks blocks;
@@ -234,7 +234,7 @@ TEST(StageGraphs, ChunksShareAnInstance) {
   EXPECT_EQ(both.results, alone.results);
 }
 
-// Integers, an output that nobody reads and a loss term.
+// Integers, an unread output and a loss term.
 TEST(StageGraphs, LossTermsAreThoseOfTheirMicrobatch) {
   const auto blocks = [] {
     nn::Blocks blocks;
@@ -259,7 +259,7 @@ TEST(StageGraphs, LossTermsAreThoseOfTheirMicrobatch) {
   EXPECT_EQ(told.uses, (Counts{{"a", 3}, {"b", 3}}));
 }
 
-// The memory report, another microbatch between the segments: nothing is replayed then.
+// The memory report, or another microbatch between the segments: nothing is replayed then.
 TEST(StageGraphs, WhoCutsEveryBorderGetsIslandsThatRunAsTheyAre) {
   Cutter silent;
   pipeline::Stage plain(crossing_blocks());
@@ -327,7 +327,7 @@ TEST(StageGraphs, WhatTheHostReadsIsRefusedWhileItIsCaptured) {
       {"forward of router", "cannot be captured", "the host", "train.cuda_graph_modules"});
 }
 
-// Says of itself what a test wants.
+// A segment with the traits of the test.
 class SaidSegment final : public nn::Segment {
  public:
   SaidSegment(std::string name, nn::SegmentTraits traits, nn::Param& param)
@@ -373,7 +373,7 @@ TEST(GraphScope, NeighboursInScopeAreOneIslandAndModulesOrWholeLayersSayWhatIs) 
     blocks.push_back(one_segment(std::make_unique<SaidSegment>("top", nn::SegmentTraits{.module = attn}, param)));
     return blocks;
   };
-  // One letter a segment: captured or not; a bar where islands meet.
+  // One letter per segment: captured or not; a bar between autograd regions.
   const auto cuts = [&](pipeline::GraphScope scope, bool everywhere = false) {
     const auto device = cuda::make_graph_device(at::kCPU);
     pipeline::Stage stage(blocks());

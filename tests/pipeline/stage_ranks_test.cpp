@@ -1,4 +1,4 @@
-// What hangs around the segments of a stage: moments, full recompute, inputs split over tensor-parallel ranks.
+// Features around the segments of a stage: moments, full recompute, inputs split over tensor-parallel ranks.
 #include "pipeline/stage.h"
 
 #include <ATen/ATen.h>
@@ -53,7 +53,7 @@ struct Diary final : nn::StageObserver {
   void after(const nn::IslandEvent&) override { text += "."; }
 };
 
-// Toy layers 0 to 7, of which 1 to 6 are blocks.
+// Toy layers 0 to 7; layers 1 to 6 are blocks.
 std::string chunks_of(const config::Memory& memory) {
   std::string text;
   for (const nn::RecomputedChunk& chunk : nn::recomputed_chunks(memory, toy_blocks()))
@@ -119,7 +119,7 @@ TEST(StageRecompute, IsBitEqualAndRunsEachRecomputedBlockTwice) {
   }
 }
 
-// Each toy layer keeps its input of s b width doubles; the last one also its product.
+// Each toy layer holds its input of s b width doubles; the last one also its product.
 TEST(StageRecompute, ARunHoldsTheInputsOfItsChunks) {
   const auto batches = toy_batches(1);
   const int64_t row = 4 * 2 * kToyWidth * 8;
@@ -168,7 +168,7 @@ TEST(StageRecompute, InputsSplitOverRanksComeBackWhole) {
   });
 }
 
-// The executor holds what the table says with recompute as without, and the values stay those of the formula.
+// With recompute the executor still holds exactly the table's tensors, and the values equal the formula.
 TEST(StageRecompute, ThroughThePipelineNothingOutlivesItsStep) {
   plan::ScheduleRequest request;
   request.num_stages = 2;

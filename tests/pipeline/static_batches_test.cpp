@@ -1,4 +1,4 @@
-// Microbatches at fixed places: values, addresses, and what counts as another form.
+// Microbatches at fixed addresses: values, addresses, and changes that count as another form.
 #include "pipeline/static_batches.h"
 
 #include <ATen/ATen.h>
@@ -17,7 +17,7 @@ using pipeline::StaticBatches;
 
 constexpr int64_t kSamples = 2, kLength = 5;
 
-// With every tensor there is; the values follow from `step` and `number`.
+// Has every optional tensor; `step` and `number` determine the values.
 nn::Microbatch batch(int64_t step, int64_t number = 0, at::ScalarType mask = at::kFloat) {
   const int64_t first = 1000 * step + 100 * number;
   const at::Tensor numbers = at::arange(kSamples * kLength, at::kLong).view({kSamples, kLength});

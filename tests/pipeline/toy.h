@@ -1,6 +1,5 @@
-// A pipeline small enough to work out by hand: layer i multiplies by w_i, the first one reads the tokens, the last
-// one makes the loss sum(mask * y^2). Every rank knows the whole model's weights, so one rank is the reference for
-// all.
+// A pipeline small enough to compute by hand: layer i multiplies by w_i, the first one reads the tokens, the last one
+// computes the loss sum(mask * y^2). Every rank has the whole model's weights, so one rank is the reference for all.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -44,7 +43,7 @@ class ToyLayer final : public nn::Segment {
     const at::Tensor x = layer_ == 0 ? tokens : x_sbh.detach(), y = x * param_.data;
     const bool last = layer_ + 1 == kToyLayers;
     const at::Tensor mask = last ? batch.loss_mask.t().unsqueeze(-1) : at::Tensor();
-    const at::Tensor squared = last ? y : at::Tensor();  // an output must not be held by its own way back
+    const at::Tensor squared = last ? y : at::Tensor();  // an output must not be held by its own backward
     const std::vector<at::Tensor> inputs = layer_ == 0 ? std::vector<at::Tensor>{} : std::vector<at::Tensor>{x_sbh};
     const auto backward = [this, x, squared, mask](const at::Tensor& dout) -> nn::Gradients {
       const at::NoGradGuard no_grad;
@@ -69,10 +68,10 @@ inline nn::Block one_segment(std::unique_ptr<nn::Segment> segment, bool is_layer
   return block;
 }
 
-// Which of toy_batches() it is.
+// Index in toy_batches().
 inline int64_t number_of(const nn::Microbatch& batch) { return batch.sample_counters[0].item<int64_t>(); }
 
-// With `growing` each microbatch is longer than the one before and may have another number of samples.
+// With `growing` each microbatch is longer than the previous one and may have another number of samples.
 inline std::vector<nn::Microbatch> toy_batches(int count, bool growing = false) {
   std::vector<nn::Microbatch> batches;
   for (int m = 0; m < count; ++m) {
@@ -122,7 +121,6 @@ inline pipeline::BorderShape toy_border(const std::vector<nn::Microbatch>& batch
           variable};
 }
 
-// What a step leaves, the same on every rank of the pipeline.
 struct ToyResult {
   at::Tensor losses;     // [microbatches]
   at::Tensor gradients;  // [layers, width]
@@ -178,7 +176,6 @@ struct ScheduleCase {
   bool overlap = false;
 };
 
-// Built and verified.
 inline plan::PipelineTable table_of(const ScheduleCase& c, bool forward_only) {
   plan::ScheduleRequest request;
   request.num_stages = c.pp;

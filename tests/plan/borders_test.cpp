@@ -49,7 +49,7 @@ TEST(Borders, OfWhatIsSentTheTwoNewestMayBeUnderWay) {
   EXPECT_EQ(book.count(), 0u);
 }
 
-// One batched call carries an output away and brings a gradient: with the gradient's use the output has been sent.
+// One batched call sends an output and receives a gradient: using the gradient implies that the output was sent.
 TEST(Borders, WhatWentWithTheSameCallIsGoneWithIt) {
   Book book;
   const auto call = std::make_shared<Call>();
@@ -64,7 +64,7 @@ TEST(Borders, WhatWentWithTheSameCallIsGoneWithIt) {
   EXPECT_EQ(book.count(), 0u);
 }
 
-// The gradient of an output cannot come before the output has: its send is waited for, and holds nothing any more.
+// The gradient of an output arrives after the output was sent: the send is complete and holds nothing.
 TEST(Borders, AnOutputWhoseGradientHasComeHasBeenSent) {
   Book book;
   std::vector<std::shared_ptr<Call>> sends;

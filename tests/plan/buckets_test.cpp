@@ -38,7 +38,7 @@ TEST(Buckets, AreOneWithoutASize) {
   EXPECT_TRUE(plan_buckets({}, {}).buckets.empty());
 }
 
-// Numbers that Megatron's distributed optimizer lays out for the same parameters.
+// Positions that Megatron's distributed optimizer computes for the same parameters.
 TEST(Buckets, PadForADistributedOptimizer) {
   const auto plan = plan_buckets(params({5000, 5000, 5000, 5000}, {3}), distributed_optimizer_buckets(8000, 2));
   EXPECT_EQ(plan.slots,

@@ -1,4 +1,4 @@
-// Counts of rows for tests of the planner of clones.
+// Row counts for tests of the replica planner.
 #pragma once
 
 #include <cmath>
@@ -26,7 +26,7 @@ inline std::string text_of(const Case& c) {
          std::to_string(c.sizes.slots) + " slots, " + std::to_string(c.total()) + " rows";
 }
 
-// The i-th expert of all by size gets rows as 1 / i^exponent, and noise.
+// The i-th largest expert gets rows as 1 / i^exponent, plus noise.
 inline Case zipf(EchoSizes sizes, double exponent, int64_t rows_of_rank, std::mt19937_64& draw) {
   std::vector<int> place(static_cast<size_t>(sizes.experts));
   std::iota(place.begin(), place.end(), 1);
@@ -87,7 +87,7 @@ inline Case random_case(EchoSizes sizes, int kind, std::mt19937_64& draw) {
   return result;
 }
 
-// Mostly few ranks; now and then up to 256.
+// Mostly few ranks; sometimes up to 256.
 inline EchoSizes random_sizes(std::mt19937_64& draw) {
   const auto some = [&](int from, int to) {
     return from + static_cast<int>(draw() % static_cast<uint64_t>(to - from + 1));

@@ -1,5 +1,4 @@
-// The planners of clones written once more, as plainly as they are described: whole matrices, stable sorts, every
-// cap.
+// Naive implementations of the replica planners: full matrices, stable sorts, every cap.
 #pragma once
 
 #include <algorithm>
@@ -48,7 +47,7 @@ std::vector<int> sorted(std::vector<int> values, const Key& key) {
   return values;
 }
 
-// Rows that each expert gives away, those of small experts last; room of each rank.
+// Rows that each expert gives away, those of small experts last; free capacity of each rank.
 inline std::pair<std::vector<int64_t>, std::vector<int64_t>> spills(const Sums& sums) {
   std::vector<int64_t> spill(sums.expert.size()), spare(sums.load.size());
   const int64_t mean = sums.total / sums.sizes.ranks;
@@ -97,7 +96,7 @@ inline Owners greedy(const EchoCounts& counts) {
   return result;
 }
 
-// Of the remainders that are in the first queue that has any, the one that came there first.
+// Takes the first remainder of the first queue that is not empty.
 inline Owners binpack(const EchoCounts& counts) {
   const Sums sums(counts);
   auto [rest, spare] = spills(sums);
@@ -185,7 +184,7 @@ inline Owners capfill(const EchoCounts& counts, int64_t eps_bp) {
   return best;
 }
 
-// Nothing where the slots do not suffice for equal loads.
+// Nothing if the slots do not suffice for equal loads.
 inline std::optional<Owners> exact(const EchoCounts& counts) {
   const Sums sums(counts);
   const EchoSizes sizes = sums.sizes;
@@ -223,7 +222,7 @@ inline std::optional<Owners> exact(const EchoCounts& counts) {
   return result;
 }
 
-// Rows of each source rank to each clone: those of its own rank, the rest by largest remainder.
+// Rows of each source rank to each replica: the replica's own rank first, the rest by largest remainder.
 inline std::vector<int64_t> local_first(const EchoCounts& counts, const Owners& plan) {
   const EchoSizes sizes = counts.sizes;
   std::vector<int64_t> from(static_cast<size_t>(sizes.ranks * sizes.clones())),

@@ -28,7 +28,7 @@ EchoPlan checked(const Case& c, int slots, const EchoOptions& options) {
   return plan;
 }
 
-// All rows of an expert from its home; the sources do not matter to who gets a clone.
+// The owner sends all rows of an expert; the placement of replicas does not depend on the sources.
 Case of_experts(int ranks, const std::vector<int64_t>& rows) {
   Case result{{ranks, static_cast<int>(rows.size()), 0},
               std::vector<int64_t>(static_cast<size_t>(ranks) * rows.size())};
@@ -55,7 +55,7 @@ TEST(Echo, ReclaimTakesBackWhatTheHomeHasRoomFor) {
   EXPECT_EQ(checked(c, 2, options).final_loads, (std::vector<int64_t>{265, 255, 255, 245}));
   options.reclaim = 0.5;
   EXPECT_EQ(checked(c, 2, options).final_loads, (std::vector<int64_t>{265, 255, 300, 200}));
-  // To the row: 50 more than the mean of 100.
+  // Exactly: 50 more than the mean of 100.
   options.reclaim = 0.5;
   for (const bool float32 : {false, true}) {
     options.float32 = float32;
@@ -63,7 +63,7 @@ TEST(Echo, ReclaimTakesBackWhatTheHomeHasRoomFor) {
     EXPECT_EQ(checked(of_experts(2, {75, 77, 24, 24}), 1, options).final_loads, (std::vector<int64_t>{100, 100}));
   }
   options.float32 = false;
-  // The first slot of a rank may be taken back while the second stays.
+  // The first slot of a rank may be reclaimed while the second stays.
   options.reclaim = 0.3;
   const EchoPlan plan = checked(of_experts(4, {1, 1, 0, 60, 20, 1, 100, 0}), 2, options);
   EXPECT_EQ(plan.owner[4], -1);
@@ -99,7 +99,7 @@ TEST(Echo, CapfillTakesFewerClonesWithinItsTolerance) {
   EXPECT_EQ(checked(c, 2, options).max_load(), 1000);
 }
 
-// A donor that has given more than it had to receives in its turn.
+// A donor that has given more rows than its surplus then receives rows.
 TEST(Echo, ExactLetsADonorReceive) {
   const Case c = of_experts(3, {9, 6, 0});
   EXPECT_EQ(checked(c, 1, with(EchoPlanner::exact)).final_loads, (std::vector<int64_t>{5, 5, 5}));
@@ -160,13 +160,13 @@ TEST(Echo, Float32RoundsOtherwise) {
 }
 
 TEST(Echo, ClonesComeFromTheSameNodeWhereThatCostsNothing) {
-  // Ranks 0 and 3 have as much to give; ranks 1 and 2 as much room. Nodes of 2.
+  // Ranks 0 and 3 have equal surplus; ranks 1 and 2 equal capacity. Nodes of 2.
   const Case c = of_experts(4, {100, 0, 0, 100});
   for (const EchoPlanner planner : {EchoPlanner::capfill, EchoPlanner::exact}) {
     EXPECT_EQ(checked(c, 1, with(planner, 2)).owner, (std::vector<int32_t>{-1, 0, 3, -1}));
     EXPECT_EQ(checked(of_experts(4, {100, 0, 0, 100}), 1, with(planner)).max_load(), 50);
   }
-  // In all, over random loads: the same largest load from exact, more clones at home in the node.
+  // Over random loads: the same largest load from exact, and more replicas on the owner's node.
   std::mt19937_64 draw(3);
   int near = 0, near_without = 0;
   for (int i = 0; i < 50; ++i) {
@@ -185,7 +185,7 @@ TEST(Echo, ClonesComeFromTheSameNodeWhereThatCostsNothing) {
   EXPECT_GT(near, 2 * near_without);
 }
 
-// echo_problem is what the walks rely on.
+// The sweeps rely on echo_problem.
 TEST(Echo, AWrongPlanHasAProblem) {
   const Case c{{3, 3, 1}, {15, 0, 0, 25, 0, 0, 50, 0, 0}};
   const EchoOptions options = with(EchoPlanner::exact);

@@ -1,4 +1,4 @@
-// Planners of clones on many counts: what must hold of each plan, the same plan everywhere, and how good it is.
+// Replica planners on many counts: invariants of each plan, equality on every rank, and quality.
 #include <gtest/gtest.h>
 
 #include "plan/echo_cases.h"
@@ -30,8 +30,8 @@ std::vector<EchoOptions> all_options(const EchoSizes& sizes, uint64_t number) {
   return result;
 }
 
-// They carry out whatever a plan may ask for: no own expert, none twice on a rank; other counts and another seed give
-// other plans.
+// Random plans are arbitrary valid plans: no local expert, no expert twice on a rank. Other counts or another seed
+// give other plans.
 TEST(EchoWalk, PlansAtRandomAreValidAndDrawnFromTheCounts) {
   std::mt19937_64 draw(13);
   EchoOptions options;
@@ -57,7 +57,7 @@ TEST(EchoWalk, PlansAtRandomAreValidAndDrawnFromTheCounts) {
   EXPECT_LT(same_by_seed, cases / 10);
 }
 
-// One workspace and one plan for all of them, as a run has them: what a plan leaves there must not show in the next.
+// One workspace and one plan for all cases, as in a run: no state may leak into the next plan.
 TEST(EchoWalk, InvariantsHoldOfAllPlansAndEveryRankMakesTheSame) {
   const int cases = test::whole_walks() ? 100'000 : 20'000;
   std::mt19937_64 draw(11);
@@ -123,7 +123,8 @@ TEST(EchoWalk, LanesOfAWarpMakeTheSamePlans) {
   }
 }
 
-// Of one rank's tokens in the order of a run: each choice goes to a column of its expert, each clone gets its rows.
+// One rank's tokens in their order in a run: each choice gets a destination slot of its expert, each replica its
+// rows.
 TEST(EchoWalk, ReroutedRowsArriveAsPlanned) {
   std::mt19937_64 draw(13);
   EchoRerouteWorkspace workspace;
@@ -158,7 +159,7 @@ TEST(EchoWalk, ReroutedRowsArriveAsPlanned) {
       std::vector<int32_t> columns(experts.size());
       echo_reroute(plan, rank, experts, workspace, columns);
       std::vector<int64_t> here(arrived.size());
-      // Tokens of an expert go to its clones in their order, then stay at home.
+      // Tokens of an expert go to its replicas in order; the rest stay with the owner.
       std::vector<int> last(static_cast<size_t>(sizes.experts), -1);
       for (size_t j = 0; j < experts.size(); ++j) {
         if (experts[j] < 0) {
@@ -187,7 +188,7 @@ TEST(EchoWalk, ReroutedRowsArriveAsPlanned) {
   }
 }
 
-// The least largest load for given owners: no set of ranks may have more rows that can go nowhere else than its
+// The smallest maximum load for given owners: no set of ranks may have more rows that only it can take than its
 // share.
 int64_t least_load(const Case& c, const std::vector<int>& owners, int slots) {
   const echo_naive::Sums sums(c.counts());
@@ -205,7 +206,7 @@ int64_t least_load(const Case& c, const std::vector<int>& owners, int slots) {
   return least;
 }
 
-// Over every way to fill the slots; a clone at home is one that does nothing.
+// Over every assignment of the slots; a replica on its owner's rank has no effect.
 int64_t optimum(const Case& c, int slots) {
   std::vector<int> owners(static_cast<size_t>(c.sizes.ranks * slots), 0);
   int64_t best = least_load(c, owners, slots);
@@ -247,7 +248,7 @@ TEST(EchoWalk, NoPlanBeatsAnExhaustiveSearch) {
   EXPECT_LT(mean(exact_gaps), 1.05);
 }
 
-// Where no two loads or experts are alike, the numbers of the ranks do not matter.
+// If all loads and experts differ, the numbering of the ranks does not matter.
 TEST(EchoWalk, RanksByOtherNumbersEndWithTheSameLoads) {
   std::mt19937_64 draw(15);
   for (int i = 0; i < 100; ++i) {
@@ -269,7 +270,7 @@ TEST(EchoWalk, RanksByOtherNumbersEndWithTheSameLoads) {
   }
 }
 
-// 64 ranks x 256 experts, loads drawn anew as a hot set does that moves.
+// 64 ranks x 256 experts, loads resampled in each step as for a moving hot set.
 TEST(EchoWalk, TwoSlotsAreEnoughForOnePercent) {
   std::mt19937_64 draw(16);
   for (const double exponent : {0.3, 0.6, 0.9, 1.2, 1.5}) {

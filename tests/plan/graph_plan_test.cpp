@@ -1,5 +1,5 @@
-// Graph instances: over all schedules and sizes against an independent account of who reads which buffer until when,
-// against Megatron's sets, and with every wrong choice of an instance.
+// Graph instances for all schedules and sizes: against an independent account of buffer lifetimes, against Megatron's
+// sets, and with every wrong choice of an instance.
 #include "plan/graph_exits.h"
 #include "plan/graph_plan.h"
 
@@ -28,10 +28,10 @@ namespace {
 
 using Key = std::pair<int, int>;  // (chunk, microbatch)
 
-// The rules of instances by themselves: a pass holds its instance until its last compute action; an output until its
-// send has been waited for, at the latest when its gradient comes; of an input's gradient a copy is sent; with one
-// stage, a gradient until the neighbour chunk's backward. The executor waits for the call of what it uses and keeps
-// two sends that it has not waited for.
+// Lifetime rules of instances. A pass holds its instance until its last compute action. An output holds it until its
+// send has been waited for, at the latest when its gradient arrives. An input's gradient is copied for its send; with
+// one stage it holds the instance until the neighboring chunk's backward. The executor waits for a call before using
+// its result and allows two sends in flight.
 class Account {
  public:
   Account(const PipelineTable& table, int rank) : table_(table), actions_(table.ranks[static_cast<size_t>(rank)]) {
@@ -46,13 +46,13 @@ class Account {
     }
   }
 
-  std::map<Key, long> begin, end;  // 2 * action, + 1 while it computes
+  std::map<Key, long> begin, end;  // 2 * action, + 1 during its computation
 
  private:
   struct Sent {
     Key key;
     size_t call;
-    bool output;  // else a gradient: a copy, which holds nothing
+    bool output;  // false: a gradient, whose copy holds nothing
   };
 
   void hold(Key key, long until) { end[key] = std::max(end[key], until); }
@@ -100,7 +100,7 @@ class Account {
   std::deque<Sent> under_way_;
 };
 
-// visit(table) of every schedule that can be built of these sizes.
+// Calls visit(table) for every schedule that exists for these sizes.
 template <class Visit>
 void for_all_tables(int most_stages, int most_chunks, int most_microbatches, const Visit& visit) {
   for (int stages = 1; stages <= most_stages; ++stages) {
@@ -159,7 +159,7 @@ TEST(GraphPlan, HasAsManyInstancesAsPassesHold) {
   EXPECT_GT(shared, 1000);
 }
 
-// Every pass gets every other instance in turn: the proof must name an instance that is still held, and no other.
+// Every pass gets every other instance in turn: the check must reject exactly the instances that are still held.
 TEST(GraphPlan, EveryInstanceThatIsTakenTooEarlyIsFoundAndNoOther) {
   int found = 0, fine = 0, of_another_chunk = 0;
   const auto try_all = [&](const PipelineTable& table, int rank) {
@@ -203,7 +203,7 @@ TEST(GraphPlan, EveryInstanceThatIsTakenTooEarlyIsFoundAndNoOther) {
 }
 
 TEST(GraphPlan, ASendThatIsNotCountedIsFoundWithItsBuffer) {
-  const auto table = build_schedule("1f1b", {3, 1, 4, 0, true});  // an evaluation: outputs alone
+  const auto table = build_schedule("1f1b", {3, 1, 4, 0, true});  // an evaluation: outputs only
   EXPECT_EQ(
       refusal(test::plan_graphs_without_sends(table, 0, one_layer_a_chunk(table)), table, 0),
       "[plan] graphs of pipeline rank 0: the output in instance 0 (microbatch 0 of chunk 0) is overwritten by the "
@@ -212,7 +212,7 @@ TEST(GraphPlan, ASendThatIsNotCountedIsFoundWithItsBuffer) {
   EXPECT_EQ(refusal(plan_graphs(table, 0, one_layer_a_chunk(table)), table, 0), "");
 }
 
-// Megatron shares static inputs over chunks as we share instances: there are as many as live passes.
+// Megatron shares static inputs over chunks as we share instances: as many as live passes.
 TEST(GraphPlan, HasMegatronsSetsUnderEverySchedule) {
   for_all_tables(8, 4, 16, [&](const PipelineTable& table) {
     if (table.forward_only) return;
@@ -241,7 +241,7 @@ TEST(GraphPlan, OfOneForwardOneBackwardHasTheWarmUpAndOneMore) {
   }
 }
 
-// Every backward leaves its weight gradient to an action `later` passes after it.
+// Every backward defers its weight gradient to an action `later` passes after it.
 PipelineTable with_weights(const PipelineTable& table, size_t later) {
   PipelineTable split = table;
   for (auto& actions : split.ranks) {
@@ -316,7 +316,7 @@ TEST(GraphPlan, AnyOtherPlanThanTheTablesIsRefusedByWhatIsWrong) {
   refused([](auto& p) { p.captures[2].microbatch = 3; }, "must be captured in microbatch 1, as capture 2");
 }
 
-// A chunk without captured layers takes no instance.
+// A chunk without captured layers uses no instance.
 TEST(GraphPlan, ChunksWithoutLayersTakeNoInstance) {
   const auto table = build_schedule("interleaved", {2, 2, 4});
   const GraphPlan plan = plan_graphs(table, 0, alike_layers({0, 1}));
@@ -341,7 +341,7 @@ TEST(GraphPlan, DeepChunksDoNotEnlargeInstancesOfShallowOnes) {
   EXPECT_EQ(layers_held({4, 3}), 4 * 11);
 }
 
-// An instance with graphs of the chunk is preferred: one microbatch after another captures nothing anew.
+// The plan prefers an instance with graphs of the chunk, so that successive microbatches capture nothing again.
 TEST(GraphPlan, ReusesGraphsOfTheSameChunk) {
   const auto table = build_schedule("none", {1, 2, 8});
   const GraphPlan plan = plan_graphs(table, 0, alike_layers({1, 1}));
@@ -393,7 +393,7 @@ TEST(GraphOrder, ASetIsNeverSharedByTwoForwardsInFlight) {
   }
 }
 
-// The tables of the write-up behind docs/cuda_graphs.md, whose sizes are pp x layers x input bytes.
+// The published tables of docs/cuda_graphs.md, whose sizes are pp x layers x input bytes.
 TEST(GraphNumbers, AreThoseOfThePublishedTables) {
   constexpr int64_t kInput = int64_t{4096} * 1 * 2048 * 2, kMiB = 1 << 20;
   EXPECT_EQ(kInput, 16 * kMiB);
@@ -402,13 +402,14 @@ TEST(GraphNumbers, AreThoseOfThePublishedTables) {
     const GraphLayers captured = alike_layers({layers});
     return graph_numbers(plan_graphs(table, rank, captured), table, rank, captured, kInput);
   };
-  // Without a pipeline: 2 x layers, and memory goes with the layers.
+  // Without a pipeline: 2 x layers, and memory proportional to the layers.
   for (const int microbatches : {1, 8}) {
     EXPECT_EQ(numbers(1, microbatches, 12, 0).graphs, 2 * 12);
     EXPECT_EQ(numbers(1, microbatches, 12, 0).megatron_graphs, 2 * 12);
     EXPECT_EQ(numbers(1, microbatches, 12, 0).bytes.inputs, 12 * kInput);
   }
-  // With one: Megatron's 2 x layers x microbatches, the bound 2 x layers x pp, which the first rank's sets reach.
+  // With a pipeline: Megatron's 2 x layers x microbatches, and the bound 2 x layers x pp, which the first rank's sets
+  // reach.
   for (const int microbatches : {4, 8, 64}) {
     const GraphNumbers first = numbers(4, microbatches, 8, 0), last = numbers(4, microbatches, 8, 3);
     EXPECT_EQ(first.megatron_graphs, 2 * 8 * microbatches);
@@ -421,8 +422,8 @@ TEST(GraphNumbers, AreThoseOfThePublishedTables) {
   // 128 MB to 1 GB of static inputs: pp x layers of 8 to 64.
   EXPECT_EQ(numbers(4, 8, 2, 0).bytes.inputs, 128 * kMiB);
   EXPECT_EQ(numbers(8, 16, 8, 0).bytes.inputs, 1024 * kMiB);
-  // 1 to 3 GB behind a router and its preprocessing: hidden states, residual and a shared expert's result of the
-  // input's size, probabilities in fp32 and a routing map of 128 experts, for pp x layers of 21 to 60.
+  // 1 to 3 GB after a router and its preprocessing, for pp x layers of 21 to 60. These are hidden states, residual
+  // and a shared expert's result of the input's size, probabilities in fp32 and a routing map of 128 experts.
   constexpr int64_t kStore = 3 * kInput + 4096 * 128 * (4 + 1);
   EXPECT_GT(21 * kStore, 1024 * kMiB);
   EXPECT_LT(60 * kStore, 3 * 1024 * kMiB);
@@ -432,7 +433,7 @@ TEST(GraphNumbers, CountBuffersOfEveryKind) {
   const auto table = build_schedule("1f1b", {2, 1, 4});
   const GraphLayers layers{{{0, 0, 7}}};  // two signatures
   const GraphPlan plan = plan_graphs(table, 0, layers);
-  // A layer whose result is three tensors, and one that takes those.
+  // A layer whose result is three tensors, and one that consumes them.
   const std::map<int, GraphTensors> tensors{{0, {{10}, {10, 4, 2}}}, {7, {{10, 4, 2}, {100}}}};
   const GraphBytes bytes = graph_bytes(plan, layers, tensors);
   EXPECT_EQ(plan.num_instances, 2);
@@ -445,8 +446,8 @@ TEST(GraphNumbers, CountBuffersOfEveryKind) {
   EXPECT_EQ(graph_bytes(plan_graphs(evaluation, 0, layers), layers, tensors).gradients, 0);
 }
 
-// Of the write-up's mixture: attention, router and preprocess are captured. One store a layer and live pass, of the
-// sizes given there; ours has two tensors of the input's size and integers where Megatron has dense maps.
+// The published mixture of experts: attention, router and preprocess are captured. One store per layer and live pass,
+// of the published sizes; ours has two tensors of the input's size and integers instead of Megatron's dense maps.
 TEST(GraphNumbers, StoresOfLayersWithExpertsAreThoseOfThePublishedTable) {
   using enum config::CudaGraphModule;
   constexpr int64_t kMiB = 1 << 20;
@@ -468,15 +469,15 @@ TEST(GraphNumbers, StoresOfLayersWithExpertsAreThoseOfThePublishedTable) {
     EXPECT_EQ(first.megatron_stores, 4 * 8 * megatron_store_bytes(layer, GraphExit::preprocess));
     EXPECT_EQ(last.megatron_stores * 4, first.megatron_stores);
     EXPECT_EQ(first.bytes.inputs, 4 * 8 * 16 * kMiB);
-    // About 1 GB, the lower end of what is given for pp x layers.
+    // About 1 GB, the lower end of the published range for pp x layers.
     EXPECT_GT(first.megatron_stores, 1024 * kMiB);
     EXPECT_GT(first.bytes.results, 1024 * kMiB);
     EXPECT_LT(first.bytes.results, first.megatron_stores);
   }
-  // Without a pipeline one set, whatever the microbatches.
+  // Without a pipeline one set, for any number of microbatches.
   EXPECT_EQ(numbers(1, 1, 8, 0).graphs, 2 * 8);
   EXPECT_EQ(numbers(1, 1, 8, 0).megatron_stores, 8 * megatron_store_bytes(layer, GraphExit::preprocess));
-  // Virtual stages share instances; each chunk has graphs of its own there.
+  // Virtual stages share instances; each chunk has its own graphs in them.
   EXPECT_EQ(numbers(4, 2, 8, 0).instances, 11);
   EXPECT_EQ(numbers(4, 2, 8, 0).bytes.inputs, 11 * 4 * 16 * kMiB);
   EXPECT_EQ(numbers(4, 2, 8, 0).megatron_stores, 11 * 4 * megatron_store_bytes(layer, GraphExit::preprocess));
@@ -505,7 +506,8 @@ TEST(GraphExits, CapturedPartsEndWhereTheirModulesDo) {
   EXPECT_EQ(planned.results, routed.results);
   EXPECT_EQ(planned.integers, (std::vector<int64_t>{320, 320, 48, 192, 8}));
   EXPECT_TRUE(routed.from_start && !routed.to_end);
-  // A shared expert inside hands its result on; one that overlaps, the product of fc1 and the gate's score.
+  // The graph returns the result of a shared expert inside it; for an overlapped one it returns the product of fc1
+  // and the gate's score.
   CapturedLayer shared = layer;
   shared.shared_width = 5;
   EXPECT_EQ(captured_tensors(shared, {attn, moe_router})->results, (std::vector<int64_t>{60, 60, 80, 60}));
@@ -515,7 +517,7 @@ TEST(GraphExits, CapturedPartsEndWhereTheirModulesDo) {
   EXPECT_EQ(captured_tensors(shared, {attn})->results, (std::vector<int64_t>{60}));
 }
 
-// Of layers that are captured whole the second reads where the first one wrote.
+// For layers that are captured whole the second one reads the output buffer of the first.
 TEST(GraphNumbers, LayersThatMeetShareATensor) {
   const auto table = build_schedule("1f1b", {2, 1, 4});
   const GraphLayers layers = alike_layers({3});

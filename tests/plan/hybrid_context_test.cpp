@@ -45,7 +45,7 @@ void expect_fits(const HybridMicrobatch& m, const HybridRequest& request, const 
   EXPECT_EQ(m.ranks & (m.ranks - 1), 0);
   EXPECT_LE(m.first_rank + m.ranks, request.ranks);
   const std::vector<PositionRun> pieces = m.pieces();
-  // What cut_sequence takes, and what it then gives each rank.
+  // Requirements of cut_sequence, and the regions that it returns for each rank.
   const int64_t units = tokens(pieces) / request.multiple;
   EXPECT_EQ(tokens(pieces) % request.multiple, 0);
   EXPECT_GE(units, m.ranks);
@@ -56,7 +56,7 @@ void expect_fits(const HybridMicrobatch& m, const HybridRequest& request, const 
   }
   const auto& of_sample = lengths[static_cast<size_t>(m.sample)];
   EXPECT_LE(pieces.back().end(), std::accumulate(of_sample.begin(), of_sample.end(), int64_t{0}));
-  // A filler is the beginning of a document whose rest is elsewhere: no row of it sees a row that counts.
+  // A filler is the beginning of a document whose rest is elsewhere: no row of it attends to a counted row.
   for (const PositionRun& filler : m.fillers) {
     const auto documents = documents_of({of_sample})[0];
     EXPECT_TRUE(std::any_of(documents.begin(), documents.end(), [&](const PositionRun& document) {
@@ -163,7 +163,7 @@ TEST(HybridContext, TheLimitSharesWhatTheCostsWouldNot) {
 }
 
 // One document of all tokens: as long on every rank as without groups of other sizes. The plan in which all ranks
-// share each sample has the mean; one within 2 % of it may be taken (plan/hybrid_context.h).
+// share each sample has the mean; the planner may choose one within 2 % of it (plan/hybrid_context.h).
 TEST(HybridContext, SamplesOfOneDocumentAreAsEvenAsAnything) {
   for (const int ranks : {2, 4, 8}) {
     const HybridPlan plan = plan_hybrid_context({{1024}, {1024}, {1024}}, {ranks, 1024, 1, 0.01});
@@ -187,14 +187,14 @@ TEST(HybridContext, RefusesByWhatDoesNotFit) {
   };
   EXPECT_NE(message({{100}}, {4, 24, 1, 0}).find("a document of 100 tokens does not fit on 4 ranks with at most 24"),
             std::string::npos);
-  EXPECT_NE(message({{3, 2}}, {4, 24, 2, 0}).find("sample 0 has 5 tokens, no multiple of 2"), std::string::npos);
+  EXPECT_NE(message({{3, 2}}, {4, 24, 2, 0}).find("sample 0 has 5 tokens, not a multiple of 2"), std::string::npos);
   EXPECT_NE(message({{4, 0}}, {4, 24, 2, 0}).find("document of 0 tokens"), std::string::npos);
   EXPECT_NE(message({{4}}, {4, 1, 2, 0}).find("at most 1 tokens"), std::string::npos);
 }
 
-// Samples of packed documents over dp 4 x cp 4: the busiest rank of groups of one size, each with its own samples cut
-// evenly, and the plan's. Lengths log-normal as those of documents often are. The bounds lie around what this draw of
-// libstdc++ gives: 1.025 of the mean by the plan, 1.237 without.
+// Samples of packed documents over dp 4 x cp 4. Compares the busiest rank of groups of one size, each with its own
+// samples split evenly, with the busiest rank of the plan. Lengths are log-normal, as is common for documents. The
+// bounds enclose the values for these random numbers of libstdc++: 1.025 of the mean with the plan, 1.237 without.
 TEST(HybridContext, IsMoreEvenThanDataParallelRanksWithTheirOwnSamples) {
   std::mt19937 random(11);
   std::lognormal_distribution<double> lengths_of(6, 1.5);

@@ -1,5 +1,4 @@
-// Megatron's other form of a pipeline layout, lists of names, and its printed table of one: what recorded layouts
-// hold.
+// Megatron's other form of a pipeline layout, lists of names, and its printed table, as in recorded layouts.
 #pragma once
 
 #include <algorithm>
@@ -58,8 +57,8 @@ inline std::string stage_text(const std::vector<LayerKind>& stage) {
   return text;
 }
 
-// From names ("embedding", "decoder", "mtp", "loss", and "encoder", which check_layout refuses; case and blanks
-// around do not count). Throws base::Error("plan") as parse_layout does.
+// From names ("embedding", "decoder", "mtp", "loss", and "encoder", which check_layout rejects); ignores case and
+// surrounding blanks. Throws base::Error("plan") as parse_layout does.
 inline PipelineLayout layout_from_names(const std::vector<std::vector<std::string>>& names, int64_t num_stages) {
   PipelineLayout layout;
   layout.num_stages = num_stages;
@@ -79,7 +78,7 @@ inline PipelineLayout layout_from_names(const std::vector<std::vector<std::strin
   return layout;
 }
 
-// A table of what each rank holds, one line a run of equal ranks.
+// A table of each rank's layers, one line per range of equal ranks.
 inline std::string layout_table(const PipelineLayout& layout) {
   const auto chunks = static_cast<size_t>(layout.num_chunks());
   std::vector<std::vector<std::string>> rows;

@@ -51,7 +51,7 @@ TEST(Flops, RefuseAPatternOfTheWrongLengthAndAnUnknownLayer) {
   EXPECT_THROW(megatron_flops(shape, {}), base::Error) << "experts without their sizes";
 }
 
-// A layer for multi-token prediction has experts where the last layer of the model has.
+// A multi-token prediction layer has experts if the last layer of the model has them.
 TEST(Flops, LayersForMultiTokenPredictionFollowTheLastLayer) {
   const double attention = 16 * (8 * 24 + 8 * 8) + 2 * (16.0 * 16 / 2) * 8, head = 16 * 8 * 100;
   const double joined = 16 * (3 * 8 + 2 * 8 * 8);
@@ -77,7 +77,7 @@ TEST(Flops, OfAHybridOfAttentionAndMlpAreThoseOfTheTransformer) {
 }
 
 TEST(Memory, CountsEveryParameterOfAGptByHand) {
-  // Without biases on the linear layers: two norms a layer of weight and bias, one at the end.
+  // Without biases on the linear layers: two norms per layer of weight and bias, one at the end.
   const double layer = 8 * 24 + 8 * 8 + 2 * 8 * 32 + 4 * 8;
   const auto count = count_parameters(small());
   expect_same(count.total, 2 * layer + 2 * 8 + 8 * 100);
@@ -143,7 +143,8 @@ TEST(ModelShape, OfExpertsCountsWhatATokenVisits) {
   config.train.seq_length = 3;
   const auto shape = model_shape(config, 0);
   ASSERT_TRUE(shape.experts.has_value());
-  // Two layers of experts: 2 of 6 are visited; an expert has 2 * 8 * 5 weights, each one multiply-add a token.
+  // Two layers of experts: each token visits 2 of 6; an expert has 2 * 8 * 5 weights, each one multiply-add per
+  // token.
   EXPECT_EQ(idle_parameters(shape), 2 * 4 * 2 * 8 * 5);
   const double difference = step_flops(plan::with_all_experts(shape), {}) - step_flops(shape, {});
   expect_same(difference, 6.0 * 3 * static_cast<double>(idle_parameters(shape)));

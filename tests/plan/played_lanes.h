@@ -1,5 +1,5 @@
-// The 32 lanes of a warp, played one after the other: from the first, from the last, or in a drawn order anew at each
-// step, so that a lane that reads what another writes in the same step gives other plans.
+// Runs the 32 lanes of a warp one after the other: from the first, from the last, or in a new random order at each
+// step. A lane that reads a value written by another lane in the same step then gives different plans.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +44,7 @@ class PlayedLanes {
  private:
   static constexpr int kLanes = 32;
 
-  // As a warp does: each lane its own, then halves of the lanes with each other.
+  // As in a warp: each lane reduces its own values, then halves of the lanes combine.
   template <class T, class F, class Op>
   T reduce(int32_t count, const F& f, const Op& op) const {
     std::array<T, kLanes> lanes{};
@@ -63,7 +63,6 @@ class PlayedLanes {
   mutable std::array<int, kLanes> order_;
 };
 
-// The plan of a warp.
 inline EchoPlan plan_in_lanes(const EchoCounts& counts, const EchoOptions& options, uint64_t seed) {
   const EchoSizes sizes = counts.sizes;
   const size_t ranks = static_cast<size_t>(sizes.ranks), experts = static_cast<size_t>(sizes.experts);

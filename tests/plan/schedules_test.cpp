@@ -1,5 +1,5 @@
-// Every builder over a grid of sizes: the tables verify, do Megatron's work in Megatron's order, hold what they
-// promise, and what cannot be built is refused.
+// Every builder over a grid of sizes: the tables verify, match Megatron's work and order, and hold no more than
+// promised; impossible requests are rejected.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace metroplex::plan::schedules_test {
 namespace {
 
-// Microbatches of each chunk's forwards and backwards must come first in, first out.
+// Microbatches of each chunk's forwards and backwards must be first in, first out.
 bool is_fifo(const PipelineTable& table, int rank) {
   std::vector<int> forwards(static_cast<size_t>(table.num_chunks), 0), backwards(forwards);
   for (const Action& action : table.ranks[static_cast<size_t>(rank)]) {
@@ -83,7 +83,7 @@ TEST(Interleaved, VerifiesAndIsInMegatronsOrderForAllSizesAndGroups) {
   EXPECT_GT(built, 500);
 }
 
-// Every microbatch passes every chunk once, in order, without deadlock and within the bound: verify() proves it.
+// verify() proves that every microbatch passes every chunk once, in order, without deadlock and within the bound.
 TEST(Interleaved, RunsAnyNumberOfMicrobatches) {
   int beyond_megatron = 0;
   for (int stages = 2; stages <= 5; ++stages) {

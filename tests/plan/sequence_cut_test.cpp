@@ -45,7 +45,7 @@ TEST(SequenceCut, BalancedCutsNoDocumentThatFits) {
             (std::vector<PositionRuns>{{{0, 19}}, {{19, 21}}, {{40, 19}}, {{59, 21}}}));
 }
 
-// By the definitions, a position at a time.
+// By the definitions, one position at a time.
 struct Naive {
   std::vector<std::vector<int64_t>> start;  // [sample][position]
   explicit Naive(const DocumentLengths& documents) {
@@ -114,8 +114,8 @@ void expect_sound(const DocumentLengths& documents, const SequenceCutRequest& re
     const bool balanced = request.kind == Kind::balanced;
     EXPECT_LT(std::abs(static_cast<double>(tokens) - mean_tokens),
               (balanced ? request.token_slack * mean_tokens : 0) + static_cast<double>(request.multiple) + 1e-9);
-    // Every rank's arc misses the mean of what is left by less than the widest token, times the tokens by which it
-    // misses the mean number (below `multiple`), and the others share what it leaves.
+    // Every rank's arc deviates from the mean of the remainder by less than the widest token times its deviation in
+    // tokens (below `multiple`). The other ranks share the difference.
     if (balanced) {
       EXPECT_LT(static_cast<double>(area),
                 (1 + request.area_slack) * mean_area +
@@ -179,17 +179,17 @@ std::string refusal(const DocumentLengths& documents, const SequenceCutRequest& 
 
 TEST(SequenceCut, RefusesWhatCannotBeCut) {
   EXPECT_NE(refusal({{10}}, {Kind::zigzag, 2}).find("2 cp = 4 equal chunks"), std::string::npos);
-  EXPECT_NE(refusal({{12}}, {Kind::zigzag, 2, 0, 0, 4}).find("no multiple of 4"), std::string::npos);
-  EXPECT_NE(refusal({{10}}, {Kind::balanced, 2, 0, 0, 4}).find("no cut into multiples of 4"), std::string::npos);
+  EXPECT_NE(refusal({{12}}, {Kind::zigzag, 2, 0, 0, 4}).find("not a multiple of 4"), std::string::npos);
+  EXPECT_NE(refusal({{10}}, {Kind::balanced, 2, 0, 0, 4}).find("cannot be divided into multiples of 4"),
+            std::string::npos);
   EXPECT_NE(refusal({{3}}, {Kind::contiguous, 4}).find("too short for 4 ranks"), std::string::npos);
   EXPECT_NE(refusal({{3}}, {Kind::contiguous, 0}).find("for 0 ranks"), std::string::npos);
   EXPECT_NE(refusal({{3, 0}}, {Kind::balanced, 1}).find("document of 0 tokens"), std::string::npos);
   EXPECT_NE(refusal({{3}, {4}}, {Kind::balanced, 1}).find("sample 1 have 4"), std::string::npos);
-  EXPECT_NE(refusal({}, {Kind::balanced, 1}).find("one sample at least"), std::string::npos);
+  EXPECT_NE(refusal({}, {Kind::balanced, 1}).find("at least one sample"), std::string::npos);
   EXPECT_NE(refusal({{9}}, {Kind::balanced, 2, -1}).find("slack of tokens -1"), std::string::npos);
 }
 
-// Lengths that add up to `length`.
 template <class Draw>
 std::vector<int64_t> filled(int64_t length, const Draw& draw) {
   std::vector<int64_t> lengths;
@@ -224,7 +224,7 @@ TEST(SequenceCut, BalancedIsEvenForAnyLengths) {
   }
 }
 
-// A rank's arc has two ends: all documents but 2 cp at most stay whole.
+// A rank's arc has two ends: all but at most 2 cp documents stay whole.
 TEST(SequenceCut, BalancedCutsFewDocuments) {
   for (const std::vector<int64_t>& lengths : distributions(131072)) {
     for (const int cp : {2, 8, 64}) {
@@ -249,7 +249,8 @@ TEST(SequenceCut, CountsTheAreaOfTheLongestSequenceAndRefusesALongerOne) {
     EXPECT_THROW(sequence_pieces({lengths}), base::Error) << lengths[0];
 }
 
-// 50 ms are wanted for a million tokens in ten thousand documents; a slow or busy machine has ten times as much.
+// The target is 50 ms for a million tokens in ten thousand documents; the test allows ten times that for a slow or
+// busy machine.
 TEST(SequenceCut, TakesMillisecondsForAMillionTokens) {
   std::mt19937 random(3);
   std::lognormal_distribution<double> lengths(std::log(60.0), 1);

@@ -36,8 +36,8 @@ TEST(SequenceDraw, SvgHasARowForEveryRankAndABoxForEveryRun) {
     for (size_t at = svg.find(what); at != std::string::npos; at = svg.find(what, at + 1)) ++found;
     return found;
   };
-  EXPECT_EQ(count("#e3c27a\"/>"), 2);                     // each gets one run
-  EXPECT_EQ(count("height=\"22\" fill=\"#4d8fd1\""), 3);  // 0 has two runs, 1 has one
+  EXPECT_EQ(count("#e3c27a\"/>"), 2);                     // one range each
+  EXPECT_EQ(count("height=\"22\" fill=\"#4d8fd1\""), 3);  // 0 has two ranges, 1 has one
   EXPECT_EQ(svg.rfind("</svg>\n"), svg.size() - 7);
 }
 

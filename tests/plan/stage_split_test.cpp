@@ -87,9 +87,9 @@ TEST(StageSplit, RefusesWhatDoesNotFitWithTheKeyNamed) {
       EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
     }
   };
-  refuses(parallel(4, 1), 10, "model.num_layers 10 is not a multiple");
+  refuses(parallel(4, 1), 10, "model.num_layers = 10: must be a multiple");
   refuses(parallel(2, 4), 12, "virtual_pipeline_model_parallel_size 4");
-  refuses(parallel(2, 1), 0, "model.num_layers 0 must be positive");
+  refuses(parallel(2, 1), 0, "model.num_layers = 0: must be positive");
   refuses(parallel(0, 1), 4, "must be positive");
   auto p = parallel(4, 1);
   p.decoder_first_pipeline_num_layers = 12;
@@ -104,7 +104,7 @@ TEST(StageSplit, RefusesWhatDoesNotFitWithTheKeyNamed) {
   p = parallel(2, 1);
   p.pipeline_model_parallel_layout = "Et|tL";
   p.decoder_last_pipeline_num_layers = 1;
-  refuses(p, 2, "the layout says it all");
+  refuses(p, 2, "the layout defines all stages");
   p = parallel(2, 2);
   p.pipeline_model_parallel_layout = "Et|tL";
   refuses(p, 2, "contradicts");

@@ -1,5 +1,4 @@
-// The replay against what is known in closed form, and pictures against tests/golden/plan/ (METROPLEX_UPDATE_GOLDEN=1
-// rewrites them).
+// The replay against closed forms, and pictures against tests/golden/plan/ (METROPLEX_UPDATE_GOLDEN=1 rewrites them).
 #include <gtest/gtest.h>
 
 #include <cstdlib>

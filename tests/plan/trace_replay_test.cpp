@@ -1,4 +1,4 @@
-// Small traces, replayed over real tables: what is held, by hand.
+// Small traces replayed over real tables: the held memory, computed by hand.
 #include "plan/rank_trace.h"
 
 #include <gtest/gtest.h>
@@ -11,8 +11,8 @@ namespace {
 
 using plan::TraceStep;
 
-// One block: forward takes 50 for a while, keeps 30 and hands on 10; it received 10 where there is a stage before it.
-// Backward gets 10, takes 20 more at most and gives everything back.
+// One block: forward takes 50 temporarily, holds 30 and outputs 10; its input is 10 if there is a stage before it.
+// Backward receives 10, takes at most 20 more and frees everything.
 plan::ChunkTrace chunk() {
   plan::ChunkTrace chunk;
   plan::IslandTrace forward;
@@ -46,7 +46,7 @@ plan::PipelineTable one_f_one_b(int stages, int microbatches) {
   return plan::build_schedule(stages > 1 ? config::Schedule::one_f_one_b : config::Schedule::none, request);
 }
 
-// Of an island alone: what it leaves and what it takes at most, step after step.
+// For a single autograd region (`IslandTrace`): its remaining memory and its peak, step by step.
 TEST(TraceReplay, AnIslandTakesWhatItsStepsTakeTogether) {
   plan::IslandTrace island;
   island.steps = {
@@ -57,7 +57,7 @@ TEST(TraceReplay, AnIslandTakesWhatItsStepsTakeTogether) {
 
 TEST(TraceReplay, OneStageHoldsOneMicrobatch) {
   plan::RankTrace trace = trace_of(1);
-  trace.chunks[0].forward.islands[0].steps[0] = {30, 50, TraceStep::End::nothing, 0};  // nothing is handed on
+  trace.chunks[0].forward.islands[0].steps[0] = {30, 50, TraceStep::End::nothing, 0};  // no output
   trace.chunks[0].backward.islands[0].steps = {{20, 20, TraceStep::End::opens, 0}, {-50, 0, TraceStep::End::used, 0}};
   const plan::ReplayPeaks peaks = plan::replay_trace(trace, one_f_one_b(1, 3), 0);
   EXPECT_EQ(peaks.activations, 30);
@@ -74,7 +74,7 @@ TEST(TraceReplay, OneStageHoldsOneMicrobatch) {
   EXPECT_EQ(plan::predict_memory(trace, one_f_one_b(1, 3), 0).peak, whole.peak + 400);
 }
 
-// The first of two stages has two microbatches under way and, beside them, outputs that may not have been sent.
+// The first of two stages has two microbatches in flight and, in addition, outputs that may not have been sent.
 TEST(TraceReplay, TheFirstOfTwoStagesHoldsTwo) {
   const plan::ReplayPeaks peaks = plan::replay_trace(trace_of(1), one_f_one_b(2, 4), 0);
   EXPECT_EQ(peaks.activations, 60);
@@ -83,8 +83,8 @@ TEST(TraceReplay, TheFirstOfTwoStagesHoldsTwo) {
   EXPECT_EQ(plan::predict_memory(trace_of(1), one_f_one_b(2, 4), 0).use.activations, 60 + peaks.borders);
 }
 
-// A bucket of 100 bytes comes with the gradient and is there until the next one leaves; without overlap it goes at
-// once.
+// A bucket of 100 bytes is allocated with the gradient and held until the next one leaves; without overlap it is
+// freed at once.
 TEST(TraceReplay, ABucketPassesWhileItsGradientsCome) {
   plan::RankTrace trace = trace_of(1);
   trace.transient = {{{100}, {{0}}}};
@@ -99,7 +99,7 @@ TEST(TraceReplay, ABucketPassesWhileItsGradientsCome) {
   EXPECT_EQ(overlapped.most, 30 + 20 + 200);
 }
 
-// Two gradients a bucket, the second one of another parameter: it leaves with the last.
+// Two gradients per bucket, the second one of another parameter: the bucket leaves with the last one.
 TEST(TraceReplay, ABucketWaitsForAllItsParameters) {
   plan::RankTrace trace = trace_of(1);
   trace.params.push_back({"bias", {2}, 1});
@@ -118,7 +118,7 @@ TEST(TraceReplay, ABucketWaitsForAllItsParameters) {
 TEST(TraceReplay, TheUpdateComesAfterEverythingElse) {
   plan::RankTrace trace = trace_of(1);
   trace.chunks[0].forward.islands[0].steps[0] = {32, 50, TraceStep::End::nothing, 0};
-  trace.chunks[0].forward.added = 32;  // of them 2 stay, as a loss does
+  trace.chunks[0].forward.added = 32;  // 2 of them stay, as a loss does
   trace.chunks[0].backward.islands[0].steps = {{-30, 0, TraceStep::End::used, 0}};
   trace.update.steps = {{0, 500, TraceStep::End::nothing, 0}};
   EXPECT_EQ(plan::replay_trace(trace, one_f_one_b(1, 3), 0).most, 3 * 2 + 500);

@@ -1,5 +1,5 @@
-// verify() must find planted faults: each test breaks a right table in one way and names the words that the report
-// must hold.
+// verify() must find planted faults: each test breaks a correct table in one way and names the words that the report
+// must contain.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,7 +14,6 @@ namespace {
 
 PipelineTable right_table() { return build_schedule("interleaved", {3, 2, 6}); }
 
-// Index of the n-th action of this kind on a rank.
 size_t find(const PipelineTable& table, size_t rank, ActionKind kind, int n = 0) {
   const auto& actions = table.ranks[rank];
   for (size_t i = 0; i < actions.size(); ++i) {
@@ -61,7 +60,7 @@ TEST(Verify, FindsAForwardThatRunsTwice) {
   auto table = right_table();
   const size_t i = find(table, 0, ActionKind::forward);
   table.ranks[0].insert(table.ranks[0].begin() + static_cast<long>(i), table.ranks[0][i]);
-  expect_fault(table, "is there twice");
+  expect_fault(table, "appears twice");
 }
 
 TEST(Verify, FindsABackwardBeforeItsForward) {
@@ -138,7 +137,7 @@ TEST(Verify, FindsSendsInAnotherOrderThanTheirReceives) {
 }
 
 TEST(Verify, FindsTwoRanksThatBothSendFirst) {
-  // Without batches the two sides of the steady state each wait in their own send.
+  // Without batches both sides of the steady state block in their own send.
   auto table = build_schedule("1f1b", {2, 1, 4});
   for (auto& actions : table.ranks) {
     for (Action& action : actions) action.batch = -1;
@@ -161,8 +160,8 @@ TEST(Verify, FindsASendAtTheEndOfTheModel) {
 TEST(Verify, FindsABatchTornApart) {
   auto table = build_schedule("1f1b", {3, 1, 6});
   const size_t i = find(table, 0, ActionKind::recv_backward);
-  move_to(table, 0, i, i + 2);  // behind the free that follows its batch
-  expect_fault(table, "torn apart");
+  move_to(table, 0, i, i + 2);  // after the free that follows its batch
+  expect_fault(table, "interrupted");
 }
 
 TEST(Verify, FindsMoreActivationsThanPromised) {

@@ -1,4 +1,4 @@
-// What a dry run says is what the run would be, in both reports; and it leaves nothing behind.
+// Both reports of a dry run describe the run, and it leaves no files.
 #include "preflight/dry_run.h"
 
 #include <gtest/gtest.h>
@@ -28,13 +28,13 @@ DryRun dry(const FitRequest& request, const train::Predictor& predict = train::p
 
 json json_of(const DryRun& run) { return json::parse(preflight::json(run)); }
 
-// Of 8 layers: matrices 3h h + h h + 4h h + 4h h, norms 2 x 2h, biases 3h + h + 4h + h. Words, positions, last norm.
+// For 8 layers: matrices 3h h + h h + 4h h + 4h h, norms 2 x 2h, biases 3h + h + 4h + h. Words, positions, last norm.
 constexpr int64_t kWords = 128 * 64;
 constexpr int64_t kModel = 8 * (12 * 64 * 64 + 13 * 64) + kWords + 32 * 64 + 2 * 64;
 
 TEST(DryRun, ParametersOfTheModelDoNotDependOnTheLayout) {
   EXPECT_EQ(dry(fit_request(1)).num_params, kModel);
-  // Two tensor-parallel ranks pad 128 words to 256; the positions are as many.
+  // Two tensor-parallel ranks pad 128 words to 256; the number of positions is the same.
   EXPECT_EQ(dry(fit_request(8, kEight)).num_params, kModel + kWords);
   const std::vector<std::string> layout{
       "parallel.pipeline_model_parallel_size=2", "parallel.pipeline_model_parallel_layout=Ett|t|ttt|ttL",
@@ -48,12 +48,12 @@ TEST(DryRun, OperationsAreThoseOfTheIterationLine) {
   const int64_t padded = config::padded_vocab_size(kFitVocab, 128, 2);
   const double whole = plan::step_flops(plan::model_shape(request.config, padded), {.batch_size = 64});
   EXPECT_NEAR(run.model_flops / whole, 1, 1e-14);  // at most 32 of the same products in another order: 32 * 1.1e-16
-  EXPECT_GT(run.step_flops, run.model_flops);      // fused attention makes its scores again in backward
+  EXPECT_GT(run.step_flops, run.model_flops);      // fused attention recomputes its scores in backward
   EXPECT_EQ(run.step_tokens, 64 * 32);
   EXPECT_EQ(run.all_tokens(), 10 * 64 * 32);
 }
 
-// 8 layers, half of them with 8 experts of width 96: 2 of them take part for a token.
+// 8 layers, half of them with 8 experts of width 96: 2 experts process each token.
 const std::vector<std::string> kExperts{"model.num_moe_experts=8", "model.moe_layer_freq=2",
                                         "model.moe_ffn_hidden_size=96", "model.add_bias_linear=false"};
 
@@ -69,7 +69,7 @@ TEST(DryRun, OfExpertsSaysWhatTakesPartForAToken) {
   EXPECT_EQ(preflight::text(dry(fit_request(1))).find("take part"), std::string::npos);
 }
 
-// Stages have layers with experts of their own: 3 and 1 of the 4.
+// Both stages have expert layers: 3 and 1 of the 4.
 TEST(DryRun, OperationsOfExpertsAreThoseOfTheStagesTogether) {
   std::vector<std::string> all = kExperts;
   all.insert(all.end(), {"parallel.pipeline_model_parallel_size=2", "parallel.expert_model_parallel_size=2",
@@ -80,7 +80,7 @@ TEST(DryRun, OperationsOfExpertsAreThoseOfTheStagesTogether) {
   EXPECT_NEAR(run.model_flops / whole, 1, 1e-14);  // as above
 }
 
-// Equal stages of layers alone idle as the textbook says; a head makes the last one longer.
+// Equal stages of only layers have the textbook bubble; a head makes the last stage longer.
 TEST(DryRun, TheBubbleIsThatOfTheTableWithEveryRanksOperations) {
   const DryRun run = dry(fit_request(8, kEight));
   EXPECT_DOUBLE_EQ(run.pipeline.formula_bubble_share, 1.0 / (8 + 1));  // 64 samples: 8 microbatches of 4 x 2 ranks
@@ -91,7 +91,7 @@ TEST(DryRun, TheBubbleIsThatOfTheTableWithEveryRanksOperations) {
   EXPECT_NEAR(*dry(fit_request(8, kEight), equal).pipeline.bubble_share, 1.0 / 9, 1e-14);  // sums of at most 32 times
 }
 
-// Layers of both stages, with their own exchanges: of b 4, s 16 rows of keys and values of 2 x 64 in bf16.
+// Layers of both stages, with their own exchanges: for b 4, s 16 rows of keys and values of 2 x 64 in bf16.
 TEST(DryRun, OfContextParallelismSaysWhatEachLayerSends) {
   const FitRequest request =
       fit_request(4, {"parallel.context_parallel_size=2", "parallel.pipeline_model_parallel_size=2",

@@ -1,4 +1,4 @@
-// Configurations to ask for, and predictors that say what a test wants.
+// Configurations for fit tests, and predictors with planted values.
 #pragma once
 
 #include <string>
@@ -28,11 +28,11 @@ inline preflight::FitRequest fit_request(int ranks, const std::vector<std::strin
   return {fit_config(ranks, settings), ranks, kFitVocab, std::move(domains)};
 }
 
-// A GPU a rank, or a machine for all ranks.
+// One GPU per rank, or a machine for all ranks.
 inline preflight::MemoryDomains gpus(int64_t bytes) { return {true, 1, bytes, "the test", {}}; }
 inline preflight::MemoryDomains machine(int ranks, int64_t bytes) { return {false, ranks, bytes, "the test", {}}; }
 
-// Predicts peak(request), and counts how often it is asked.
+// Predicts peak(request), and counts its calls.
 struct Planted {
   std::function<int64_t(const train::RankRequest&)> peak;
   int* calls = nullptr;

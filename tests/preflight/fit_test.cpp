@@ -1,4 +1,4 @@
-// What a memory domain needs is the sum of its ranks' peaks, asked for as seldom as possible.
+// The requirement of a memory domain is the sum of its ranks' peaks, with as few predictions as possible.
 #include "preflight/fit.h"
 
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ TEST(Fit, AMachineNeedsWhatAllItsRanksHold) {
                     machine(8, 1));
     int64_t sum = 0;
     for (int rank = 0; rank < 8; ++rank) sum += train::predict_memory({request.config, 8, rank, kFitVocab, 0}).peak;
-    EXPECT_EQ(fit(request).need, sum) << strategy;  // of two ranks that share state both are asked for
+    EXPECT_EQ(fit(request).need, sum) << strategy;  // both of two ranks that share state are predicted
     EXPECT_EQ(fit(request).domain_ranks, 8);
   }
 }
@@ -52,7 +52,7 @@ TEST(Fit, TheFullestOfManyPlacesCounts) {
   FitRequest request = fit_request(8, settings, gpus(1000));
   EXPECT_EQ(fit(request, planted).need, 101);
   EXPECT_EQ(fit(request, planted).worst_rank().rank, 3);
-  request.domains = machine(2, 1000);  // ranks 0 1, 2 3, 4 5, 6 7: the second has the last one of the four
+  request.domains = machine(2, 1000);  // ranks 0 1, 2 3, 4 5, 6 7: the second domain has the last of the four
   EXPECT_EQ(fit(request, planted).need, 201);
   EXPECT_EQ(fit(request, planted).domain, 1);
   request.domains = machine(3, 1000);  // 0 1 2, 3 4 5, 6 7
@@ -65,8 +65,8 @@ TEST(Fit, TheFullestOfManyPlacesCounts) {
   EXPECT_EQ(fit(request, planted).ranks.size(), 2u) << "of the other pp rank nothing is asked";
 }
 
-// The last of sixteen that share state holds 40 less than the first: of so many those between are not asked for, and
-// count as the smaller of the two.
+// The last of sixteen that share state holds 40 less than the first. With so many, ranks in between are not predicted
+// and count as the smaller of the two.
 TEST(Fit, ALastRankMayHoldLessThanTheFirst) {
   const Planted planted{[](const train::RankRequest& request) {
     const topology::RankGrid grid(request.world_size, request.config.parallel);
@@ -85,7 +85,7 @@ TEST(Fit, ALastRankMayHoldLessThanTheFirst) {
   EXPECT_EQ(fit(request, planted).domain, 0);
 }
 
-// Of few each is asked for, and the one that holds most is told of: the third of six.
+// With few ranks each is predicted, and the one that holds most is reported: the third of six.
 TEST(Fit, ARankInBetweenMayHoldMost) {
   const Planted planted{[](const train::RankRequest& request) {
     const topology::RankGrid grid(request.world_size, request.config.parallel);
@@ -103,7 +103,7 @@ TEST(Fit, ARankInBetweenMayHoldMost) {
   EXPECT_EQ(odd.ranks.size(), 3U);
 }
 
-// Small parameters, padded to 64 elements each, leave a rank in between more than either end.
+// Small parameters, padded to 64 elements each, give a rank in between more than either end.
 TEST(Fit, TheMostOfAllRanksIsThatOfTheRanks) {
   for (const int ranks : {4, 6, 8}) {
     const FitRequest request =
@@ -172,7 +172,7 @@ TEST(Fit, RanksOfAnInstanceShareItsState) {
   EXPECT_EQ(calls, 2);
 }
 
-// Two operations a multiply-add, three for forward and backward: by the formula of the iteration line.
+// Two operations per multiply-add, three for forward and backward: by the formula of the iteration line.
 TEST(PredictRank, OperationsOfAllRanksAreThoseOfTheModel) {
   const std::vector<std::string> settings{"parallel.tensor_model_parallel_size=2",
                                           "parallel.pipeline_model_parallel_size=2"};

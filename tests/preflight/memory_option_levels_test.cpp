@@ -1,4 +1,4 @@
-// The options out that are offered: of recomputation only what the model has and the rules allow.
+// Suggested memory options: for recompute only modules that the model has and the rules allow.
 #include "preflight/memory_options.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ config::Config with(const std::vector<std::string>& overrides) {
       overrides);
 }
 
-// Modules of selective recomputation in any of the options; each option must be a configuration that runs.
+// Modules of selective recompute in any of the options; each option must be a valid configuration.
 std::set<std::string> modules_offered(const std::vector<std::string>& overrides) {
   std::set<std::string> modules;
   for (const preflight::OptionLevels& list : preflight::option_levels(config::resolved(with(overrides), 1), false)) {
@@ -49,7 +49,7 @@ TEST(OptionLevels, OffersToRecomputeWhatTheModelHas) {
       modules_offered({shared[0], shared[1], "model.moe_shared_expert_overlap=true"}).contains("shared_experts"));
 }
 
-// 32 layers on 2 pipeline ranks with 2 chunks each: the root of 8 is 3 layers at a time.
+// 32 layers on 2 pipeline ranks with 2 chunks each: the square root of 8 is 3 layers at a time.
 TEST(OptionLevels, WholeLayersAreTakenByTheRootOfAChunk) {
   const config::Config config = config::resolved(
       with({"model.num_layers=32", "parallel.tensor_model_parallel_size=2", "parallel.pipeline_model_parallel_size=2",

@@ -186,7 +186,7 @@ TEST(MemoryOptions, SeveralTogetherAreTriedWhereNoneIsEnough) {
   const MemoryOptions hopeless = options(request, Planted{planted_peak});
   ASSERT_TRUE(hopeless.together.has_value());
   EXPECT_FALSE(hopeless.together->fits);
-  EXPECT_EQ(hopeless.together->need, 550000) << "all that helps";
+  EXPECT_EQ(hopeless.together->need, 550000) << "all settings together";
 }
 
 // What a machine needs is the sum over its ranks, of options alone and together: one rank would fit with anything.

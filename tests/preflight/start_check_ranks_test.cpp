@@ -1,4 +1,4 @@
-// Ranks on machines of their own start together or not at all.
+// Ranks on separate machines start together or not at all.
 #include "preflight/start_check.h"
 
 #include <chrono>
@@ -17,7 +17,7 @@ preflight::Fit needs(int64_t bytes) {
   return fit;
 }
 
-// Ranks 1 and 3 of four need more than there is where `bad`. Who says why, as "1 ".
+// With `bad`, ranks 1 and 3 of four need more memory than available. Returns the ranks that report it, as "1 ".
 std::string said_on_four(bool bad) {
   std::mutex mutex;
   std::string said;

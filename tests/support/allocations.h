@@ -1,4 +1,4 @@
-// What a thread allocates and frees, in order: of real tensors in the host's memory, and of meta ones.
+// Records the sizes that a thread allocates and frees, in order, on the CPU or on the meta device.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -18,10 +18,11 @@
 
 namespace metroplex::test {
 
-// Bytes, negative where freed. Scalars are left out: libtorch makes some in the host's memory for either.
+// Bytes; negative for a free. Scalars (8 bytes or less) are skipped because libtorch allocates some of them on the
+// CPU in both cases.
 using Allocations = std::vector<int64_t>;
 
-// A parallel loop that allocates in another thread is not seen: of what is compared, loops run on one.
+// Misses allocations that a parallel loop makes on other threads; the compared work must run on one thread.
 inline Allocations allocations_of(const std::function<void()>& work) {
   struct Host final : c10::MemoryReportingInfoBase {
     explicit Host(Allocations& to) : all(to) {}

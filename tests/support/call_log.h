@@ -1,4 +1,4 @@
-// Writes down what a recorder is told of: names and shapes.
+// Logs the names and shapes of the operations that a recorder receives.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace metroplex::test {
 
 struct RecordedCall {
-  std::string name, group;  // no group: a kernel
+  std::string name, group;  // empty: a kernel
   std::vector<std::vector<int64_t>> reads, writes;
   bool operator==(const RecordedCall&) const = default;
 };

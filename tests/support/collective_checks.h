@@ -1,4 +1,4 @@
-// What every backend must do, said once: run on a group by threads and by processes.
+// Checks that every communication backend must pass; they run with groups of threads and of processes.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -9,7 +9,7 @@
 
 namespace metroplex::test {
 
-// Small integers: exact in every type, for up to 8 ranks.
+// Small integers, exact in every type for up to 8 ranks.
 inline at::Tensor member_values(int member, at::IntArrayRef shape, at::ScalarType type) {
   int64_t numel = 1;
   for (const int64_t size : shape) numel *= size;
@@ -58,7 +58,7 @@ inline void check_type(const comm::Group& group, at::ScalarType type) {
   EXPECT_TRUE(at::equal(from_last, member_values(size - 1, shape, type)));
 }
 
-// Member i sends (i + j) % 3 rows to member j: some get nothing from some.
+// Member i sends (i + j) % 3 rows to member j, so some pairs exchange no rows.
 inline void check_all_to_all(const comm::Group& group) {
   const int size = group.size();
   if (size == 1) return;
@@ -90,7 +90,7 @@ inline void check_collectives(const comm::Group& group) {
   comm::barrier(group);
 }
 
-// fp32 sums whose bits depend on the order: ((a0 + a1) + a2) + ... must come out on every rank, in both reductions.
+// The bits of these fp32 sums depend on the order. Both reductions must return ((a0 + a1) + a2) + ... on every rank.
 inline void check_sum_order(const comm::Group& group) {
   const auto values = [](int member) {
     return at::sin(at::arange(4000, at::kFloat) * (member + 1.7)) * (member == 1 ? 1e4 : 1.0);
@@ -105,7 +105,7 @@ inline void check_sum_order(const comm::Group& group) {
                         comm::own_slice(expected.narrow(0, 0, whole.size(0)), 0, group)));
 }
 
-// A size that fits no power of two, well above every threshold of splitting.
+// A size that is no power of two and is above every threshold for splitting a message.
 inline void check_large(const comm::Group& group) {
   const int64_t numel = 200003;
   at::Tensor x = at::arange(numel, at::kFloat) + group.index();
@@ -130,8 +130,9 @@ inline void check_in_place(const comm::Group& group) {
   EXPECT_TRUE(at::equal(buffer[group.index()], gathered[group.index()] * n));
 }
 
-// What each of two data-parallel ranks does on one of two groups of equal members and name does not count on the
-// other. Of both purposes they have no group yet whose communicator these would get.
+// Two data-parallel ranks use two groups with equal members and name but different purpose. The ranks issue the two
+// all-reduces in opposite order, which must not deadlock or mix the results. Neither purpose has an existing group
+// whose communicator could be reused.
 inline void check_two_purposes(const comm::World& world) {
   const comm::Group rows = world.make_group({"both", comm::Purpose::experts, {0, 1}});
   const comm::Group sums = world.make_group({"both", comm::Purpose::layers, {0, 1}});

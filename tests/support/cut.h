@@ -1,5 +1,4 @@
-// How Megatron cuts and joins sequences for attention, as recorded: positions of a context-parallel rank, borders of
-// packed documents.
+// Megatron's split of sequences for attention: positions of a context-parallel rank, offsets of packed documents.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +9,9 @@
 
 namespace metroplex::data {
 
-// Positions of context-parallel rank `cp_index`: of 2 * cp_size equal chunks it has number cp_index and its mirror
-// image, so that causal attention costs every rank the same. Throws base::Error unless 2 * cp_size divides the length
-// (cp_size > 1).
+// Positions of context-parallel rank `cp_index`: chunk cp_index of 2 * cp_size equal chunks and its mirror image.
+// With this zigzag order causal attention costs every rank the same. Throws base::Error unless 2 * cp_size divides
+// the length (cp_size > 1).
 inline std::vector<int64_t> zigzag_positions(int64_t sequence_length, int64_t cp_size, int64_t cp_index) {
   MPX_ASSERT(cp_size >= 1 && cp_index >= 0 && cp_index < cp_size, "cp rank ", cp_index, " of ", cp_size);
   const int64_t chunks = cp_size == 1 ? 1 : 2 * cp_size;
@@ -29,7 +28,7 @@ inline std::vector<int64_t> zigzag_positions(int64_t sequence_length, int64_t cp
   return positions;
 }
 
-// Borders of the documents of a sample: 0, end of the first, ..., length.
+// Document offsets of a sample: 0, end of the first document, ..., length.
 inline std::vector<int32_t> document_borders(std::span<const int32_t> document_ids) {
   std::vector<int32_t> borders{0};
   for (size_t i = 1; i < document_ids.size(); ++i) {
@@ -39,7 +38,7 @@ inline std::vector<int32_t> document_borders(std::span<const int32_t> document_i
   return borders;
 }
 
-// Borders of the rows of a micro-batch laid end to end, repeated entries (padding of the rows' lists) left out.
+// Offsets of all rows of a micro-batch concatenated; skips repeated entries (padding of a row's list).
 inline std::vector<int32_t> merge_borders(const std::vector<std::vector<int32_t>>& rows, int64_t sequence_length) {
   std::vector<int32_t> merged;
   for (size_t row = 0; row < rows.size(); ++row) {

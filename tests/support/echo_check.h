@@ -1,4 +1,4 @@
-// What must hold of every plan of clones.
+// Invariants of every ECHO replica plan.
 #pragma once
 
 #include <algorithm>
@@ -143,10 +143,10 @@ class EchoCheck {
   const plan::EchoPlan& plan_;
   plan::EchoWorkspace work_;
   std::vector<int64_t> sent_, received_;  // [ranks]
-  std::vector<int64_t> given_;            // [experts], to clones
+  std::vector<int64_t> given_;            // [experts], rows that go to replicas
 };
 
-// "" where `plan` is one that `options` may give for these counts, else what is wrong with it.
+// Returns "" if `options` allow `plan` for these counts, else a message with the violated invariant.
 inline std::string echo_problem(const plan::EchoCounts& counts, const plan::EchoOptions& options,
                                 const plan::EchoPlan& plan) {
   return EchoCheck(counts, options, plan).problem();

@@ -1,5 +1,5 @@
-// The rows of one source rank after a plan of clones, plainly: from the experts that tokens chose to the columns that
-// they are sent to (EchoSizes::columns), and back. What cuda/kernels/echo_plan.h is held to.
+// Reference implementation of cuda/kernels/echo_plan.h: maps the rows of one source rank from chosen experts to
+// destination slots (EchoSizes::columns), and back.
 #pragma once
 
 #include <algorithm>
@@ -13,21 +13,21 @@
 namespace metroplex::plan {
 
 struct EchoRerouteWorkspace {
-  std::vector<int32_t> clone, next;  // [experts] the clone that rows go to now, -1: home; [clones] the one behind it
-  std::vector<int64_t> left;         // [experts] rows that it still takes
+  std::vector<int32_t> clone, next;  // [experts] current replica (`clone`) of an expert, -1: the owner; [replica
+                                     // slots] the replica after it
+  std::vector<int64_t> left;         // [experts] rows that the current replica still accepts
 };
 
-// Of each expert the first clone that takes rows of `rank` at or behind `clone`, with those rows.
+// Sets the expert's current replica to the first one from `clone` on that receives rows of `rank`, and its row count.
 inline void take_clone(const EchoPlan& plan, int rank, int32_t expert, int32_t clone, EchoRerouteWorkspace& work) {
   while (clone >= 0 && plan.from(rank, clone) == 0) clone = work.next[static_cast<size_t>(clone)];
   work.clone[static_cast<size_t>(expert)] = clone;
   work.left[static_cast<size_t>(expert)] = clone < 0 ? 0 : plan.from(rank, clone);
 }
 
-// experts [tokens, topk]: the different experts that each token of `rank` chose, -1: none. Of an expert's tokens in
-// their order the first from(rank, clone) go to its first clone, the next ones to the second, the rest stay at home.
-// columns [tokens, topk]: where each choice goes, so what belongs to a choice, as its probability, stays in its
-// place.
+// experts [tokens, topk]: the distinct experts that each token of `rank` chose, -1: none. The first from(rank, clone)
+// tokens of an expert go to its first replica, the next ones to the second, the rest to the owner. columns [tokens,
+// topk]: the destination slot of each choice, at the same index as the choice and its probability.
 inline void echo_reroute(const EchoPlan& plan, int rank, std::span<const int32_t> experts, EchoRerouteWorkspace& work,
                          std::span<int32_t> columns) {
   MPX_ASSERT(experts.size() == columns.size(), experts.size(), " choices to ", columns.size(), " columns");
@@ -62,7 +62,7 @@ inline std::vector<int32_t> echo_reroute(const EchoPlan& plan, int rank, std::sp
   return columns;
 }
 
-// [columns] the expert that each computes with; -1: a slot without owner.
+// [columns] the expert computed in each destination slot; -1: an unused replica slot.
 inline std::vector<int32_t> echo_column_experts(const EchoPlan& plan) {
   std::vector<int32_t> experts(static_cast<size_t>(plan.sizes.columns()), -1);
   for (int32_t expert = 0; expert < plan.sizes.experts; ++expert)
@@ -72,8 +72,8 @@ inline std::vector<int32_t> echo_column_experts(const EchoPlan& plan) {
   return experts;
 }
 
-// by_column [n, columns] to by_expert [n, experts]: what stands at an expert's home and at its clones is added up, in
-// the order of columns. Of rows of the above at most one of these is not zero, so nothing is rounded.
+// by_column [n, columns] to by_expert [n, experts]: sums the owner's and the replicas' entries in slot order. For
+// rerouted rows at most one summand is nonzero, so nothing is rounded.
 template <class Number>
 void echo_fold(const EchoPlan& plan, std::span<const Number> by_column, std::span<Number> by_expert) {
   const std::vector<int32_t> expert_of = echo_column_experts(plan);

@@ -1,4 +1,4 @@
-// What a call is refused with.
+// Returns the message of an expected error.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace metroplex::test {
 
-// The text of the base::Error that `body` throws; "" when it throws none.
+// The message of the base::Error that `body` throws; "" if it throws none.
 template <class Body>
 std::string error_of(const Body& body) {
   try {

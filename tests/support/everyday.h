@@ -1,5 +1,5 @@
-// Walks over hundreds of cases: every day a share of them, all of them with METROPLEX_WHOLE_WALKS=1, as
-// scripts/nightly.sh runs them.
+// Sweeps over hundreds of cases run a sampled share by default. METROPLEX_WHOLE_WALKS=1 (set by scripts/nightly.sh)
+// runs all of them.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@ inline bool whole_walks() {
   return whole != nullptr && *whole != '\0';
 }
 
-// One in `share` of the cases, in their order. Drawn, with a fixed seed: each k-th would always meet the same values
-// of the innermost loop that made them.
+// Samples one in `share` of the cases with a fixed seed and keeps their order. Every k-th case would always have the
+// same values of the innermost loop that generated the cases.
 template <class T>
 std::vector<T> everyday(const std::vector<T>& all, size_t share) {
   if (whole_walks()) return all;

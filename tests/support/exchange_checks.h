@@ -1,5 +1,5 @@
-// What every backend's exchange_rows must do, said once: against all_to_all with counts on the host, and, with too
-// many rows, against the words of GroupBackend::exchange_rows.
+// Checks of exchange_rows that every backend must pass. The reference is all_to_all with counts on the host; for too
+// many rows, the contract of GroupBackend::exchange_rows.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -15,7 +15,7 @@
 
 namespace metroplex::test {
 
-// [from][to] rows.
+// Number of rows, [from][to].
 using RowCounts = std::vector<std::vector<int64_t>>;
 
 inline RowCounts random_counts(int members, int64_t most, std::mt19937& draw) {
@@ -30,19 +30,19 @@ inline int64_t total(const std::vector<int64_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
-// To each member from those in order.
+// Rows that `member` receives from each member, in member order.
 inline std::vector<int64_t> sent_to(const RowCounts& counts, int member) {
   std::vector<int64_t> rows;
   for (const auto& of : counts) rows.push_back(of[static_cast<size_t>(member)]);
   return rows;
 }
 
-// `length` rows of three, nothing in them but NaN.
+// `length` rows of three NaN.
 inline at::Tensor poison(int64_t length) {
   return at::full({length, 3}, std::numeric_limits<double>::quiet_NaN(), at::kDouble);
 }
 
-// Row r of a member's is 1000 member + r, times 1 to 3 by column; behind `there` of them NaN.
+// Row r of a member is 1000 member + r, times 1 to 3 by column; rows after the first `there` are NaN.
 inline at::Tensor rows_of(int member, int64_t there, int64_t length) {
   const at::Tensor rows = poison(length);
   const at::Tensor first = at::arange(there, at::kDouble).add_(1000.0 * member).unsqueeze(1);
@@ -79,7 +79,7 @@ inline void check_rows_as_all_to_all(const comm::Group& group, const RowCounts& 
   EXPECT_FALSE(there.flag() || home.flag());
 }
 
-// Of every member: the rows that are there, and the room for what comes.
+// Per member: `there` valid rows, and `room` for received rows.
 struct RowLimits {
   int64_t capacity;
   std::vector<int64_t> there, room;
@@ -115,7 +115,7 @@ inline void check_limited_rows(const comm::Group& group, const RowCounts& counts
   EXPECT_EQ(out.flag(), overflow);
 }
 
-// Two under way together, of other types and shapes, that share a flag which is set.
+// Two exchanges in flight with different types and shapes; they share one overflow flag, which gets set.
 inline void check_rows_together(const comm::Group& group) {
   const int n = group.size(), me = group.index();
   const at::Tensor counts = at::full({n}, 2, at::kLong), probs = at::arange(2 * n, at::kFloat) + 100 * me,

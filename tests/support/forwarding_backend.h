@@ -1,4 +1,4 @@
-// A backend that passes everything on to another one: tests override what they watch or delay.
+// A backend that forwards every call to another one. Tests override the calls that they observe or delay.
 #pragma once
 
 #include <utility>

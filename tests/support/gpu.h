@@ -1,5 +1,5 @@
-// For tests that compare a GPU with the CPU: without one, or without device code of ours, there is nothing to
-// compare, and the test is skipped; a call that was refused as it should be is no comparison either.
+// Helpers for tests that compare a GPU with the CPU. Without a GPU or without compiled device code such a test is
+// skipped after it has checked the refusal of the call.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,13 +17,13 @@
 
 namespace metroplex::cuda::kernels {
 
-// What the error of a call says behind the kernel's name where no kernel can run; null where they can.
+// The error text after the kernel's name if no kernel can run; null if kernels can run.
 inline const char* expected_refusal() {
   if (!compiled()) return " is not in this program";
   return device_count() == 0 ? " was not launched" : nullptr;
 }
 
-// What a call says where it cannot run.
+// The message of the error that the call throws if it cannot run.
 template <class Call>
 std::string refusal(const Call& call) {
   try {

@@ -1,4 +1,4 @@
-// A plan of graph instances by Megatron's rule: a send is done as soon as it is issued.
+// A plan of graph instances by Megatron's rule: a send is complete as soon as it is issued.
 #pragma once
 
 #include "plan/graph_plan.h"

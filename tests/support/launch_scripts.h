@@ -1,4 +1,4 @@
-// What tests of launch scripts share: a folder to stand in, which no trial may change.
+// A working folder for tests of launch scripts that no test case may change.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Tapes that are captured once and replayed as ever, and remember in which order: whether graphs that share pools, as
-// those of graph instances do, found in every replay what they found at the capture.
+// Tapes that are captured once, replayed in any number, and log the replay order. Tests check that graphs sharing
+// pools (graph instances) read in every replay the values that they read at capture.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace metroplex::cuda {
 
 class LoggedGraphs final : public GraphDevice {
  public:
-  // `recorder` is told of what is captured, and outlives it.
+  // `recorder` records the captured operations and must outlive this object.
   explicit LoggedGraphs(TapeRecorder& recorder) : recorder_(recorder) {}
 
   std::shared_ptr<GraphPool> make_pool() override { return std::make_shared<TapePool>(); }
@@ -24,15 +24,15 @@ class LoggedGraphs final : public GraphDevice {
   TapeRecorder* recorder() override { return &recorder_; }
   void run_on_capture_stream(const std::function<void()>& work) override { work(); }
 
-  // Of what each tape shows, and of the replays so far; while the graphs live. A graph that is captured again counts
-  // from then on.
+  // Diagnostics of each tape and of the replays so far, for graphs that still exist. A graph that is captured again
+  // counts from its last capture.
   std::vector<Finding> findings() const;
   size_t replays() const { return replays_.size(); }
 
  private:
   class Logged;
   TapeRecorder& recorder_;
-  std::vector<const Logged*> captured_;  // in order
+  std::vector<const Logged*> captured_;  // in capture order
   std::vector<const Logged*> replays_;
 };
 

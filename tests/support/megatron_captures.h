@@ -1,5 +1,5 @@
-// The order that Megatron makes of its schedule table before it captures (plan/graph_plan.h), and what else is
-// recorded of its captures. Sources: convert_schedule_table_to_order, TECudaGraphHelper.
+// The order that Megatron derives from its schedule table before capture (plan/graph_plan.h), and other recorded
+// values of its captures. Sources: convert_schedule_table_to_order, TECudaGraphHelper.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ inline std::vector<int> table_to_order(int num_warmup, int num_chunks, const std
   return order;
 }
 
-// Most (microbatch, chunk) forwards whose backward has not run yet, over the order.
+// Maximum number of (microbatch, chunk) forwards whose backward has not run, over the order.
 inline int peak_in_flight(const std::vector<int>& order) {
   int live = 0, peak = 0;
   for (const int entry : order) {
@@ -33,7 +33,7 @@ inline int peak_in_flight(const std::vector<int>& order) {
   return peak;
 }
 
-// Warm-up runs that a capture does after `warmup_steps` eager steps, so that about ten runs precede it.
+// Warm-up runs of a capture after `warmup_steps` eager steps; about ten runs precede a capture.
 inline int graph_warmup_runs(int num_stages, int num_microbatches, int warmup_steps) {
   constexpr int kRuns = 10;
   const int runs_per_capture = num_stages == 1 ? 1 : num_microbatches;

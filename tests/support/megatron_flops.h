@@ -1,5 +1,6 @@
-// The whole of Megatron's num_floating_point_operations: beside what plan/model_flops.h counts, networks that nothing
-// here trains (linear attention, hybrids with mamba, multi-token prediction, experts on a projection).
+// Megatron's complete num_floating_point_operations. In addition to plan/model_flops.h it counts architectures that
+// this trainer does not train: linear attention, hybrids with mamba, multi-token prediction, and experts on a
+// projection.
 #pragma once
 
 #include <algorithm>
@@ -18,24 +19,24 @@ struct MegatronExperts : plan::ExpertShape {
   std::optional<int64_t> latent_size = std::nullopt;  // routed experts work on a projection of this size
 };
 
-// Gated delta net layers, in place of some attention layers.
+// Gated delta net layers that replace some attention layers.
 struct LinearAttention {
   int64_t key_head_dim = 128, value_head_dim = 128;
   int64_t num_key_heads = 16, num_value_heads = 32;
   int64_t conv_kernel_dim = 4;
-  bool gdn2 = false;                       // the second form: gates as wide as the keys and values
-  std::vector<bool> layer_is_linear = {};  // one entry a layer, the multi-token prediction layers too
+  bool gdn2 = false;                       // second form: gates as wide as keys and values
+  std::vector<bool> layer_is_linear = {};  // one entry per layer, including multi-token prediction layers
 };
 
-// A model written as a string of layers (M mamba, * attention, - MLP, E experts, G gated delta net), with '|' between
-// pipeline stages and '/' before each multi-token prediction depth.
+// A model as a string of layers: M mamba, * attention, - MLP, E experts, G gated delta net. '|' separates pipeline
+// stages; '/' precedes each multi-token prediction depth.
 struct HybridLayers {
   std::string pattern = {};
   int64_t mamba_state_dim = 128, mamba_head_dim = 64, mamba_num_groups = 8, mamba_num_heads = 128;
 };
 
 struct MegatronShape : plan::ModelShape {
-  int64_t num_mtp_layers = 0;  // multi-token prediction
+  int64_t num_mtp_layers = 0;
   bool attention_output_gate = false;
   bool rms_norm = false;
   bool tied_embedding = true;
@@ -43,7 +44,7 @@ struct MegatronShape : plan::ModelShape {
   std::optional<LinearAttention> linear = std::nullopt;
   std::optional<HybridLayers> hybrid = std::nullopt;
 
-  // What plan::step_flops() knows, all of it.
+  // True if plan::step_flops() supports the model.
   bool plain() const {
     return num_mtp_layers == 0 && !attention_output_gate && !linear && !hybrid &&
            !(all_experts && all_experts->latent_size);
@@ -52,7 +53,8 @@ struct MegatronShape : plan::ModelShape {
 
 inline double as_double(int64_t value) { return static_cast<double>(value); }
 
-// All functions: multiply-adds of a forward, for `tokens` tokens; `squares` is the sum over documents of length^2.
+// Functions with a Load return the multiply-adds of a forward for `tokens` tokens; `squares` is the sum over
+// documents of length^2.
 struct Load {
   double tokens;
   double squares;
@@ -118,7 +120,7 @@ inline double mamba(const MegatronShape& shape, const HybridLayers& hybrid, cons
   const double state = as_double(hybrid.mamba_state_dim);
   const double heads =
       hybrid.mamba_num_heads > 0 ? as_double(hybrid.mamba_num_heads) : inner / as_double(hybrid.mamba_head_dim);
-  const double scan = 3.5 * inner * state;  // seven operations an element, counted in pairs
+  const double scan = 3.5 * inner * state;  // seven operations per element, counted in pairs
   return load.tokens *
          (hidden * (2 * inner + 2 * as_double(hybrid.mamba_num_groups) * state + heads) + scan + inner * hidden);
 }

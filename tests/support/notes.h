@@ -1,4 +1,5 @@
-// What the ranks of a test leave for the parent: one file a rank, "<nanoseconds>\n<text>".
+// Results that the ranks of a test write for the parent process: one file per rank, "<nanoseconds>
+// <text>".
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
-// A recorder that keeps every operation with what it read and what it wrote, and can run each alone: on nothing but
-// its reads, all other memory that is known being overwritten, and with nothing but its writes changed by it.
+// A recorder that stores every operation with the values that it read and wrote, and can replay each operation alone.
+// A replay restores only the recorded reads, fills all other known memory with a pattern, and checks that only the
+// recorded writes change.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -19,8 +20,8 @@ class OperationRecorder final : public cuda::Recorder {
  public:
   struct Kept {
     cuda::Operation operation;
-    std::vector<at::Tensor> reads, results;  // copies: of what was read, and of what is written
-    std::vector<at::Tensor> scratch{};       // taken off the operation's writes
+    std::vector<at::Tensor> reads, results;  // copies of the values read and written
+    std::vector<at::Tensor> scratch{};       // memory excluded from the operation's writes
   };
 
   void run(cuda::Operation operation) override {
@@ -42,7 +43,7 @@ class OperationRecorder final : public cuda::Recorder {
     }
     return names;
   }
-  // Calls of groups by name, "wait" left out.
+  // Number of collective calls by name, without "wait".
   std::map<std::string, int64_t> calls() const {
     std::map<std::string, int64_t> counts;
     for (const Kept& kept : operations_) {
@@ -55,7 +56,7 @@ class OperationRecorder final : public cuda::Recorder {
     for (const Kept& kept : operations_) kept.operation.run();
   }
 
-  // All members of the groups at once. Destroys the values of every tensor that was recorded.
+  // Collective over all members of the groups. Destroys the values of all recorded tensors.
   void run_each_alone() {
     for (size_t i = 0; i < operations_.size(); ++i) {
       if (operations_[i].operation.name != "wait") run_alone(i);
@@ -80,7 +81,7 @@ class OperationRecorder final : public cuda::Recorder {
     const auto* const data = bytes.const_data_ptr<uint8_t>();
     return data[0] == kAtRest && std::memcmp(data, data + 1, bytes.nbytes() - 1) == 0;
   }
-  // The wait of call `start`: the next one for what it writes.
+  // The "wait" of the call at index `start`: the next one with the same group and writes.
   const Kept& wait_of(size_t start) const {
     for (size_t i = start + 1; i < operations_.size(); ++i) {
       const cuda::Operation &o = operations_[i].operation, &call = operations_[start].operation;
@@ -116,7 +117,7 @@ class OperationRecorder final : public cuda::Recorder {
       for (auto& [where, bytes] : memory_) bytes.fill_(kAtRest);
     }
     for (size_t r = 0; r < o.reads.size(); ++r) at::Tensor(o.reads[r]).copy_(kept.reads[r]);
-    std::map<const void*, at::Tensor> before;  // of what it works on; all else is at rest
+    std::map<const void*, at::Tensor> before;  // storages of this operation before the run; all others hold kAtRest
     for (const auto* tensors : {&o.reads, &o.writes}) {
       for (const at::Tensor& tensor : *tensors) {
         const auto own = memory_.find(tensor.storage().data());

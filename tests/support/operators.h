@@ -1,4 +1,4 @@
-// The operators of libtorch that a thread calls, by name, inner ones too.
+// Records the names of the libtorch operators that a thread calls, nested ones included.
 #pragma once
 
 #include <ATen/record_function.h>

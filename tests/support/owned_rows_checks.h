@@ -1,4 +1,5 @@
-// What every backend's fetch_rows and return_rows must do, said once, against plain loops over what all members have.
+// Checks of fetch_rows and return_rows that every backend must pass, against plain loops over the rows of all
+// members.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -14,7 +15,7 @@
 
 namespace metroplex::test {
 
-// owners [members * slots]: rows of other members, different ones on a member, `empty` in ten of the slots none.
+// owners [members * slots]: distinct rows of other members per member; `empty` in ten slots have no owner.
 inline std::vector<int32_t> random_owners(int members, int64_t slots, int64_t home, unsigned empty,
                                           std::mt19937& draw) {
   std::vector<int32_t> owners;
@@ -34,7 +35,8 @@ struct OwnedRows {
   std::function<comm::Handle(const at::Tensor&out, const at::Tensor&in, const at::Tensor&owners)> fetch, give_back;
 };
 
-// Row r of a member is its number times 1 to 4 by column; a slot's gradient a number of its own. Empty slots are NaN.
+// Row r of a member is its number times 1 to 4 by column; every slot's gradient has a unique number. Empty slots are
+// NaN.
 inline void check_owned_rows(const comm::Group& group, const std::vector<int32_t>& owners, int64_t slots,
                              int64_t home, const OwnedRows& how, at::ScalarType type = at::kDouble) {
   const auto number = [&](int64_t n) { return at::arange(1, 5, at::kDouble).mul_(static_cast<double>(n)).to(type); };
@@ -73,13 +75,13 @@ inline void check_owned_rows(const comm::Group& group, const OwnedRows& how) {
       }
     }
   }
-  const int owner = members / 2;  // one of its two rows all others want
+  const int owner = members / 2;  // all other members fetch one of its two rows
   std::vector<int32_t> hot(static_cast<size_t>(members), 2 * owner + 1);
   hot[static_cast<size_t>(owner)] = -1;
   check_owned_rows(group, hot, 1, 2, how);
 }
 
-// Both weights and both biases of an expert are under way at one time, each in several rounds; so are the ways back.
+// Both weights and both biases of an expert are in flight together, each in several rounds; so are their gradients.
 inline void check_several_owned_rows(const comm::Group& group, const OwnedRows& how) {
   constexpr int64_t kHome = 2, kSlots = 2;
   const std::vector<int64_t> widths = {5, 1, 9, 3};

@@ -1,11 +1,11 @@
-// The exchange between neighbouring pipeline stages by name, as Megatron's p2p_communication has it: forward
+// Exchange between neighboring pipeline stages with the functions of Megatron's p2p_communication. Forward
 // activations go to the next rank of the group, gradients to the previous one, both around the ring (virtual stages).
-// It asks of the backends, in every order, what the executor's table asks in one.
+// Exercises the backends in every order; the executor's table uses only one.
 //
-// Modes: batched      all transfers of a call issued together, complete on return
-//        overlapped   the same, complete when the handle of the result has been waited for
+// Modes: batched      issues all transfers of a call together, complete on return
+//        overlapped   issues them together, complete after a wait on the handle of the result
 //        plain        one transfer after the other: even ranks send first, odd ranks receive first
-//        ring         all transfers of a call as one exchange on one channel, ordered so that two ranks agree
+//        ring         all transfers of a call as one exchange on one channel, in an order that two ranks agree on
 #pragma once
 
 #include <ATen/ATen.h>
@@ -25,24 +25,23 @@ enum class P2pMode { batched, overlapped, plain, ring };
 
 struct P2pOptions {
   P2pMode mode = P2pMode::batched;
-  // The sender tells the shape (of at most 8 dims) before the data; shapes given are ignored. A combined call must
-  // then be met by its mirror on the neighbour (send_forward_recv_backward by send_backward_recv_forward), never by
-  // two single calls.
+  // The sender sends the shape (at most 8 dims) before the data; shape arguments are ignored. The neighbor must then
+  // match a combined call by its mirror (send_forward_recv_backward by send_backward_recv_forward), never by two
+  // single calls.
   bool variable_shapes = false;
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
 };
 
-// What one call sends (undefined: nothing) and wants to receive.
+// Tensors that one call sends (undefined: none), and the neighbors that it receives from.
 struct Transfer {
   at::Tensor to_next, to_prev;
   bool from_prev = false;
   bool from_next = false;
-  Shape shape_prev, shape_next;  // of what is received
+  Shape shape_prev, shape_next;
 };
 
-// What came; undefined where nothing was wanted. To be read after handle.wait() (overlapped) or at once (other
-// modes).
+// Received tensors; undefined if none was requested. Valid after handle.wait() (overlapped) or at once (other modes).
 struct Received {
   at::Tensor from_prev, from_next;
   Handle handle;
@@ -52,8 +51,8 @@ class PipelineP2p {
  public:
   PipelineP2p(Group pp, P2pOptions options);
 
-  // `first`/`last`: the stage (virtual stages counted) is the first or last of the model; then there is no neighbour,
-  // nothing is sent and an undefined tensor comes back. These six return when their data are there, in every mode.
+  // `first`/`last`: the (virtual) stage is the first or last of the model and has no neighbor; nothing is sent and
+  // the result is undefined. These six calls return after their data have arrived, in every mode.
   at::Tensor recv_forward(const Shape& shape, bool first) const;
   at::Tensor recv_backward(const Shape& shape, bool last) const;
   void send_forward(const at::Tensor& output, bool last) const;
@@ -61,7 +60,8 @@ class PipelineP2p {
   at::Tensor send_forward_recv_backward(const at::Tensor& output, const Shape& shape, bool last) const;
   at::Tensor send_backward_recv_forward(const at::Tensor& input_gradient, const Shape& shape, bool first) const;
 
-  // For virtual stages; an undefined tensor is not sent. What is sent must not be written before the handle is done.
+  // For virtual stages; an undefined tensor is not sent. The caller must not write a sent tensor before the handle is
+  // done.
   [[nodiscard]] Received send_forward_recv_forward(const at::Tensor& output, bool recv_prev,
                                                    const Shape& shape) const;
   [[nodiscard]] Received send_backward_recv_backward(const at::Tensor& input_gradient, bool recv_next,
@@ -84,7 +84,7 @@ inline at::Tensor packed(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.detach().contiguous() : tensor;
 }
 
-// A shape as a message of its own, on the tensor's device: the number of dims, then the dims.
+// A shape as a separate message on the tensor's device: the number of dims, then the dims.
 inline at::Tensor pack_shape(const at::Tensor& tensor) {
   MPX_CHECK(tensor.dim() <= kMaxDims, "comm", "a tensor of ", tensor.dim(),
             " dims cannot be sent with its shape; at most ", kMaxDims);
@@ -219,8 +219,8 @@ inline Handle PipelineP2p::issue(const Transfer& transfer, const Received& recei
   const P2pOp recv_prev{false, received.from_prev, prev, kForwardChannel};
   const P2pOp send_prev{true, transfer.to_prev, prev, backward};
   const P2pOp recv_next{false, received.from_next, next, backward};
-  // What leaves one rank for the previous one reaches that rank from its next one: with two ranks on one channel the
-  // receives must come in this order.
+  // A tensor sent to the previous rank arrives there from its next rank. With two ranks on one channel the receives
+  // must have this order.
   std::vector<P2pOp> order{send_prev, recv_next, send_next, recv_prev};
   if (options_.mode == P2pMode::plain) {
     if (pp_.index() % 2 == 0) order = {send_next, recv_prev, send_prev, recv_next};

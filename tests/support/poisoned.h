@@ -1,4 +1,5 @@
-// While it lives, memory that nobody has written is NaN: padding that leaks into a result is seen.
+// During its lifetime uninitialized memory is filled with NaN, so that a test detects padding that leaks into a
+// result.
 #pragma once
 
 #include <ATen/Context.h>

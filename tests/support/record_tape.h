@@ -1,4 +1,4 @@
-// Records work into a pool of its own, not strictly, and checks what the tape shows.
+// Records work into a private pool in non-strict mode, and checks the tape's diagnostics.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -33,8 +33,8 @@ inline RecordedTape record_tape(cuda::TapeRecorder& recorder, const std::functio
   return recorded;
 }
 
-// That there is one of this kind, at this operation and place, whose text has `part`; and nothing of another kind,
-// operation or place.
+// Expects one diagnostic of this kind at this operation and location whose text contains `part`, and no other
+// diagnostics.
 inline void expect_finding(const std::vector<cuda::Finding>& found, cuda::FindingKind kind,
                            const std::string& operation, const std::string& place, const std::string& part = "") {
   const auto fits = [&](const cuda::Finding& f) {

@@ -1,5 +1,5 @@
-// Starts the test program once a rank with only the calling test, as an outer launcher would: with its variables and
-// without our own launcher's help. The ranks take the branch of launch_from_environment().
+// Starts one process of the test program per rank with only the calling test, as an external launcher does: with its
+// variables and without our own launcher. The ranks run the branch of launch_from_environment().
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,7 +17,6 @@
 
 namespace metroplex::test {
 
-// A port of the loopback that nobody uses at this moment.
 inline int free_port() {
   const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
@@ -45,11 +44,10 @@ inline Variables as_slurm(int rank, int num_ranks, int port) {
 }
 
 struct Ended {
-  int code = -1;  // 128 + signal when killed
+  int code = -1;  // 128 + signal if killed
   Clock::time_point at;
 };
 
-// Blocks until all have ended.
 inline std::vector<Ended> run_by_hand(int num_ranks, const std::function<Variables(int rank)>& variables) {
   const testing::TestInfo* test = testing::UnitTest::GetInstance()->current_test_info();
   const std::string filter = std::string("--gtest_filter=") + test->test_suite_name() + "." + test->name();

@@ -1,6 +1,5 @@
-// Runs the calling test's body on N ranks as processes over gloo: the test program starts itself once a rank with
-// only this test. In the parent the result of the launcher comes back; in a rank the body runs and nothing comes
-// back.
+// Runs the calling test's body on N ranks as processes over gloo. The test program starts one copy of itself per rank
+// with only this test. The parent gets the launcher's result; a rank runs the body and never returns.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -30,7 +29,7 @@ inline std::optional<comm::SpawnResult> run_processes(int num_ranks, const Layou
         if (testing::Test::HasFailure()) throw base::Error("test", "an expectation failed");
       });
     } catch (...) {
-      // Running the static destructors of libtorch would take longer than everything before.
+      // The static destructors of libtorch would take longer than the test.
       const std::string cause = comm::cause_of(std::current_exception()) + "\n";
       [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, cause.data(), cause.size());
       ::_exit(3);
@@ -47,7 +46,6 @@ inline std::optional<comm::SpawnResult> run_processes(int num_ranks, const Layou
   return comm::spawn_processes(spawn);
 }
 
-// For tests that expect success.
 inline void run_processes_well(int num_ranks, const Layout& layout, const comm::RankBody& body) {
   const auto result = run_processes(num_ranks, layout, body);
   if (result) { EXPECT_EQ(result->rank, -1) << result->message; }

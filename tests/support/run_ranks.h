@@ -1,4 +1,4 @@
-// Runs a test body on N ranks as threads. Whatever a rank expects or throws is reported with its name.
+// Runs a test body on N ranks as threads. Failed expectations and exceptions are reported with the rank's name.
 //   run_ranks(4, {.tp = 2, .dp = 2}, [](const comm::World& world) { EXPECT_EQ(...); });
 #pragma once
 
@@ -41,7 +41,7 @@ struct RunOptions {
   std::shared_ptr<comm::VirtualClock> clock = nullptr;
 };
 
-// num_ranks must be tp*pp*dp*cp. An exception in any rank becomes a failure of the test.
+// num_ranks must be tp*pp*dp*cp. An exception in any rank fails the test.
 inline void run_ranks(int num_ranks, const Layout& layout, const comm::RankBody& body,
                       const RunOptions& options = {}) {
   ASSERT_EQ(num_ranks, layout.tp * layout.pp * layout.dp * layout.cp) << "the layout wants another number of ranks";
@@ -56,7 +56,7 @@ inline void run_ranks(int num_ranks, const Layout& layout, const comm::RankBody&
   } catch (...) { ADD_FAILURE() << comm::cause_of(std::current_exception()); }
 }
 
-// The same for a single group: every rank is in tp.
+// A single group: every rank is in tp.
 inline void run_ranks(int num_ranks, const comm::RankBody& body, const RunOptions& options = {}) {
   run_ranks(num_ranks, {.tp = num_ranks}, body, options);
 }

@@ -1,4 +1,4 @@
-// A loss scale through steps whose gradients are finite or not, as the kernel that judges steps moves it.
+// The loss scale over steps with finite or non-finite gradients, as the kernel of the step decision updates it.
 #pragma once
 
 #include <limits>
@@ -10,7 +10,7 @@ namespace metroplex::test {
 struct ScaleHistory {
   cuda::kernels::ScaleRule rule;
   cuda::kernels::StepValues values;
-  cuda::kernels::StepVerdict verdict;  // of the last step
+  cuda::kernels::StepVerdict verdict;
 
   void step(bool found_inf) {
     cuda::kernels::StepRules rules;

@@ -1,4 +1,4 @@
-// A table of whole backwards with the weight gradients as actions of their own, as zero-bubble schedules have them.
+// A table of full backwards with weight gradients as separate actions, as in zero-bubble schedules.
 #pragma once
 
 #include <utility>
@@ -9,7 +9,7 @@
 
 namespace metroplex::test {
 
-// Right behind each backward, or all at the end of the list, the newest first.
+// Puts each weight gradient directly after its backward, or all of them at the end of the list, newest first.
 inline plan::PipelineTable split_backward(plan::PipelineTable table, bool at_the_end) {
   for (auto& actions : table.ranks) {
     std::vector<plan::Action> weights, all;

@@ -1,7 +1,7 @@
-// Bytes of the fullest rank by formula, as Megatron's report_theoretical_memory counts them: 18 bytes a parameter
-// (bf16 weight and fp32 gradient 6, fp32 weight and two moments 12, the latter shared over dp with a distributed
-// optimizer), activations of one transformer layer after Korthikanti et al. (arXiv:2205.05198, table 2), times the
-// microbatches in flight. A first estimate: no workspace, no fragmentation, no communication buffers.
+// Bytes of the fullest rank by Megatron's report_theoretical_memory. 18 bytes per parameter: bf16 weight and fp32
+// gradient 6, fp32 weight and two moments 12, the latter sharded over dp with a distributed optimizer. Activations of
+// one transformer layer after Korthikanti et al. (arXiv:2205.05198, table 2), times the microbatches in flight. A
+// first estimate: no workspace, no fragmentation, no communication buffers.
 #pragma once
 
 #include <algorithm>
@@ -18,25 +18,24 @@ struct MemoryLayout {
   int64_t pp = 1;
   int64_t vpp = 0;  // 0: not interleaved
   int64_t dp = 1;
-  int64_t ep = 1, etp = 1;  // routed experts are cut over both
+  int64_t ep = 1, etp = 1;  // routed experts are sharded over both
   int64_t expert_dp = 1;    // world / (etp * ep * pp)
   bool distributed_optimizer = false;
   int64_t micro_batch_size = 1;
   std::optional<int64_t> num_microbatches = std::nullopt;  // none: enough to fill the pipeline
 };
 
-// Parameters by how a rank holds them.
 struct ParameterCount {
-  double sharded = 0;     // cut over tp
-  double replicated = 0;  // norms, router, latent projections: whole on every tp rank
-  double experts = 0;     // routed experts, cut over ep and etp
+  double sharded = 0;
+  double replicated = 0;  // norms, router, latent projections: full copy on every tp rank
+  double experts = 0;     // routed experts, sharded over ep and etp
   double total() const { return sharded + replicated + experts; }
 };
 struct ModelParameters {
   ParameterCount block;  // all transformer layers and the last norm
-  ParameterCount mtp;    // multi-token prediction layers
+  ParameterCount mtp;
   double embedding = 0;  // one vocabulary table
-  double total = 0;      // with the output table where it is not tied
+  double total = 0;      // includes the output table if it is not tied
 };
 
 inline double norm_parameters(const MegatronShape& shape) { return shape.rms_norm ? 1 : 2; }
@@ -83,7 +82,7 @@ inline ParameterCount moe_layer(const MegatronShape& shape, const MegatronExpert
   return count;
 }
 
-// Activations of microbatches in flight on the first stage, from those of one microbatch over all layers.
+// Activations of the microbatches in flight on the first stage; `bytes` is for one microbatch over all layers.
 inline double in_flight(const MemoryLayout& layout, double bytes) {
   const double pp = as_double(layout.pp);
   if (layout.vpp > 0) return bytes * (1 + (pp - 1) / (pp * as_double(layout.vpp)));
@@ -144,7 +143,7 @@ inline double activation_bytes(const MegatronShape& shape, const MemoryLayout& l
   return bytes / as_double(layout.tp);
 }
 
-// Without sequence parallelism, 5 % added for what the formula leaves out.
+// Without sequence parallelism; adds 5 % for tensors that the formula omits.
 inline double activation_bytes_without_sp(const MegatronShape& shape, const MemoryLayout& layout) {
   const double tokens = as_double(shape.seq_length) * as_double(layout.micro_batch_size);
   const double elements = tokens * as_double(shape.hidden_size), tp = as_double(layout.tp);

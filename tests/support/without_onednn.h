@@ -1,5 +1,5 @@
-// oneDNN packs what it multiplies into memory of its own, as much as the machine's instructions want: tests that
-// count bytes do without it.
+// Disables oneDNN in tests that count bytes: oneDNN packs operands into its own memory, and the size depends on the
+// CPU.
 #pragma once
 
 #include <ATen/Context.h>

@@ -1,5 +1,5 @@
-// Tokens that files next to a tokenizer add, and control pieces in chats. Expected ids are those of
-// transformers 5.24.0.
+// Added tokens in files next to a tokenizer, and control pieces in chats. Expected ids are those of transformers
+// 5.24.0.
 #include <gtest/gtest.h>
 
 #include "text/chat_template.h"
@@ -21,7 +21,7 @@ constexpr const char* kDecoder = R"({"bos_token": "<s>", "eos_token": "<|im_end|
   "added_tokens_decoder": {"1201": {"content": "<|im_start|>", "special": true},
     "1200": {"content": "<|im_end|>", "special": true}, "1": {"content": "<s>", "special": true}}})";
 
-// A tokenizer.model or tokenizer.json in a folder of its own, with other files next to it.
+// A tokenizer.model or tokenizer.json in its own folder, with other files next to it.
 class Folder {
  public:
   Folder(const std::string& vector, const char* name,

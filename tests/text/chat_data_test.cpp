@@ -1,4 +1,4 @@
-// Chats as datasets store them: what is converted, refused, not learned and reported.
+// Chats as datasets store them: converted, rejected, unlearned and reported chats.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -84,7 +84,7 @@ TEST(ChatData, SystemTextIsTheFirstMessage) {
             std::string::npos);
 }
 
-// Two answers, of which the key takes out the first.
+// Two answers; the key excludes the first.
 std::string two_answers(const std::string& key) {
   return R"([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", )" + key +
          R"(}, {"role": "user", "content": "c"}, {"role": "assistant", "content": "d", "weight": 1}])";
@@ -175,11 +175,11 @@ TEST(ChatData, ArgumentsThatTheTemplateRefusesAreRead) {
   ASSERT_EQ(texts.size(), 1u);
   EXPECT_EQ(texts[0].text, "<user>a<assistant>x=1;");
   EXPECT_EQ(chat.notes.size(), 1u);
-  // A refusal that has another reason stays.
+  // A rejection for another reason stays.
   Chat plain = parse_chat(R"([{"role": "user", "content": "a"}])");
   const ChatTemplate refuses("{{ raise_exception('no') }}", "template", {});
   EXPECT_NE(error_of([&] { read_learned_texts(refuses, plain, Learned::all); }).find("no"), std::string::npos);
-  // The text that a template has written in quotes.
+  // Texts that a template writes as JSON strings.
   const ChatTemplate quotes(
       "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}"
       "{% endfor %}",
@@ -188,7 +188,7 @@ TEST(ChatData, ArgumentsThatTheTemplateRefusesAreRead) {
   EXPECT_EQ(read_learned_texts(quotes, quoted, Learned::each)[0].text, R"({"x": 1})");
 }
 
-// The reasoning of earlier turns is removed. With {% generation %} a turn is one block or two.
+// Removes the reasoning of earlier turns. With {% generation %} a turn is one block or two.
 constexpr const char* kStrips =
     "{% for m in messages %}<{{ m.role }}>{% if loop.last and m.reasoning_content %}<think>{{ m.reasoning_content }}"
     "</think>{% endif %}{{ m.content }};{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
@@ -230,7 +230,7 @@ TEST(ChatData, EachTurnIsLearnedAtItsEnd) {
   }
 }
 
-// Reasoning before calls is removed once an answer follows, as gpt-oss does.
+// Removes reasoning before calls once an answer follows, as gpt-oss does.
 constexpr const char* kStripsLater =
     "{% for m in messages %}{% set ns = namespace(answer=false) %}{% for n in messages[loop.index:] %}"
     "{% if n.role == 'assistant' and not n.tool_calls %}{% set ns.answer = true %}{% endif %}{% endfor %}"

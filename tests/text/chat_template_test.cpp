@@ -1,5 +1,5 @@
-// Chat templates against what jinja2 and transformers made of them (tests/vectors/chat, by
-// tests/transformers/chat_vectors.py), and what is refused.
+// Chat templates against recorded results of jinja2 and transformers (tests/vectors/chat, by
+// tests/transformers/chat_vectors.py), and rejected templates.
 #include "text/chat_template.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ Json vectors(const std::string& name) {
   return Json::parse(stream);
 }
 
-// The text, or null where it is refused.
+// The text, or null if it is rejected.
 Json rendered(const std::string& source, const Json& variables, int64_t now) {
   try {
     const jinja::Template parsed(source, "template");
@@ -109,7 +109,7 @@ TEST(ChatTemplates, WithoutGenerationBlocksTheTurnsAreFoundByRenderingPrefixes) 
   EXPECT_EQ(all.text, "<u>a.<a>bb.<u>c.<a>dd.");
   EXPECT_EQ(pieces(all), (std::vector<std::string>{"bb.", "dd."}));
   EXPECT_EQ(pieces(plain.learned_texts(chat_of(kTwoTurns), Learned::last)[0]), std::vector<std::string>{"dd."});
-  // One that shortens what came before: the turns are in no part of the text, the last one is.
+  // A template that shortens earlier turns: they match no part of the text; the last turn does.
   const ChatTemplate rewrites(
       "{% for m in messages %}<{{ m.role[0] }}>{{ m.content if loop.last else m.content[0] }}.{% endfor %}"
       "{% if add_generation_prompt %}<a>{% endif %}",
@@ -171,7 +171,7 @@ TEST(ChatTemplates, WhatTheyLackIsNamedWithItsLine) {
   }
 }
 
-// Each of them would run, or grow, without end.
+// Each of them would run or grow without end.
 TEST(ChatTemplates, NoTemplateRunsOrGrowsWithoutEnd) {
   std::string deep(2000, '('), sum = "1", nots;
   for (int i = 0; i < 2000; ++i) sum += "+1", nots += "not ";
@@ -214,7 +214,7 @@ TEST(ChatTemplates, NoTemplateRunsOrGrowsWithoutEnd) {
   }
 }
 
-// A single operation that makes or walks more than a template may is refused before it does.
+// An operation whose output or work exceeds the limit of a template is rejected before it runs.
 TEST(ChatTemplates, EveryOperationIsPaidForBeforeItIsMade) {
   const std::string sources[] = {"{% set y = ('a'*10000).replace('', 'b'*10000) %}",
                                  "{% set y = ('a'*10000)|replace('a', 'b'*10000) %}",
@@ -257,7 +257,7 @@ TEST(ChatTemplates, EveryOperationIsPaidForBeforeItIsMade) {
   }
 }
 
-// Of parts of more than 32 bytes, with which a search goes another way.
+// Substrings of more than 32 bytes use another search algorithm.
 TEST(ChatTemplates, LongPartsAreFoundWhereTheShortAre) {
   const Json variables = Json::parse(R"({"messages": []})");
   const auto shows = [&](const std::string& source) { return rendered(source, variables, 0); };
@@ -276,7 +276,7 @@ TEST(ChatTemplates, LongPartsAreFoundWhereTheShortAre) {
       "b\xe2\x82\xac \xe2\x82\xac |cba");
 }
 
-// A search that takes the product of both lengths would be at it for hours.
+// A search that takes the product of both lengths would run for hours.
 TEST(ChatTemplates, SearchesAreLinearInTextsThatRepeatThemselves) {
   const std::string set = "{% set s = 'a'*8000000 %}{% set p = 'a'*4000000 %}";
   const auto shows = [&](const std::string& source) { return rendered(set + source, Json::object(), 0); };
@@ -339,7 +339,7 @@ TEST(ChatTemplates, ATokenThatHoldsSomeOfATurnIsLearned) {
     }
     at = end;
   }
-  // One that begins before what is learned, and ends behind it.
+  // One that begins before the learned range and one that ends after it.
   const auto qwen2 = load_tokenizer("", "tests/vectors/tokenizers/qwen2/tokenizer.json");
   const ChatTokens inside = chat_tokens(*qwen2, {"<|im_start|>a<|im_end|>", {{3, 5}, {15, 16}}});
   EXPECT_EQ(inside.learned, (std::vector<uint8_t>{1, 0, 1}));

@@ -1,5 +1,5 @@
-// Damaged tokenizer files: whatever is done to one, it loads and works, or is refused by a base::Error. Runs under
-// the sanitizers too.
+// Damaged tokenizer files: after any damage a file loads and works, or is rejected with base::Error. Also runs under
+// the sanitizers.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -18,7 +18,7 @@ using testing::read_file;
 constexpr const char* kText =
     "int main() {\n  return 42; }\t\xC3\xA9\xF0\x9F\x98\x80 na\xC3\xAFve \xEF\xBC\xA1\xE2\x85\xA3 don't  <s> TODO";
 
-// One to four bytes changed, a stretch removed or doubled, or the end cut off.
+// Changes one to four bytes, removes or duplicates a range, or truncates the end.
 std::string mutate(const std::string& content, std::mt19937& random) {
   std::string out = content;
   const auto below = [&](size_t n) { return n == 0 ? 0 : random() % n; };
@@ -70,8 +70,8 @@ std::unique_ptr<Tokenizer> load_model(const std::string& content) {
   return std::make_unique<SentencePieceTokenizer>(content, "file", SpecialNames{}, InvalidUtf8::replace);
 }
 
-// A file of the vectors with few merges and the tokens that they and the rest of the file need, so that damage hits
-// what matters and loading is quick.
+// A file of the vectors with few merges and only the tokens that they and the rest of the file need. Damage then hits
+// relevant content, and loading is fast.
 nlohmann::json reduced(const std::string& path, size_t num_merges) {
   auto json = testing::read_json(path);
   auto& model = json["model"];
@@ -106,7 +106,7 @@ TEST(DamagedTokenizerJson, IsRefusedOrWorks) {
   EXPECT_GT(outcome.refused, outcome.accepted / 10);
 }
 
-// Values replaced by others of the wrong type or size, at every place of the file outside of the long lists.
+// Replaces values by others of the wrong type or size, at every location of the file outside of the long lists.
 TEST(DamagedTokenizerJson, IsRefusedOrWorksWithAnyValueReplaced) {
   const nlohmann::json replacements[] = {nullptr,
                                          true,
@@ -156,7 +156,7 @@ TEST(DamagedSentencePieceModel, IsRefusedOrWorks) {
   EXPECT_GT(outcome.refused, 100);
 }
 
-// The character map of nmt_nfkc is a trie that the library follows without looking where it leads.
+// The character map of nmt_nfkc is a trie that the library follows without bounds checks.
 TEST(DamagedSentencePieceModel, IsRefusedOrWorksWithACharacterMap) {
   SentencePieceTraining training;
   training.vocab_size = 280;

@@ -1,4 +1,4 @@
-// The bytes of a text that each token comes from, as the tokenizers and sentencepiece packages have them
+// The source bytes of each token, as in the tokenizers and sentencepiece packages
 // (tests/vectors/tokenizers/ranges.json, by tests/transformers/range_vectors.py).
 #include <gtest/gtest.h>
 
@@ -61,7 +61,8 @@ TEST(TokenRanges, TokenizersWithoutFiles) {
   EXPECT_EQ(numbers.ranges[1].end, 6u);
 }
 
-// The form with sources writes the text of the fast form for every character, alone and between others.
+// Normalization with source ranges writes the same text as the fast version, for every character alone and between
+// others.
 TEST(TokenRanges, AlignedNormalizingWritesTheSameText) {
   for (char32_t c = 0x80; c < 0x30000; ++c) {
     if (c == 0xD800) c = 0xE000;

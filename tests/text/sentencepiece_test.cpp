@@ -1,4 +1,4 @@
-// Our own way through sentencepiece models: against plain references, and against the package on a long document.
+// Our implementation of sentencepiece models: against plain references, and against the package on a long document.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -67,7 +67,7 @@ struct Model {
   }
 };
 
-// All that the package does: one float for each place, the first of equals, back to zero beyond 100,000.
+// All steps of the package: one float per position, the first of equal scores, reset to zero beyond 100,000.
 Ids plain_unigram(const SentencePieceFile& file, const std::string& text) {
   std::map<std::string_view, int32_t> searched;
   float lowest = std::numeric_limits<float>::max();
@@ -103,7 +103,7 @@ Ids plain_unigram(const SentencePieceFile& file, const std::string& text) {
   return ids;
 }
 
-// Few distinct scores make ties and near-ties; large ones pass 100,000 within a document.
+// Few distinct scores produce ties and near-ties; large ones exceed 100,000 within a document.
 TEST(Unigram, RemembersOnlyWhatRoundingCannotChange) {
   std::mt19937 random(17);
   for (const float scale : {1.0f, 40.0f, 3000.0f}) {
@@ -124,9 +124,9 @@ TEST(Unigram, RemembersOnlyWhatRoundingCannotChange) {
   }
 }
 
-// Apart by 0.001: at a sum of -99,000, where floats are 1/128 apart, a + b and ab are equal and the first is kept;
-// the package 0.2.3 sets a sum beyond 100,000 back to zero and then sees the difference again. Without that (0.1.97)
-// the answer is ab for all but the first.
+// The scores differ by 0.001. At a sum of -99,000, where floats are 1/128 apart, a + b and ab are equal and the first
+// wins. Version 0.2.3 of the package resets a sum beyond 100,000 to zero and then resolves the difference again.
+// Without the reset (0.1.97) the answer is ab for all but the first.
 TEST(Unigram, SetsASumBeyond100000BackToZero) {
   Model model;
   model.add("<unk>", 0, PieceType::unknown);
@@ -142,7 +142,7 @@ TEST(Unigram, SetsASumBeyond100000BackToZero) {
   }
 }
 
-// Joins the best pair, the leftmost of equals, until no two neighbours spell a piece.
+// Joins the best pair, the leftmost of equals, until no two neighbors form a piece.
 Ids plain_bpe(const SentencePieceFile& file, const std::string& text) {
   const auto find = [&](const std::string& spelling, bool frozen) {
     for (size_t id = 0; id < file.pieces.size(); ++id) {
@@ -185,7 +185,7 @@ TEST(SentencePieceBpe, JoinsAsThePlainLoopDoes) {
   for (int round = 0; round < 12; ++round) {
     Model model;
     model.add("<unk>", 0, PieceType::unknown);
-    model.add("d", 0, PieceType::control);  // a letter that no piece of text may be
+    model.add("d", 0, PieceType::control);  // a letter that no text piece can match
     model.add("ca", 0, PieceType::user_defined);
     model.add("cab", 0, PieceType::user_defined);
     for (const char* letter : {"a", "b"}) model.add(letter, -50);  // c and e are only parts of pieces
@@ -203,8 +203,8 @@ TEST(SentencePieceBpe, JoinsAsThePlainLoopDoes) {
   }
 }
 
-// The sum of a document's scores passes 100,000 several times. What the package 0.2.3 gives for these texts, as the
-// number of ids and their FNV-1a hash.
+// The sum of a document's scores exceeds 100,000 several times. The expected values are the number of ids and their
+// FNV-1a hash from version 0.2.3 of the package.
 TEST(SentencePiece, GivesTheIdsOfThePackageForLongDocuments) {
   const char* words[] = {"return ", "the ",     "const",    "value", "-----", " function(", "std::",
                          "vector<", " aaaaaaa", "gradient", "s ",    "0x1f ", "\n  ",       "zzz"};
@@ -233,7 +233,6 @@ TEST(SentencePiece, GivesTheIdsOfThePackageForLongDocuments) {
   }
 }
 
-// One field of a protobuf message.
 std::string field(char number, const std::string& bytes) {
   std::string out(1, static_cast<char>(number << 3 | 2));
   size_t size = bytes.size();
@@ -254,7 +253,7 @@ TEST(SentencePieceFileReading, RefusesPiecesThatDoNotFitTogether) {
   EXPECT_EQ(error(piece("<unk>", 2) + piece(std::string(4096, 'a'), 1)), "");
   EXPECT_NE(error(piece("<unk>", 2) + piece(std::string(4097, 'a'), 1)).find("of 4097 bytes"), std::string::npos);
   EXPECT_NE(error(piece("<unk>", 2) + piece("a", 1) + piece("<0x41>", 6)).find("byte_fallback"), std::string::npos);
-  // trainer_spec.byte_fallback, field 35 of field 2: a piece for every byte, or the file is refused.
+  // trainer_spec.byte_fallback, field 35 of field 2: needs a piece for every byte, or the file is rejected.
   std::string model = field(2, std::string("\x98\x02\x01", 3)) + piece("<unk>", 2) + piece("a", 1);
   for (int byte = 0; byte < 256; ++byte) {
     if (byte == 255) {
@@ -272,11 +271,11 @@ TEST(SentencePieceFileReading, RefusesPiecesThatDoNotFitTogether) {
   EXPECT_EQ(error(piece("<unk>", 2) + piece("a", 1) + piece(std::string(5000, 'b'), 4)), "");
 }
 
-// The models of Llama 2, Mistral and Phi-3 hold scores of -1e9. The ids are those of the package 0.2.3.
+// The models of Llama 2, Mistral and Phi-3 contain scores of -1e9. The ids are those of version 0.2.3 of the package.
 TEST(SentencePieceFileReading, AcceptsAnyFiniteScore) {
   struct Case {
     const char* model;
-    float score;  // one piece has it
+    float score;  // of one piece
     const char* text;
     Ids ids;
   };
@@ -304,7 +303,7 @@ TEST(SentencePieceFileReading, AcceptsAnyFiniteScore) {
   }
 }
 
-// trainer_spec.model_type, field 3, is 3 for words; U+2581 stands for the space before one.
+// trainer_spec.model_type, field 3, is 3 for words; U+2581 represents the space before a word.
 TEST(SentencePieceWords, UnknownOnesSideBySideAreOne) {
   const testing::TemporaryFolder folder;
   const std::string space = "\xE2\x96\x81";

@@ -1,4 +1,4 @@
-// Special tokens: which ones a tokenizer adds to a text, which ones end it, and how they decode. Expected ids and
+// Special tokens: those that a tokenizer adds to a text, those that end it, and their decoding. Expected ids and
 // texts are those of transformers 5.23.0 and tokenizers 0.23.3.
 #include <gtest/gtest.h>
 
@@ -21,7 +21,7 @@ json added_token(int id, const std::string& content, bool normalized, bool speci
           {"rstrip", false}, {"normalized", normalized}, {"special", special}};
 }
 
-// A tokenizer.json in a folder of its own, with other files next to it.
+// A tokenizer.json in its own folder, with other files next to it.
 std::unique_ptr<Tokenizer> load(const json& tokenizer,
                                 const std::vector<std::pair<std::string, std::string>>& more = {}) {
   const TemporaryFolder folder;
@@ -87,7 +87,7 @@ TEST(SpecialTokens, FollowThePostProcessorOfAFile) {
   expect_special_tokens(*with(config), {config, {}, {}});
 }
 
-// Gemma's vocabulary holds "</s>" as an HTML tag.
+// Gemma's vocabulary has "</s>" as an HTML tag.
 TEST(EndToken, IsNotGuessedFromOrdinaryPieces) {
   json tokenizer = vector_json("gpt2");
   tokenizer["added_tokens"] = json::array({added_token(1002, "<eos>", false, true)});
@@ -145,8 +145,8 @@ TEST(AddedTokens, DecodeAsTheirNormalizedText) {
   }
 }
 
-// The pre-tokenizers of Falcon, and others whose steps follow ByteLevel. Those steps see GPT-2's alphabet, in which
-// some bytes of other characters are digits.
+// The pre-tokenizers of Falcon, and others whose steps follow ByteLevel. Those steps process GPT-2's alphabet, in
+// which some bytes of other characters are digits.
 TEST(StepsAfterByteLevel, EqualThePackage) {
   const json recorded = testing::read_json(METROPLEX_SOURCE_DIR "/tests/vectors/tokenizers/after_byte_level.json");
   json tokenizer = vector_json("gpt2");

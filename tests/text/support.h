@@ -1,4 +1,4 @@
-// What the tests of text/ share: the folders of vectors, and base64.
+// Helpers for the tests of text/: the folders of vectors, and base64.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace metroplex::text::testing {
 
-// Folders under tests/vectors/tokenizers that hold a cases.json, sorted.
+// Folders under tests/vectors/tokenizers that contain a cases.json, sorted.
 std::vector<std::string> vector_folders();
 
 nlohmann::json read_json(const std::string& path);
@@ -21,14 +21,13 @@ bool exists(const std::string& path);
 // The bytes of a case: its text, or text_base64.
 std::string case_text(const nlohmann::json& item);
 
-// A folder of its own under the system's temporary folder, removed with all it holds.
+// A new folder in the system's temporary folder, removed with its contents by the destructor.
 class TemporaryFolder {
  public:
   TemporaryFolder();
   ~TemporaryFolder();
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  // Writes a file in it and returns its path.
   std::string write(const std::string& name, std::string_view content) const;
   const std::string& path() const { return path_; }
 

@@ -1,4 +1,4 @@
-// A folder of the files that a tokenizer was read from is the same tokenizer.
+// A folder with the files of a tokenizer gives the same tokenizer.
 #include "text/tokenizer_files.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ TokenizerFiles read(const Source& source) {
   return read_tokenizer_files(source.type, source.model, source.vocab_file, source.merge_file);
 }
 
-// Writes them down under their names and loads what is there.
+// Writes the files under their names and loads them.
 void expect_the_same_tokenizer(const Source& source) {
   SCOPED_TRACE(source.model + source.vocab_file);
   const TokenizerFiles files = read(source);

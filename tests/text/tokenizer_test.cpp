@@ -1,4 +1,4 @@
-// What the vectors do not say: other steps of a tokenizer.json, errors, text that is not UTF-8, threads, training.
+// Cases that the vectors do not cover: other steps of a tokenizer.json, errors, invalid UTF-8, threads, training.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ using Ids = std::vector<int32_t>;
 
 constexpr const char* kBad = "\xEF\xBF\xBD";  // U+FFFD
 
-// A tokenizer over the bytes of ASCII and a few merges, with parts of the file given.
+// A tokenizer over the bytes of ASCII and a few merges, with additional sections of the file.
 std::string small_json(const std::string& parts = "", const std::string& model_parts = "") {
   return R"({"added_tokens": [{"id": 9, "content": "<end>", "special": true, "normalized": false}],
     )" + parts +
@@ -65,7 +65,7 @@ TEST(Merges, GiveTheSameByScanningAndByHeap) {
       ++rank;
     }
   }
-  // A part that nothing merges with on either side, repeated: short it is scanned, long it goes through the heap.
+  // Repeats a part that merges with nothing on either side: short texts are scanned, long ones use the heap.
   MergeScratch scratch;
   uint64_t state = 1;
   for (int round = 0; round < 200; ++round) {
@@ -88,7 +88,7 @@ TEST(JsonTokenizerFile, DropsWhatItHasNoTokenForUnlessItNamesAnUnknownToken) {
   EXPECT_EQ(load_small("", R"("unk_token": "x", "fuse_unk": true, )")->encode("abcZZa"), (Ids{4, 5, 0}));
 }
 
-// U+00E9 is C3 A9, U+00EA C3 AA: of the second a byte has no token, and the whole character is unknown.
+// U+00E9 is C3 A9, U+00EA C3 AA: one byte of the second has no token, so the whole character is unknown.
 TEST(JsonTokenizerFile, ACharacterOfWhichAByteHasNoTokenIsUnknown) {
   const auto load = [](const std::string& more) {
     const std::string json = R"({"model": {"type": "BPE", "byte_fallback": true, "unk_token": "x", )" + more +
@@ -97,7 +97,7 @@ TEST(JsonTokenizerFile, ACharacterOfWhichAByteHasNoTokenIsUnknown) {
   };
   EXPECT_EQ(load("")->encode("a\xC3\xA9"), (Ids{0, 2, 3}));
   EXPECT_EQ(load("")->encode("a\xC3\xAA"), (Ids{0, 1})) << "no half of it in bytes";
-  // The orders of tokenizers 0.23.3: an unknown one is told of at the next character that is not made of bytes.
+  // The orders of tokenizers 0.23.3: an unknown character is emitted at the next character that is not made of bytes.
   EXPECT_EQ(load("")->encode("\xC3\xAA\xC3\xAA\xC3\xA9"), (Ids{1, 2, 3, 1}));
   EXPECT_EQ(load("")->encode("\xC3\xAA\xC3\xA9"
                              "a"),
@@ -180,7 +180,7 @@ TEST(InvalidText, IsRefusedWithItsOffsetOrReplaced) {
     const std::string message = error_of([&] { strict->encode(text); });
     EXPECT_NE(message.find("byte 3"), std::string::npos) << folder << ": " << message;
     const auto lenient = load_tokenizer("", folder, "", "", InvalidUtf8::replace);
-    // A character map may change U+FFFD where the text has it, but not where it stands for a bad byte (vectors).
+    // A character map may change a U+FFFD of the text, but not one that replaces a bad byte (vectors).
     if (strict->encode(kBad) == strict->encode("")) continue;
     EXPECT_EQ(lenient->encode(text), strict->encode(std::string("abc") + kBad + "abc")) << folder;
   }
@@ -265,7 +265,7 @@ TEST(Training, GivesAModelThatKeepsTextAsItIs) {
   }
 }
 
-// Our way through a plain model, and the library's.
+// Our implementation of a plain model against the library's.
 TEST(SentencePiece, GivesTheSameIdsAsTheLibrary) {
   const TemporaryFolder folder;
   const std::string model = train_small("bpe", 300, 300);
@@ -295,7 +295,7 @@ TEST(Training, RefusesWhatCannotBe) {
   EXPECT_NE(error_of([&] { train_sentencepiece_on_files({}, {bad}); }).find("byte 9"), std::string::npos);
 }
 
-// Leftmost first, the longest there; one behind another without text between them.
+// Leftmost first, then the longest; adjacent tokens without text between them.
 TEST(AddedTokens, TheLongestIsTakenAndNeighboursAreTwo) {
   AddedTokenFinder finder;
   for (const auto& [id, content] : {std::pair{7, "<a>"}, {8, "<a>b"}, {9, "a>b"}})
@@ -313,7 +313,7 @@ TEST(AddedTokens, TheLongestIsTakenAndNeighboursAreTwo) {
   EXPECT_EQ(ids("x<aa>b"), (std::vector<int32_t>{-1, 9}));
 }
 
-// A token that stands alone is none inside a word, at its beginning or at its end.
+// A single-word token does not match inside a word, at its beginning or at its end.
 TEST(AddedTokens, ASingleWordIsNotFoundInsideAnother) {
   AddedTokenFinder finder;
   finder.add({.id = 7, .content = "ab", .single_word = true}, "ab");

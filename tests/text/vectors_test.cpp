@@ -72,8 +72,8 @@ TEST_P(TokenizerVectors, SpellEveryIdAndFindItAgain) {
   EXPECT_EQ(tokenizer->id_to_token(static_cast<int32_t>(tokenizer->vocab_size())), "");
 }
 
-// Where the folder has GPT-2's two files, they say the same as its tokenizer.json, but for added tokens and a prefix
-// space, which they cannot say.
+// GPT-2's two files, if present, give the same ids as tokenizer.json, except for added tokens and a prefix space,
+// which they cannot represent.
 TEST_P(TokenizerVectors, VocabAndMergesGiveTheSameIds) {
   if (!testing::exists(GetParam() + "/vocab.json") || !testing::exists(GetParam() + "/merges.txt")) return;
   const auto json = read_json(GetParam() + "/tokenizer.json");

@@ -1,4 +1,4 @@
-// Boxes and runs of 10,000 random placements, element by element.
+// Boxes and ranges of 10,000 random placements, element by element.
 #include "topology/placement.h"
 
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ class Random {
   std::mt19937_64 engine_{20221122};
 };
 
-// Some of the segments that `rows` are cut into, in any order, with padding before, between and behind them.
+// Some of the segments of `rows`, in any order, with padding before, between and after them.
 Cut random_cut(Random& random, int dim, int64_t rows) {
   std::vector<RowRange> segments;
   for (int64_t at = 0; at < rows;) {
@@ -77,7 +77,7 @@ Case random_case(Random& random) {
   return c;
 }
 
-// Local -> global, of the elements that are no padding: every index is looked up dim by dim.
+// Local -> global for all elements except padding, with an index lookup dim by dim.
 std::map<int64_t, int64_t> right_places(const Case& c) {
   const Shape local_sizes = local_shape(c.shape, c.placement);
   std::map<int64_t, int64_t> places;
@@ -161,7 +161,7 @@ std::string boxes(const Shape& shape, const Placement& placement, int64_t begin,
   return text.str();
 }
 
-// What checkpoints have on disk: as few boxes as the local tensor allows.
+// The form on disk in checkpoints: as few boxes as the local tensor allows.
 TEST(BoxRanges, BoxesOfEveryKindOfPlacementAreThoseOfTheList) {
   EXPECT_EQ(boxes({4, 3}, {}, 2, 9), "(0,0)+(4,3)[2,9)@2 ");
   EXPECT_EQ(boxes({8, 3}, {.cuts = {{0, Axis::tp, {{0, 4, 4}}}}}, 0, 12), "(4,0)+(4,3)[0,12)@0 ");

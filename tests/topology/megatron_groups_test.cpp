@@ -27,7 +27,7 @@ std::vector<std::string> names_of(const std::vector<NamedGroups>& all) {
   return names;
 }
 
-// The conformance runner compares by name; here the order of creation is compared, in a JSON that keeps it.
+// The conformance runner compares by name; this test compares the order of creation, in an order-preserving JSON.
 TEST(MegatronGroups, FamiliesAreMadeInTheRecordedOrder) {
   std::ifstream stream(METROPLEX_SOURCE_DIR "/tests/vectors/rank_groups.json");
   const OrderedJson file = OrderedJson::parse(stream);
@@ -109,7 +109,7 @@ TEST(MegatronGroups, SixteenThousandRanksTakeUnderAFifthOfASecond) {
   parallel.num_distributed_optimizer_instances = 2;
   MegatronOptions options;
   options.hierarchical_context_parallel_sizes = {2, 2};
-  double best = 1e9;  // of several runs: the machine may be busy with other work
+  double best = 1e9;  // of several runs, because the machine may be busy
   for (int run = 0; run < 5; ++run) {
     const auto start = std::chrono::steady_clock::now();
     const RankGrid grid(16384, parallel);

@@ -1,4 +1,4 @@
-// Who counts, who sums and who writes, asked of the placement and of all ranks of folded grids one by one.
+// Ranks that count, sum and write: from the placement, against all ranks of folded grids one by one.
 #include "topology/placement.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ RankGrid grid_of(const Fold& fold) {
   return RankGrid(fold.world, parallel);
 }
 
-// A tensor [kRows, kRows] with dim d cut over axes[d] (none: uncut), as rank `rank` has it.
+// A tensor [kRows, kRows] with dim d sharded over axes[d] (none: whole), on rank `rank`.
 constexpr int64_t kRows = 24;
 struct Form {
   Grid grid;
@@ -68,7 +68,6 @@ std::set<int64_t> elements_of(const Placement& placement) {
   return elements;
 }
 
-// Calls body(grid, form) for all of them.
 template <class Body>
 void over_folds(const Body& body) {
   for (const Fold& fold : kFolds) {
@@ -84,7 +83,7 @@ void over_folds(const Body& body) {
 
 TEST(Placement, OfAllRanksThatHoldAnElementAtOneDataParallelPlaceExactlyOneCounts) {
   over_folds([](const RankGrid& grid, const Form& form) {
-    // Stage and data-parallel place -> element -> ranks that count it, and ranks that hold it.
+    // Stage and data-parallel position -> element -> ranks that count it, and ranks that hold it.
     std::map<std::pair<int, int>, std::map<int64_t, int>> counting, holding;
     for (int rank = 0; rank < grid.world_size(); ++rank) {
       const Placement placement = placement_of(form, grid, rank);
@@ -106,7 +105,7 @@ TEST(Placement, OfAllRanksThatHoldAnElementAtOneDataParallelPlaceExactlyOneCount
   });
 }
 
-// As a save does it: entry i is written by data-parallel place i modulo their number.
+// As in a save: the data-parallel position i modulo their number writes entry i.
 TEST(Placement, EveryElementOfAStageIsWrittenByExactlyOneRank) {
   over_folds([](const RankGrid& grid, const Form& form) {
     const AxisSet data = data_parallel_axes(form.grid);
@@ -124,7 +123,7 @@ TEST(Placement, EveryElementOfAStageIsWrittenByExactlyOneRank) {
   });
 }
 
-// A partial gradient may be summed along axes that replicate, and only ranks of the same elements meet there.
+// A partial gradient may be summed along replicating axes, and only ranks with the same elements meet there.
 TEST(Placement, RanksThatDifferInReplicatingAxesHoldTheSameElements) {
   over_folds([](const RankGrid& grid, const Form& form) {
     for (int rank = 0; rank < grid.world_size(); ++rank) {

@@ -174,7 +174,7 @@ TEST(RankGrid, AnOrderWithoutPpLastNeedsEqualDataParallelSizes) {
 
 TEST(RankGrid, GridsThatDisagreeOnPipelineGroupsAreRefused) {
   config::Parallel parallel = layout(2, 1, 2, 2, 1);
-  parallel.order = "tp-cp-pp-ep-dp";  // the experts' ep stands behind pp, and etp is smaller than tp before it
+  parallel.order = "tp-cp-pp-ep-dp";  // the experts' ep comes after pp, and etp is smaller than tp before it
   EXPECT_NE(refusal(8, parallel).find("different pipeline groups"), std::string::npos);
 }
 

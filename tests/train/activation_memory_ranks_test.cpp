@@ -1,5 +1,5 @@
-// Full recompute of whole models, split over ranks (ZeRO-R) and offloaded: the bits of keeping everything, in every
-// type, with dropout, over tensor-parallel ranks; and what a stage then holds, in bytes.
+// Full recompute of whole models, partitioned over ranks (ZeRO-R) and offloaded. Checks equal bits to no recompute in
+// every type, with dropout, over tensor-parallel ranks, and the bytes that a stage holds.
 #include "base/error.h"
 #include "cuda/memory_meter.h"
 #include "support/run_ranks.h"
@@ -39,7 +39,7 @@ std::vector<config::Model> variants() {
 }
 
 struct Outcome {
-  std::vector<at::Tensor> tensors;  // loss and the gradients of all parameters, as this rank has them
+  std::vector<at::Tensor> tensors;  // loss and the gradients of all parameters on this rank
   int64_t held = 0;                 // bytes between forward and backward
 };
 
@@ -96,7 +96,8 @@ TEST(ActivationMemoryRanks, FullRecomputeGivesTheBitsOfKeepingAll) {
   }
 }
 
-// Five layers of equal size: what full recompute saves is a multiple of what a block keeps beside its input.
+// Five layers of equal size: full recompute saves a multiple of the bytes that a block holds in addition to its
+// input.
 TEST(ActivationMemoryRanks, AStageHoldsTheInputsOfItsChunksOrTheirParts) {
   for (const config::Model& model : {variants()[0], variants()[3]}) {
     over_places([&](const StagePlace& place) {
@@ -104,7 +105,7 @@ TEST(ActivationMemoryRanks, AStageHoldsTheInputsOfItsChunksOrTheirParts) {
       const int64_t tp = place.tp.size(), rows = kSequence * kBatch / (place.sequence_parallel ? tp : 1),
                     input = rows * model.hidden_size * static_cast<int64_t>(c10::elementSize(place.dtype));
       const int64_t all = held({}), blocks = held(memory_of("uniform", 1, false, "none"));
-      const int64_t block = (all - blocks) / kLayers;  // a block, without its input
+      const int64_t block = (all - blocks) / kLayers;  // one block without its input
       EXPECT_EQ(all - blocks, block * kLayers);
       EXPECT_EQ(held(memory_of("block", 2, false, "none")), all - 2 * block);
       EXPECT_EQ(held(memory_of("uniform", 2, false, "none")), blocks - 2 * input);

@@ -1,5 +1,5 @@
-// Frozen parameters and low-rank adapters (config/peft.h) on every kind of layout: what one rank gives, in float64.
-// Tolerances are those of train/verify.h.
+// Frozen parameters and low-rank adapters (config/peft.h) on every kind of layout, against a single-rank reference in
+// float64. Tolerances are those of train/verify.h.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -27,13 +27,11 @@ const std::string kTrain =
 
 const std::string kLlama =
     "model: {family: llama, num_query_groups: 4, ffn_hidden_size: 48, hidden_dropout: 0.1," + kSizes + "}\n" + kTrain;
-// A tied head, biases, positions that are learned, MLPs without gates.
 const std::string kGpt = "model: {family: gpt, attention_dropout: 0.1," + kSizes + "}\n" + kTrain;
 const std::string kLatent =
     "model: {family: llama, ffn_hidden_size: 48, multi_latent_attention: true, q_lora_rank: 12, kv_lora_rank: 10,"
     " qk_head_dim: 6, qk_pos_emb_head_dim: 4, v_head_dim: 5, qk_layernorm: true," +
     kSizes + "}\n" + kTrain;
-// Dense layers, routed experts and a shared one.
 const std::string kExperts =
     "model: {family: mixtral, num_query_groups: 4, ffn_hidden_size: 24, moe_ffn_hidden_size: 16, num_moe_experts: 4,"
     " moe_layer_freq: \"[1,0,1,1]\", moe_shared_expert_intermediate_size: 8, moe_shared_expert_gate: true,"
@@ -107,7 +105,7 @@ void expect_all_as_on_one_rank(const std::string& yaml, const Settings& trained,
   }
 }
 
-// Values and optimizer state after three steps on the layout, whole.
+// Full values and optimizer state after three steps on the layout.
 std::map<std::string, at::Tensor> after(const config::Config& config, int64_t ranks, int64_t steps) {
   std::map<std::string, at::Tensor> state;
   comm::run_threads(static_cast<int>(ranks), topology::RankGrid(static_cast<int>(ranks), config.parallel), {},
@@ -236,7 +234,7 @@ TEST(Freezing, OfTheBiasByWhichARouterBalances) {
   }
 }
 
-// What a rank loads of a frozen parameter is its share; the others get it before they use it.
+// A rank loads only its shard of a frozen parameter; the others receive it before its first use.
 TEST(Freezing, LoadedValuesReachAllRanks) {
   const config::Config config =
       trained(kLlama, {zero("optim"), "parallel.overlap_param_gather=false", kFrozen[0]}, 2);
@@ -249,7 +247,7 @@ TEST(Freezing, LoadedValuesReachAllRanks) {
   });
 }
 
-// One rank's gradients and loss of one step, of the weights that `write` sets.
+// Loss and gradients of one step on one rank, for the weights that `write` sets.
 struct Gradients {
   double loss = 0;
   std::map<std::string, at::Tensor> values, gradients;
@@ -272,8 +270,8 @@ at::Tensor rows_of(const at::Tensor& whole, const config::AdapterBox& box) {
   return whole.view({box.repeats, box.width, whole.size(1)}).narrow(1, box.begin, box.size);
 }
 
-// Against the same model with W + s B A for weights, whose gradient G gives s B^T G and s G A^T. Numbers of about 1
-// are summed up to 16 tokens x 48 at a time in float64.
+// Against the same model with weights W + s B A, whose gradient G gives s B^T G and s G A^T. Each float64 sum has up
+// to 16 tokens x 48 terms of about 1.
 void expect_the_formula(const std::string& yaml, const Settings& peft, double scale) {
   constexpr double kRounding = 1e-12;
   const config::Config adapted = trained(yaml, peft, 1), plain = trained(yaml, {}, 1);
@@ -325,7 +323,8 @@ TEST(Adapters, BeginAsTheModelWithoutThem) {
   for (const auto& [name, values] : adapted.values) {
     if (name.ends_with(config::kLoraB)) { EXPECT_EQ(values.abs().max().item<double>(), 0) << name; }
     if (!name.ends_with(config::kLoraA)) continue;
-    // Uniform within b = 1 / sqrt(in): variance b^2 / 3, of n numbers known to sqrt(4 / 5 / n) of itself; 5 sigma.
+    // Uniform within b = 1 / sqrt(in): variance b^2 / 3. The estimate from n numbers has relative error sqrt(4 / 5 /
+    // n); 5 sigma.
     const double bound = 1 / std::sqrt(static_cast<double>(values.size(1))), n = static_cast<double>(values.numel());
     EXPECT_LE(values.abs().max().item<double>(), bound) << name;
     EXPECT_NEAR(values.square().mean().item<double>() / (bound * bound / 3), 1, 5 * std::sqrt(0.8 / n)) << name;
@@ -352,7 +351,7 @@ std::string refusal(const std::string& yaml, const Settings& settings, int64_t r
 
 TEST(Freezing, PatternsThatFitNothingAndNothingLeftToTrainAreRefused) {
   Settings far = layout(1, 2, {"train.freeze=decoder.layers.7.*"});
-  EXPECT_NE(refusal(kLlama, far, 2).find("train.freeze: no parameter has a name that 'decoder.layers.7.*' fits"),
+  EXPECT_NE(refusal(kLlama, far, 2).find("train.freeze: no parameter has a name that 'decoder.layers.7.*' matches"),
             std::string::npos);
   EXPECT_NE(refusal(kLlama, {"train.trainable=embedding.word_embedding.weight"}, 1)
                 .find("the nearest is embedding.word_embeddings.weight"),
@@ -364,7 +363,7 @@ TEST(Freezing, PatternsThatFitNothingAndNothingLeftToTrainAreRefused) {
   EXPECT_NE(refusal("model: {family: mixtral, num_moe_experts: 4, num_query_groups: 4, ffn_hidden_size: 16," +
                         kSizes + "}\n" + kTrain,
                     {"peft.lora_rank=2", "peft.lora_target_modules=gate_proj"}, 1)
-                .find("is of routed experts only"),
+                .find("exists only in routed experts"),
             std::string::npos);
   EXPECT_NE(refusal(kLlama, {"peft.lora_alpha=2"}, 1).find("has no effect without peft.lora_rank"),
             std::string::npos);

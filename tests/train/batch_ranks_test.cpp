@@ -1,4 +1,4 @@
-// From samples to the microbatch that every tensor-parallel rank holds.
+// The path from samples to the microbatch of every tensor-parallel rank.
 #include "train/batch.h"
 
 #include <ATen/ATen.h>
@@ -95,7 +95,7 @@ TEST(StackSamples, SamplesWithoutAStepAreNoBatch) {
   EXPECT_THROW(train::stack_samples(batch, at::kFloat), std::logic_error);
 }
 
-// Layers take what is outside the vocabulary for rows of zeros, so this is where a user hears of it.
+// Layers treat ids outside the vocabulary as rows of zeros, so stack_samples must report them.
 TEST(StackSamples, ATokenOrLabelOutsideTheVocabularyIsAnErrorWithItsSample) {
   const auto message_of = [](const std::function<void(train::HostBatch&)>& change) {
     train::HostBatch batch = host_batch(7, 3, false);
@@ -115,7 +115,7 @@ TEST(StackSamples, ATokenOrLabelOutsideTheVocabularyIsAnErrorWithItsSample) {
             "tokenizer");
 }
 
-// kLength / 3 documents a sample, rounded up.
+// kLength / 3 documents per sample, rounded up.
 TEST(StackSamples, OffsetsOfDocumentsAreMadeWhereThereIsRoomOrRefused) {
   const int64_t each = (kLength + 2) / 3;
   train::HostBatch batch = host_batch(7, 2, true);
@@ -138,7 +138,7 @@ TEST(StackSamples, OffsetsOfDocumentsAreMadeWhereThereIsRoomOrRefused) {
   EXPECT_FALSE(train::stack_samples(batch, at::kFloat).document_offsets.defined()) << "attention over all documents";
 }
 
-// Of several sizes, with documents and without, and fewer than there could be.
+// Batches of several sizes, with and without documents, and partly filled.
 TEST(BroadcastBatches, EveryRankGetsWhatTheFirstOneRead) {
   run_ranks(4, {.tp = 4}, [&](const comm::World& world) {
     std::vector<nn::Microbatch> mine;
@@ -158,7 +158,7 @@ TEST(BroadcastBatches, EveryRankGetsWhatTheFirstOneRead) {
   });
 }
 
-// A part of a longer sequence: the rows that are here, for the device and for the host.
+// A region of a longer sequence: the local rows, for the device and for the host.
 TEST(BroadcastBatches, EveryTensorArrivesAndSoDoTheRowsOfASequence) {
   run_ranks(2, {.tp = 2}, [&](const comm::World& world) {
     train::HostBatch of_documents = host_batch(3, 2, true);
@@ -226,7 +226,7 @@ TEST(BroadcastBatches, NothingIsBroadcastAsNothing) {
   });
 }
 
-// One message between hosts a step, two between devices a microbatch.
+// One message between hosts per step, two between devices per microbatch.
 TEST(BroadcastBatches, ShapesTravelOnceAStep) {
   const auto traffic = std::make_shared<comm::Traffic>();
   comm::ThreadsOptions options;
@@ -240,7 +240,7 @@ TEST(BroadcastBatches, ShapesTravelOnceAStep) {
   EXPECT_EQ(traffic->of("batch", "broadcast").calls, 2 * (1 + 2 * 4)) << "of both ranks";
 }
 
-// Two data-parallel rows of two tensor-parallel ranks read 11 samples in microbatches of 2: two whole batches of
+// Two data-parallel ranks of two tensor-parallel ranks each read 11 samples in microbatches of 2: two full batches of
 // four.
 TEST(BatchStream, ReadsOnOneRankOfAGroupUntilTheDataEnds) {
   const auto dataset = std::make_shared<Numbers>(11, true);

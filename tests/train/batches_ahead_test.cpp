@@ -1,4 +1,4 @@
-// Microbatches that are fetched while a step is under way.
+// Prefetch of microbatches during a step.
 #include "train/batches_ahead.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Runs of the small mixture of experts with clones of hot experts.
+// Runs of the small mixture of experts with replicas of hot experts.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ inline const ExpertGrid kGrids[] = {{{.dp = 4}, 1, 4, "optim"},
                                     {{.dp = 4}, 1, 2, "optim_grads"},
                                     {{.tp = 2, .pp = 2, .dp = 2, .sp = true}, 2, 2, "optim_grads_params"}};
 
-// slots 0: no clones. room 0: alltoall.
+// slots = 0: no replicas. Capacity factor (`room`) 0: alltoall.
 struct Clones {
   int64_t slots = 0;
   config::EchoPlanner planner = config::EchoPlanner::capfill;

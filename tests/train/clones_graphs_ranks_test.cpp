@@ -1,4 +1,5 @@
-// A layer of experts with clones as a graph: sending weights and bringing their gradients home are captured with it.
+// A layer of experts with replicas as a CUDA graph. The capture includes sending the weights and returning their
+// gradients to the owner.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -55,7 +56,7 @@ nn::Blocks layer_with_clones(const comm::World& world, std::shared_ptr<moe::Load
   return blocks;
 }
 
-// Of three microbatches, one after the other: outputs, gradients of inputs, and of parameters as they grow.
+// Outputs, input gradients and accumulated parameter gradients of three microbatches in sequence.
 std::vector<at::Tensor> run(
     pipeline::Stage& stage, int rank, int live_set, const std::function<void()>& after_each = [] {}) {
   std::vector<at::Tensor> all;

@@ -1,4 +1,4 @@
-// Which keys make another model of a checkpoint's, as far as experts go.
+// Expert keys that make a checkpoint incompatible.
 #include "train/compatible.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 namespace metroplex::test::compatible_test {
 namespace {
 
-// The keys that differ between a model with experts and the same with `overrides`.
+// The keys that differ between a model with experts and the same model with `overrides`.
 std::vector<std::string> keys_that_differ(const std::vector<std::string>& overrides) {
   const std::string base = "model: {num_layers: 4, num_moe_experts: 8, vocab_size: 50}\n";
   files::Manifest manifest;

@@ -1,6 +1,6 @@
-// Context parallelism on layouts of up to 8 ranks against one rank: every exchange and cut, one document and packed
-// ones. Three optimizer steps in float64, some positions masked. Losses to 1e-12 relative, parameters to 1e-10 (see
-// train/verify.h for why these).
+// Context parallelism on layouts of up to 8 ranks against one rank: every exchange and sequence split, with one
+// document and packed documents. Three optimizer steps in float64 with some masked positions. Losses to 1e-12
+// relative, parameters to 1e-10 (reasons in train/verify.h).
 #include <gtest/gtest.h>
 
 #include <map>
@@ -30,7 +30,7 @@ struct ContextLayout {
   }
 };
 
-// Dropout at every place, learned positions, a tied head.
+// All dropout options, learned positions, a tied head.
 config::Config gpt(bool documents) {
   config::Config config = config::parse(
       "model: {family: gpt, num_layers: 4, hidden_size: 32, num_attention_heads: 8, vocab_size: 50, "
@@ -41,7 +41,8 @@ config::Config gpt(bool documents) {
   return config;
 }
 
-// Fewer groups than context-parallel ranks, samples whose documents differ and are cut alike, a mean over tokens.
+// Fewer query groups than context-parallel ranks, samples whose documents differ but are split alike, a mean over
+// tokens.
 config::Config llama(bool documents) {
   config::Config config = config::parse(
       "model: {family: llama, num_layers: 4, hidden_size: 32, num_attention_heads: 16, num_query_groups: 2, "
@@ -52,7 +53,7 @@ config::Config llama(bool documents) {
   return config;
 }
 
-// Values of another head size than keys, a key that all heads share.
+// Values with another head size than keys, a key shared by all heads.
 config::Config latent(bool documents) {
   config::Config config = config::parse(
       "model: {family: llama, num_layers: 4, hidden_size: 32, num_attention_heads: 16, ffn_hidden_size: 48,"
@@ -66,7 +67,7 @@ config::Config latent(bool documents) {
   return config;
 }
 
-// Windows shorter and longer than what a rank has of the sequence, capped scores.
+// Windows shorter and longer than a rank's region of the sequence, capped scores.
 config::Config windows(bool documents) {
   config::Config config = config::parse(
       "model: {family: llama, num_layers: 4, hidden_size: 32, num_attention_heads: 16, num_query_groups: 8,"
@@ -85,7 +86,7 @@ config::Config codegeex(bool documents) {
   return config;
 }
 
-// An auxiliary loss over microbatches and one over sequences, the z-loss.
+// An auxiliary loss over microbatches, one over sequences, and the z-loss.
 config::Config experts(bool documents) {
   config::Config config = config::parse(
       "model: {family: mixtral, num_layers: 4, hidden_size: 16, num_attention_heads: 8, num_query_groups: 4,"
@@ -103,7 +104,7 @@ constexpr config::ShardingStrategy kStrategies[] = {
     config::ShardingStrategy::no_shard, config::ShardingStrategy::optim, config::ShardingStrategy::optim_grads,
     config::ShardingStrategy::optim_grads_params};
 
-// Of every layout each exchange, and one that differs from layer to layer; the stages of ZeRO take turns.
+// For every layout each exchange and one that differs by layer; the ZeRO stages alternate.
 std::vector<ContextLayout> all_layouts(bool with_experts) {
   std::vector<ContextLayout> layouts;
   for (const int64_t cp : {2, 4, 8}) {
@@ -136,7 +137,7 @@ config::Config with_layout(config::Config config, const ContextLayout& layout) {
   p.sequence_parallel = layout.tp > 1;
   p.overlap_p2p_comm = layout.vpp > 1;
   p.context_parallel_cut = layout.cut;
-  // Half of the balanced cuts let ranks differ in tokens by two of at least four.
+  // Half of the balanced splits allow ranks to differ in tokens, by two of at least four.
   if (layout.cut == SequenceCutKind::balanced && layout.slack)
     p.context_parallel_token_slack = p.context_parallel_area_slack = 0.5;
   p.cp_comm_type = layout.exchange;
@@ -168,7 +169,7 @@ TEST(ContextParallelEqualsOneRank, LatentAttention) { walk(latent, 24); }
 TEST(ContextParallelEqualsOneRank, WindowsAndCaps) { walk(windows, 24); }
 TEST(ContextParallelEqualsOneRank, Experts) { walk(experts, 24); }
 
-// Which the layouts above with a slack need, to show anything.
+// Precondition of the layouts above with a slack: the token counts do differ.
 TEST(ContextParallelEqualsOneRank, WithASlackRanksDifferInTokens) {
   ContextLayout layout;
   layout.cp = 4, layout.cut = SequenceCutKind::balanced, layout.slack = true;

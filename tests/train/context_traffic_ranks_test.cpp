@@ -1,5 +1,5 @@
-// Bytes of context parallelism in a step of training, as the backends count them, against the plan
-// (plan/context_traffic.h) for each exchange, with documents and without; and the prediction of them.
+// Bytes of context parallelism in a training step. Compares the backends' counters with the plan
+// (plan/context_traffic.h) for each exchange, with and without documents, and with the prediction.
 #include "plan/context_traffic.h"
 
 #include <numeric>
@@ -51,10 +51,10 @@ plan::DocumentLengths documents_of(const nn::Microbatch& batch) {
 int64_t sum(const std::vector<int64_t>& values) { return std::accumulate(values.begin(), values.end(), int64_t{0}); }
 
 struct Bytes {
-  int64_t counted = 0, planned = 0, planned_all = 0;  // of all ranks; planned_all: without regard to documents
+  int64_t counted = 0, planned = 0, planned_all = 0;  // over all ranks; planned_all ignores documents
 };
 
-// Of collectives the backends count what stays at home too: it is taken off.
+// The backends' counters of collectives include rows that stay on the rank; this function subtracts them.
 int64_t counted_bytes(const comm::Traffic& traffic, int64_t rows_at_home) {
   const auto bytes = [&](const char* group, const char* operation) { return traffic.of(group, operation).bytes; };
   const int64_t gathered = bytes("cp", "all_gather") + bytes("cp", "reduce_scatter");
@@ -90,7 +90,7 @@ Bytes bytes_of(const config::Config& config) {
       bytes.planned_all += planned(false);
     }
   });
-  // Rows that the all-to-all of gathered keys leaves where they are, three times.
+  // Rows that the all-to-all of gathered keys leaves on their rank, three times.
   const bool packed = exchange == CpCommType::all_gather && documents;
   const int64_t home = packed ? int64_t{3} * kLayers * kMicrobatches * kSamples * 64 * kGroups * 2 * kHead * 4 : 0;
   bytes.counted = counted_bytes(*traffic, home);
@@ -134,7 +134,7 @@ TEST(ContextTraffic, IsPredictedForEachLayer) {
       EXPECT_EQ(e.forward_flops, 2 * product);
       EXPECT_EQ(e.backward_flops, 5 * product);
     }
-    // By libtorch's operators on a GPU the same; own kernels there take the hidden half of the pairs too.
+    // The same with libtorch's operators on a GPU; our kernels there also compute the masked half of the pairs.
     for (const bool own : {false, true}) {
       config::Config on_gpu = config;
       on_gpu.run.device = "cuda", on_gpu.precision.params_dtype = own ? "fp32" : "bf16";

@@ -1,5 +1,5 @@
-// What clones of experts cost a rank: their weights from forward to backward, or nothing where they are fetched
-// again; in backward their gradients. To the byte as predicted.
+// Memory of expert replicas on a rank, equal to the prediction to the byte. Weights are held from forward to
+// backward, or not at all if they are fetched again; backward adds their gradients.
 #include "cuda/memory_meter.h"
 #include "pipeline/stage.h"
 #include "support/without_onednn.h"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kHidden = 32, kInner = 48, kExperts = 4, kEp = 2;
 
-// Buffers with room for all rows, whatever was routed.
+// Buffers that fit all rows for any routing.
 config::Config experts_of(int64_t layers, int64_t slots, bool again, const char* type = "fp32") {
   return config::parse(base::concat(
       "model: {family: gpt, num_layers: ", layers, ", hidden_size: ", kHidden, ", num_attention_heads: 4,",
@@ -27,7 +27,7 @@ config::Config experts_of(int64_t layers, int64_t slots, bool again, const char*
       "precision: {params_dtype: ", type, "}\n", "data: {mock_data: true}\n"));
 }
 
-// Of rank 0, between forward and backward of a microbatch.
+// On rank 0, between forward and backward of a microbatch.
 int64_t held_bytes(const config::Config& asked) {
   const WithoutOneDnn without;
   const TestLayout two{.dp = 2};
@@ -49,7 +49,7 @@ int64_t held_by_layer(int64_t slots, bool again) {
 }
 
 TEST(EchoMemoryRanks, AClonesWeightsAreHeldUntilBackwardOrFetchedAgain) {
-  // Of a slot: the owner on every rank, and its count of rows.
+  // Per replica slot: the owner on every rank, and its row count.
   const int64_t expert = 2 * kHidden * kInner * 4, integers = 4 * kEp + 8;
   const int64_t none = held_by_layer(0, false);
   for (const int64_t slots : {1, 2}) {

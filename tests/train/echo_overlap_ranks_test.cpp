@@ -1,5 +1,5 @@
-// Whole steps have the same bits with clones that travel beside other work and with those that are waited for where
-// they are sent (model.moe_echo_expert_dispatch_overlap).
+// Whole steps have the same bits with and without model.moe_echo_expert_dispatch_overlap, which overlaps the transfer
+// of replicas with other work.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -33,8 +33,8 @@ void expect_same_bits_without_overlap(const config::Config& config, const Expert
   expect_same_bits(train_steps(config, grid, steps), want);
 }
 
-// Weights and gradients of clones that travel beside other work, and what waits for each where it is sent, have the
-// same bits. More than one microbatch a step, so that what is still on its way meets the next one.
+// Replica weights and gradients have the same bits with overlapped and synchronous transfers. Several microbatches
+// per step, so that transfers in flight meet the next microbatch.
 TEST(EchoOverlapRanks, OverlapChangesNoBit) {
   const Poisoned poisoned;
   struct Case {
@@ -63,7 +63,7 @@ TEST(EchoOverlapRanks, OverlapChangesNoBit) {
   }
 }
 
-// In fp16 and where main gradients are bf16 what comes home is rounded on its way.
+// In fp16, or with bf16 main gradients, returned gradients are rounded in transit.
 TEST(EchoOverlapRanks, OverlapChangesNoBitOfHalfGradients) {
   const Poisoned poisoned;
   for (const char* sharding : {"no_shard", "optim_grads_params"}) {
@@ -75,8 +75,7 @@ TEST(EchoOverlapRanks, OverlapChangesNoBitOfHalfGradients) {
   }
 }
 
-// Captured with all of the step, or with as much of a layer as a scope names; what is behind the first capture
-// replays.
+// The graph contains the whole step, or the region of a layer that a scope selects; later steps replay it.
 TEST(EchoOverlapRanks, OverlapChangesNoBitOfGraphs) {
   const Poisoned poisoned;
   using enum config::CudaGraphImpl;
@@ -91,7 +90,7 @@ TEST(EchoOverlapRanks, OverlapChangesNoBitOfGraphs) {
   for (const char* type : {"fp32", "bf16"}) {
     for (const bool again : {false, true}) {
       for (const ExpertGrid& grid : kGrids) cases.push_back({grid, full_iteration, {}, type, again});
-      // Whose main gradients stay where they are.
+      // Grids that do not shard main gradients.
       for (const ExpertGrid& grid :
            {kGrids[0], kGrids[1], ExpertGrid{{.tp = 2, .dp = 2, .sp = true}, 2, 2, "optim"}}) {
         cases.push_back({grid, local, {}, type, again});

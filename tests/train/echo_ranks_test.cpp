@@ -1,5 +1,5 @@
-// Training with clones of hot experts is training without: on every grid, eager and as a graph, resumed with other
-// slots or none.
+// Training with replicas of hot experts equals training without: on every grid, eager and as a graph, resumed with
+// another number of slots or none.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ files::PosixFileSystem disk;
 
 using namespace clone_runs;
 
-// As layouts are held to one rank: sums of weight gradients in another order, over a few steps.
+// Same tolerances as layouts against one rank: weight gradients are summed in another order over a few steps.
 void expect_near(const ExpertRun& got, const ExpertRun& want) {
   ASSERT_EQ(got.losses.size(), want.losses.size());
   for (size_t i = 0; i < want.losses.size(); ++i) EXPECT_NEAR(got.losses[i], want.losses[i], 1e-12 * want.losses[i]);
@@ -54,7 +54,8 @@ TEST(EchoRanks, TrainsAsWithoutClones) {
   }
 }
 
-// As many slots as home experts, and buffers of the even load: no step overflows, and none needs the host.
+// As many slots as local experts, and buffers for the even load: no step overflows, and none synchronizes with the
+// host.
 TEST(EchoRanks, ExactFitsIntoBuffersOfTheEvenLoad) {
   const Poisoned poisoned;
   for (const ExpertGrid& grid : kGrids) {
@@ -74,7 +75,7 @@ TEST(EchoRanks, ExactFitsIntoBuffersOfTheEvenLoad) {
   }
 }
 
-// Rows drawn without regard to the load find no room now and then: the step runs again.
+// Random rows ignore the load and sometimes overflow the buffers: the step runs again.
 TEST(EchoRanks, StepsThatOverflowRunAgain) {
   const ExpertGrid& grid = kGrids[0];
   const ExpertRun want = train_steps(experts(grid, {.slots = 1, .random = true}), grid, 6);
@@ -90,7 +91,7 @@ std::vector<std::string> dumped_lines(const std::string& folder, int rank) {
   return lines;
 }
 
-// What is dumped is what the plan was made of: planned again, it is the same plan.
+// The dumped counts are the plan's input: planning from them gives the dumped plan.
 TEST(EchoRanks, DumpedCountsGiveTheDumpedPlans) {
   const Folder folder;
   const ExpertGrid& grid = kGrids[0];
@@ -130,8 +131,8 @@ double unevenness(const nlohmann::json& loads) {
          std::accumulate(of.begin(), of.end(), 0.0);
 }
 
-// Of each table by the plans that both groups of ranks dumped since the one before it. Plans at random are of any
-// unevenness, before and after.
+// Each table averages the plans that both groups of ranks dumped since the previous table. Random plans have any
+// imbalance, before and after.
 TEST(EchoRanks, TheTableHasMeansOverThePlansSinceTheLast) {
   const Folder folder;
   const ExpertGrid& grid = kGrids[2];
@@ -152,7 +153,7 @@ TEST(EchoRanks, TheTableHasMeansOverThePlansSinceTheLast) {
   ASSERT_EQ(tables.size(), 2U);
   for (size_t interval = 0; interval < 2; ++interval) {
     std::map<int64_t, train::CloneMetrics> expected;
-    const size_t of_interval = 2 * 3 * 2, plans = 2 * 2 * 2;  // lines of a rank; of a layer, of both groups
+    const size_t of_interval = 2 * 3 * 2, plans = 2 * 2 * 2;  // lines of a rank; of a layer in both groups
     for (const int rank : {0, 3}) {
       const std::vector<std::string> lines = dumped_lines(folder.at("plans"), rank);
       ASSERT_EQ(lines.size(), 2 * of_interval);

@@ -1,5 +1,5 @@
-// What the ranks say together of the load of their experts: the same on every layout, the trace by source, the table,
-// and nothing read or sent where nothing is due.
+// Expert loads combined over the ranks: the same on every layout, the trace by source, the table, and no reads or
+// messages in steps without output.
 #include "train/expert_loads.h"
 
 #include <numeric>
@@ -29,12 +29,11 @@ struct Experts {
   int64_t ep = 1, etp = 1;
 };
 
-// Layers 1 and 3 have experts.
 config::Config config_of(const Experts& cut_to) {
   config::Config c = small_llama();
   c.model.num_moe_experts = kExperts;
   c.model.moe_layer_freq = "[0,1,0,1]";
-  c.model.init_method_std = 0.3;  // so that loads are uneven
+  c.model.init_method_std = 0.3;  // makes loads uneven
   c.parallel.expert_model_parallel_size = cut_to.ep;
   c.parallel.expert_tensor_parallel_size = cut_to.etp;
   return c;
@@ -42,10 +41,9 @@ config::Config config_of(const Experts& cut_to) {
 
 struct Seen {
   files::ExpertTrace trace;
-  std::vector<std::vector<train::ExpertMetrics>> tables;  // of each step; empty: none
+  std::vector<std::vector<train::ExpertMetrics>> tables;  // per step; empty: none
 };
 
-// Four steps with a table every second one.
 Seen train_on(const Experts& cut_to, const std::string& trace_file) {
   config::Config c = config_of(cut_to);
   c.train.log_experts_interval = 2;
@@ -110,7 +108,7 @@ TEST(ExpertLoads, AreTheSameOnEveryLayout) {
   }
 }
 
-// Every source has as many tokens as a rank sees in a step.
+// Every source has as many tokens as a rank processes in a step.
 TEST(ExpertLoads, OfTheSourcesAreTheirOwn) {
   const Folder folder;
   const Seen seen = train_on({{1, 1, 1, 4, false}, 4, 1}, folder.at("trace"));
@@ -121,7 +119,7 @@ TEST(ExpertLoads, OfTheSourcesAreTheirOwn) {
   }
 }
 
-// One expert per rank and one microbatch per step: an expert keeps its load up to the room of its rank.
+// One expert per rank and one microbatch per step: the load of an expert is capped by the capacity of its rank.
 TEST(ExpertLoads, CountRowsThatAStaticBufferDrops) {
   const Folder folder;
   const Experts layout{{1, 1, 1, 4, false}, 4, 1};
@@ -162,8 +160,8 @@ TEST(ExpertLoads, CountRowsThatAStaticBufferDrops) {
   EXPECT_DOUBLE_EQ(share, static_cast<double>(dropped) / static_cast<double>(8 * kSequence * kTopk));
 }
 
-// The table covers two steps, and says beside the load of both together how uneven each was; on ep 4 the load of a
-// rank is that of its expert.
+// The table covers two steps. In addition to their total load it shows the imbalance of each step; with ep 4 the load
+// of a rank is that of its expert.
 TEST(ExpertLoads, TheTableIsOfTheStepsSinceTheLast) {
   const Folder folder;
   const Seen seen = train_on({{1, 1, 1, 4, false}, 4, 1}, folder.at("trace"));
@@ -188,7 +186,7 @@ TEST(ExpertLoads, TheTableIsOfTheStepsSinceTheLast) {
   }
 }
 
-// Two groups of two ranks, each with all experts: the most loaded rank is that of one group.
+// Two groups of two ranks, each with all experts: the most loaded rank belongs to one group.
 TEST(ExpertLoads, RanksAreComparedOverAllGroups) {
   const Experts layout{{1, 1, 1, 4, false}, 2, 1};
   config::Config c = config_of(layout);
@@ -198,7 +196,7 @@ TEST(ExpertLoads, RanksAreComparedOverAllGroups) {
     const auto a = train::assemble(c, world, kVocab);
     Lines lines;
     train::ExpertLoads loads(*a, disk, lines);
-    // 10 tokens of each rank to expert 0 (of the first rank of each group); of rank 3 another 20.
+    // 10 tokens of each rank go to expert 0 (on the first rank of each group), and another 20 of rank 3.
     a->experts->meter->layer(1).tokens.select(0, 0).fill_(world.rank() == 3 ? 30 : 10);
     a->experts->meter->layer(1).dropped.fill_(world.rank() == 0 ? 60 : 0);
     const auto table = loads.after_step(1);
@@ -210,7 +208,7 @@ TEST(ExpertLoads, RanksAreComparedOverAllGroups) {
   });
 }
 
-// One group of two ep places, each two ranks of etp: each expert is counted once, for its place.
+// One group of two ep ranks with etp 2: each expert is counted once.
 TEST(ExpertLoads, RanksThatShareTheirExpertsAreOne) {
   const Folder folder;
   const Seen seen = train_on({{2, 1, 1, 2, true}, 2, 2}, folder.at("trace"));
@@ -225,7 +223,7 @@ TEST(ExpertLoads, RanksThatShareTheirExpertsAreOne) {
   }
 }
 
-// Loads that turn from rank to rank, in an interval of which three steps at most are kept.
+// Loads that rotate over the ranks, in an interval that exceeds the three steps stored at most.
 TEST(ExpertLoads, OfALongIntervalAreAddedUpOnTheWay) {
   const Experts layout{{1, 1, 1, 2, false}, 2, 1};
   config::Config c = config_of(layout);
@@ -282,7 +280,7 @@ TEST(ExpertLoads, NothingIsReadOrSentWhereNothingIsDue) {
   });
 }
 
-// Neither an evaluation nor the forward that recomputation repeats.
+// Neither evaluation nor the forward of recompute is counted.
 TEST(ExpertLoads, CountEveryMicrobatchOfTrainingOnce) {
   config::Config c = config_of(kAlone);
   c.train.log_experts_interval = 1;
@@ -334,7 +332,7 @@ TEST(ExpertLoads, OfARunThatNothingKeepsEvenAreWarnedOf) {
       << "it keeps logits small, not loads even";
 }
 
-// As Megatron-LM shows them: without the coefficient, a mean over layers.
+// As in Megatron-LM: without the coefficient, a mean over layers.
 TEST(ExpertTerms, AreShownWithoutCoefficientsAsMeansOverLayers) {
   config::Config c = config_of(kAlone);
   c.model.moe_router_load_balancing_type = "aux_loss,seq_aux_loss";

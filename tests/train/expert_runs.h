@@ -1,4 +1,4 @@
-// Runs of the small mixture of experts on a grid, and what two of them must have in common.
+// Runs of the small mixture of experts on a grid, and comparisons of two runs.
 #pragma once
 
 #include <algorithm>
@@ -23,8 +23,8 @@ inline std::string words(const ExpertGrid& g) {
                       g.sharding);
 }
 
-// The router's choice is skewed, so that buffers of the even load overflow in every step. factor: of static buffers;
-// 0: alltoall. Not resolved.
+// Skewed routing, so that buffers for the even load overflow in every step. factor: of static buffers; 0: alltoall.
+// Returns an unresolved config.
 inline config::Config skewed_experts(const ExpertGrid& grid, double factor, const std::string& yaml = "") {
   config::Config config = small_experts(", moe_shared_expert_overlap: true, moe_router_force_skew: 1.5", yaml);
   config.train.log_experts_interval = 1;
@@ -40,7 +40,7 @@ struct ExpertRun {
   std::vector<double> losses, norms, evaluated;
   std::vector<std::string> repeated;  // why a step ran again; empty: it did not
   std::vector<at::Tensor> loads;
-  double clones = 0;  // that rank 0 planned
+  double clones = 0;  // replicas planned by rank 0
   State state;
 
   int64_t times_repeated() const {
@@ -48,7 +48,7 @@ struct ExpertRun {
   }
 };
 
-// `config` is resolved for the grid. Evaluates behind every second step.
+// `config` is resolved for the grid. Evaluates after every second step.
 inline ExpertRun train_steps(const config::Config& config, const ExpertGrid& grid, int64_t steps) {
   ExpertRun ran;
   run_cut(config, grid.layout, [&](const comm::World& world) {

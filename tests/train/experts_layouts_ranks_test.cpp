@@ -1,6 +1,6 @@
-// Models with experts on every layout of up to 8 ranks, with every dispatcher, against one rank: three optimizer
-// steps in float64, dropout on, some positions masked. Dropless: losses to 1e-12 relative, parameters to 1e-10 (see
-// train/verify.h for why these).
+// Models with experts on every layout of up to 8 ranks, with every dispatcher, against one rank. Three optimizer
+// steps in float64 with dropout and some masked positions. Dropless: losses to 1e-12 relative, parameters to 1e-10
+// (reasons in train/verify.h).
 #include <gtest/gtest.h>
 
 #include <map>
@@ -31,7 +31,7 @@ struct ExpertLayout {
   }
 };
 
-// A dense layer among those with experts, an auxiliary loss over microbatches and one over sequences, the z-loss.
+// One dense layer among expert layers, an auxiliary loss over microbatches and one over sequences, the z-loss.
 config::Config softmax_experts() {
   return config::parse(
       "model: {family: mixtral, num_layers: 4, hidden_size: 16, num_attention_heads: 4, num_query_groups: 4,"
@@ -43,7 +43,7 @@ config::Config softmax_experts() {
       "optim: {lr: 1.0e-3, clip_grad: 0.5}\n");
 }
 
-// Every layer with experts; groups, a bias instead of a loss, a shared expert with a gate, jitter.
+// Experts in every layer; groups, a bias instead of a loss, a shared expert with a gate, jitter.
 config::Config sigmoid_experts() {
   return config::parse(
       "model: {family: gpt, num_layers: 4, hidden_size: 16, num_attention_heads: 4, ffn_hidden_size: 16,"
@@ -65,7 +65,7 @@ constexpr config::ShardingStrategy kStrategies[] = {
     config::ShardingStrategy::no_shard, config::ShardingStrategy::optim, config::ShardingStrategy::optim_grads,
     config::ShardingStrategy::optim_grads_params};
 
-// Of every layout all dispatchers; the stages of ZeRO take turns.
+// All dispatchers on every layout; the ZeRO stages alternate.
 std::vector<ExpertLayout> all_layouts() {
   std::vector<ExpertLayout> layouts;
   for (int64_t tp = 1; tp <= 4; tp *= 2) {

@@ -1,5 +1,5 @@
-// What a layer of experts holds between forward and backward, in bytes, under each form of recompute; and that a
-// family which a rank shares with nobody costs no more under ZeRO than without.
+// Bytes that an expert layer holds between forward and backward under each form of recompute. A family with one
+// data-parallel rank must cost the same with and without ZeRO.
 #include "cuda/memory_meter.h"
 #include "pipeline/stage.h"
 #include "support/without_onednn.h"
@@ -25,7 +25,7 @@ config::Config experts_of(int64_t layers, const std::string& model, const std::s
                                     memory));
 }
 
-// Of the whole stage, between forward and backward of a microbatch.
+// Bytes of the whole stage, between forward and backward of a microbatch.
 int64_t held_bytes(const config::Config& asked) {
   const WithoutOneDnn without;
   const config::Config config = cut(asked, {});
@@ -40,7 +40,7 @@ int64_t held_bytes(const config::Config& asked) {
   });
   return held;
 }
-// A layer's part of it: two layers hold that more than one.
+// Bytes of one layer: the difference between two layers and one.
 int64_t held_by_layer(const std::string& model, const std::string& memory) {
   return held_bytes(experts_of(2, model, memory)) - held_bytes(experts_of(1, model, memory));
 }
@@ -70,7 +70,7 @@ TEST(ExpertsMemoryRanks, RecomputedNormsAreHeldBeforeExpertsNoMoreThanBeforeAtte
   }
 }
 
-// One data-parallel rank: there is nobody to share with.
+// One data-parallel rank: no rank to shard over.
 TEST(ExpertsMemoryRanks, ZeroOnOneRankHoldsWhatNoZeroHolds) {
   const auto predicted = [](const std::string& strategy) {
     config::Config config = experts_of(4, "moe_router_topk: 2", zero(strategy));

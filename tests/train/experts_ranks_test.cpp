@@ -1,5 +1,5 @@
-// Models with experts: what must change no bit, checkpoints that wander over layouts, tokens that are dropped, what
-// is counted once, and the memory that is predicted.
+// Models with experts: options that must change no bit, checkpoints that move across layouts, dropped tokens, values
+// that are counted once, and predicted memory.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -51,7 +51,7 @@ void expect_same_bits(const Outcome& got, const Outcome& wanted) {
   expect_equal_state(got.state, wanted.state);
 }
 
-// Losses to 1e-12 and parameters to 1e-10, see train/verify.h.
+// Losses to 1e-12 and parameters to 1e-10 (reasons in train/verify.h).
 void expect_close(const Outcome& got, const Outcome& wanted) {
   ASSERT_EQ(got.losses.size(), wanted.losses.size());
   for (size_t i = 0; i < wanted.losses.size(); ++i)
@@ -61,7 +61,7 @@ void expect_close(const Outcome& got, const Outcome& wanted) {
     EXPECT_LE((got.state.at(name) - tensor).abs().max().item<double>(), 1e-10) << name;
 }
 
-// Losses, drops, counts and the running counts of the global loss are taken once, however often a forward runs.
+// Losses, drops, counts and the running counts of the global loss are updated once, even if a forward runs again.
 TEST(ExpertsRanks, RecomputeAndOffloadGiveTheBitsOfKeepingAll) {
   const std::string forms[] = {full_recompute("recompute_method: uniform, recompute_num_layers: 1"),
                                full_recompute("recompute_method: uniform, recompute_num_layers: 2"),
@@ -99,7 +99,7 @@ TEST(ExpertsRanks, RecomputeAndOffloadGiveTheBitsOfKeepingAll) {
   }
 }
 
-// ep 4 x etp 1 becomes ep 2 x etp 2 becomes one rank; the expert bias and Adam's moments among what wanders.
+// ep 4 x etp 1 becomes ep 2 x etp 2, then one rank, including the expert bias and Adam's moments.
 TEST(ExpertsRanks, ACheckpointGoesOnInAnyOtherLayout) {
   config::Config config = small_experts();
   config.model.moe_router_load_balancing_type = "aux_loss,seq_aux_loss";  // the global loss depends on dp
@@ -126,7 +126,7 @@ TEST(ExpertsRanks, ACheckpointGoesOnInAnyOtherLayout) {
   EXPECT_GT(last.state.at("decoder.layers.2.mlp.router.expert_bias").abs().max().item<double>(), 1e-3);
 }
 
-// The capacity is that of a rank's tokens: layouts that leave a microbatch whole drop the same ones, sent by whatever
+// The capacity is per rank's tokens. Layouts that do not split a microbatch drop the same tokens with every
 // dispatcher, padded or not.
 TEST(ExpertsRanks, DroppedTokensAreTheSameInEveryLayoutThatKeepsMicrobatchesWhole) {
   for (const char* policy : {"probs", "position"}) {
@@ -178,7 +178,7 @@ TEST(ExpertsRanks, PerTokenLossesAndOverlappedSharedExpertsChangeNothingOfLayout
   }
 }
 
-// One routing of all tokens, whoever does the products and however tokens are sent.
+// The same routing for grouped and sequential experts and for every dispatcher.
 TEST(ExpertsRanks, SequentialExpertsAreTheGroupedOnes) {
   config::Config config = small_experts();
   const Grid grid{{.dp = 2}, 1, 2, "alltoall"};
@@ -187,8 +187,8 @@ TEST(ExpertsRanks, SequentialExpertsAreTheGroupedOnes) {
   expect_close(run_leg(on(config, grid), {grid.layout, "", "", 0, 3}), grouped);
 }
 
-// What one rank cannot place holds every rank back until the host has heard of it, steps that were enqueued behind it
-// too; and the step that is taken again is the one that would have been: running counts, bias and load count it once.
+// An overflow on one rank suspends the updates of all ranks until the host reads it, including steps already
+// enqueued. The repeated step equals the original one: running counts, bias and load count it once.
 TEST(ExpertsRanks, AStepThatOverflowedIsTakenAgainAsIfItHadNotBeen) {
   for (const Grid& grid : {kGrids[1], kGrids[4]}) {
     for (const char* form : {"",
@@ -245,7 +245,6 @@ TEST(ExpertsRanks, AStepThatOverflowedIsTakenAgainAsIfItHadNotBeen) {
   }
 }
 
-// Tokens that count: forwards of training, each once.
 TEST(ExpertsRanks, OnlyForwardsThatCountAreCounted) {
   for (const char* recompute : {"",
                                 "memory: {recompute_granularity: full, recompute_method: uniform,"
@@ -272,7 +271,7 @@ TEST(ExpertsRanks, OnlyForwardsThatCountAreCounted) {
   }
 }
 
-// Where shapes do not depend on the routing, all that a step holds is predicted to the byte.
+// If shapes do not depend on the routing, the memory prediction of a step is exact to the byte.
 TEST(ExpertsRanks, MemoryIsPredictedToTheByteWhereShapesAreStatic) {
   const WithoutOneDnn without;
   struct Case {

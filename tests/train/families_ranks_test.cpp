@@ -1,5 +1,5 @@
-// Parameters of three families train on every layout of up to 8 ranks and in every ZeRO stage as on one rank, norm
-// and clipped updates included; and state without gradient goes with them.
+// Three families of parameters train on every layout of up to 8 ranks and in every ZeRO stage as on one rank. Checks
+// norms, clipped updates and buffers (state without gradient).
 #include "base/error.h"
 #include "support/everyday.h"
 #include "train/posix_disk.h"
@@ -9,14 +9,15 @@
 namespace metroplex::test::families_ranks_test {
 namespace {
 
-// Relative. A gradient is a sum over at most 16 samples of 8 tokens, each term rounded by 2^-53: 1.4e-14 a step, on
-// four steps 6e-14. Seen: 2e-15. A learning rate a billionth off fails it.
+// Relative. A gradient is a sum over at most 16 samples of 8 tokens, each term rounded by 2^-53: 1.4e-14 per step,
+// 6e-14 in four steps. The measured error is 2e-15. A relative error of 1e-9 in the learning rate fails the test.
 constexpr double kRoundoff = 1e-13;
-// Five steps of Newton-Schulz, whose slope is at most 3.44, make 480 times a step's error of a direction; it enters a
-// parameter of size 0.1 by lr 0.01 times the scale sqrt(8): 480 * 1.4e-14 * 0.28. Seen: 6e-15.
+// Five Newton-Schulz steps with a slope of at most 3.44 each amplify the direction's error by 480. It enters a
+// parameter of size 0.1 with lr 0.01 times the scale sqrt(8): 480 * 1.4e-14 * 0.28. The measured error
+// is 6e-15.
 constexpr double kMuonRoundoff = 2e-12;
-// Twelve roundings to fp32, by 2^-24: of the router's gradient in each microbatch's reduction, and of its parameter,
-// on three steps. Seen: 1.1e-7, in the router itself.
+// Twelve roundings to fp32 by 2^-24: the router's gradient in each microbatch's reduction, and its parameter, in
+// three steps. The measured error is 1.1e-7, in the router itself.
 constexpr double kRouterRoundoff = 7e-7;
 
 constexpr const char* kStrategies[] = {"no_shard", "optim", "optim_grads", "optim_grads_params"};
@@ -138,8 +139,8 @@ std::vector<How> in_every_stage(const std::vector<How>& cuts) {
   return all;
 }
 
-// Every way to lay tp, pp, virtual stages and dp over up to 8 ranks, and over the same ranks ep and etp; one ZeRO
-// stage after the other.
+// Every split of up to 8 ranks into tp, pp, virtual stages and dp, and of the same ranks into ep and etp; the ZeRO
+// stages alternate.
 std::vector<How> all_layouts() {
   std::vector<How> all;
   for (int64_t tp = 1; tp <= 4; tp *= 2) {
@@ -165,7 +166,7 @@ TEST(ParamFamilies, TheComparisonSeesARateThatIsABillionthOff) {
   EXPECT_GT(std::abs(wrong.losses.back() / right.losses.back() - 1), 10 * kRoundoff);
 }
 
-// A router in fp64 is a dense parameter like others, and nothing is rounded.
+// A router in fp64 is an ordinary dense parameter, and nothing is rounded.
 TEST(ParamFamilies, DenseAndExpertParametersTrainAsOnOneRankInFloat64) {
   const Result one = trained(toy_config({}), {}, at::kDouble);
   EXPECT_EQ(one.families, 2u);
@@ -187,7 +188,7 @@ TEST(ParamFamilies, BlocksOfFourSegmentsTrainOnEveryLayoutOfUpToEightRanksAsOnOn
   }
 }
 
-// The loss term and the state that a forward gathers count once, however often the forward runs.
+// The loss term and the state that a forward accumulates count once, even if the forward runs again.
 TEST(ParamFamilies, RecomputeChangesNothingOfBlocksOfFourSegments) {
   const Result one = trained(toy_config({}), {}, at::kDouble);
   for (const How& how :
@@ -250,7 +251,7 @@ TEST(ParamFamilies, MuonTakesEveryExpertAsAMatrixInEveryStage) {
   }
 }
 
-// Buffers too: each lies whole in the checkpoint, wherever its parts were.
+// Includes buffers: the checkpoint stores each as a whole tensor, independent of its sharding.
 TEST(ParamFamilies, ACheckpointGoesOnInAnotherLayoutAndStage) {
   const Folder folder;
   const Result straight = trained(toy_config({}), {}, at::kDouble, {"", "", 0, 4});

@@ -1,5 +1,5 @@
-// What a recorder hears of a whole training step comes to the formula of plan/model_flops.h, exactly: these are sums
-// of integers. It differs where more is computed than the formula counts, by what these tests add.
+// The operations recorded in a training step sum to the formula of plan/model_flops.h, exactly: the terms are
+// integers. If the step computes more than the formula counts, the tests add the difference.
 #include "plan/model_flops.h"
 
 #include "train/support.h"
@@ -25,7 +25,7 @@ struct Counter final : cuda::Recorder {
   }
 };
 
-// The products of all ranks in one step.
+// Matmul flops of all ranks in one step.
 double recorded(const config::Config& asked, const TestLayout& layout) {
   const config::Config config = cut(asked, layout);
   std::vector<double> of_ranks(static_cast<size_t>(layout.ranks()));
@@ -49,7 +49,7 @@ double formula(const config::Config& asked, const TestLayout& layout) {
   return plan::step_flops(plan::model_shape(config, padded), {.batch_size = config.train.global_batch_size});
 }
 
-// Of both products of causal attention in one forward of all layers, each over half the pairs.
+// Both matmuls of causal attention in one forward of all layers, each over half the pairs.
 double attention(const config::Config& config) {
   const config::Model& m = config.model;
   return 2.0 * static_cast<double>(config.train.global_batch_size * m.num_layers * m.hidden_size) *
@@ -87,7 +87,7 @@ TEST(FlopsRanks, WhatIsMadeAgainCountsAgain) {
   EXPECT_EQ(recorded(full, {}), formula(full, {}) + layers + attention(full) / 2);
 }
 
-// In these the products go to oneDNN, to fp32 gradients, and through copies that are added.
+// These types use oneDNN, fp32 gradients, and copies that are added.
 TEST(FlopsRanks, TheFormulaHoldsInEveryType) {
   for (const char* dtype : {"fp32", "bf16", "fp16"}) {
     SCOPED_TRACE(dtype);

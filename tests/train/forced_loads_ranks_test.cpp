@@ -1,4 +1,4 @@
-// The trace of one run drives the routers of another; what does not fit the model is refused.
+// The trace of one run forces the routing of another; a trace that does not fit the model is rejected.
 #include "train/expert_loads.h"
 
 #include <fstream>
@@ -20,12 +20,12 @@ struct Quiet final : base::Log {
   void warn(const std::string&) override {}
 };
 
-// Layers 1 and 3 have experts; every rank has one microbatch a step.
+// Layers 1 and 3 have experts; every rank has one microbatch per step.
 config::Config config_of(int64_t ep, uint64_t seed) {
   config::Config c = small_llama();
   c.model.num_moe_experts = 4;
   c.model.moe_layer_freq = "[0,1,0,1]";
-  c.model.init_method_std = 0.3;  // so that loads are uneven
+  c.model.init_method_std = 0.3;  // makes loads uneven
   c.run.seed = static_cast<int64_t>(seed);
   c.parallel.expert_model_parallel_size = ep;
   return c;

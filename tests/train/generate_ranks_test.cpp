@@ -1,4 +1,4 @@
-// Sampling a token, and that a cached continuation is the one that comes from reading everything again for each
+// Token sampling, and equality of generation with a KV cache and generation that recomputes the prefix for each
 // token.
 #include "train/generate.h"
 
@@ -19,7 +19,6 @@ at::Tensor logits_of(const std::vector<double>& probabilities) {
   return at::log(at::tensor(probabilities, at::kDouble));
 }
 
-// Shares of each token over many positions.
 std::vector<double> shares(const std::vector<double>& probabilities, const GenerateOptions& options) {
   constexpr int64_t kDraws = 8000;
   std::vector<double> share(probabilities.size());
@@ -30,7 +29,7 @@ std::vector<double> shares(const std::vector<double>& probabilities, const Gener
   return share;
 }
 
-// Five standard deviations of a share of 8000 draws: sqrt(0.25 / 8000) * 5.
+// Five standard deviations of a frequency over 8000 samples: sqrt(0.25 / 8000) * 5.
 void expect_shares(const std::vector<double>& got, const std::vector<double>& want) {
   for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], 0.028) << "token " << i;
   for (size_t i = 0; i < want.size(); ++i) {
@@ -89,15 +88,15 @@ TEST(SampleToken, DependsOnSeedAndPositionAlone) {
 
 config::Config wild(config::Config config) {
   config.train.seq_length = 24;
-  config.model.init_method_std = 0.4;  // logits far apart, so that greedy wanders too
+  config.model.init_method_std = 0.4;  // spreads the logits, so that greedy decoding varies too
   config.train.global_batch_size = 4;
   return config;
 }
 
 const std::vector<int64_t> kPrompt{3, 41, 7, 7, 12};
 
-// The whole prefix through the model for each token, no cache, by the schedule of training: interleaved wants as many
-// microbatches as stages, so the prefix goes through twice.
+// Runs the whole prefix for each token, without cache, by the training schedule. An interleaved schedule needs as
+// many microbatches as stages, so the prefix runs twice.
 std::vector<int64_t> without_cache(train::Assembly& a, const GenerateOptions& options) {
   std::vector<int64_t> text = kPrompt;
   while (static_cast<int64_t>(text.size() - kPrompt.size()) < options.max_new_tokens) {
@@ -156,7 +155,7 @@ TEST(Generate, TheCacheGivesWhatReadingEverythingAgainGives) {
   }
 }
 
-// Prompts of other lengths, each alone: in exact arithmetic the same.
+// Prompts of different lengths against each prompt alone; equal in exact arithmetic.
 TEST(Generate, ABatchOfAnyLengthsIsContinuedAsEachAlone) {
   const std::vector<std::vector<int64_t>> prompts{kPrompt, {9}, {3, 41}, {1, 2, 3, 4, 5, 6, 7, 8}, {9}};
   for (const config::Config& base : {wild(small_gpt()), wild(small_llama())}) {
@@ -172,7 +171,7 @@ TEST(Generate, ABatchOfAnyLengthsIsContinuedAsEachAlone) {
         for (const auto& prompt : prompts) alone.push_back(train::generate(*a, prompt, options));
         EXPECT_EQ(train::generate_batch(*a, prompts, options), alone);
         EXPECT_NE(alone[0], alone[1]);
-        // One that has ended does not disturb the others; and of several tokens each ends a text.
+        // A finished text does not affect the others; each of several stop tokens ends a text.
         options.stop_token = alone[0][6];
         options.more_stop_tokens = {alone[3][2]};
         std::vector<std::vector<int64_t>> cut_short;

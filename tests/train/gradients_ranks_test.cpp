@@ -1,11 +1,11 @@
-// Messages of gradients that several ranks have a part of.
+// Messages for gradients that are partial sums on several ranks.
 #include "comm/backends/counting.h"
 #include "train/support.h"
 
 namespace metroplex::test::gradients_ranks_test {
 namespace {
 
-// All-reduces of the tensor-parallel ranks in one step under sequence parallelism.
+// All-reduces of the tensor-parallel ranks in one step with sequence parallelism.
 int64_t all_reduces(int64_t num_layers) {
   config::Config config = small_gpt();
   config.model.num_layers = num_layers;

@@ -1,5 +1,5 @@
-// Steps of layers with experts, captured anew on other data: no finding over what trains, and what a layer of experts
-// can do wrong found by segment and operator.
+// Training steps with expert layers, captured again with other data. The training code has no diagnostics; planted
+// faults in an expert layer are reported with segment and operator.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -50,11 +50,11 @@ TEST(GraphFindingsExperts, StepsHaveNone) {
   }
 }
 
-// What a fault does to the values behind a segment of a layer of experts.
+// Makes a fault that changes the values after a segment of an expert layer.
 using MakeFault = std::function<test::FaultOfValues(const models::ModelContext&)>;
 
 constexpr const char* kForward = "forward of decoder.layers.0, planted";
-// Parts of layers are named by their first segment.
+// Graphs of layer modules are named by their first segment.
 constexpr const char* kPart = "forward of decoder.layers.0, decoder.layers.0.self_attention";
 
 std::vector<cuda::Finding> planted(CudaGraphImpl impl, const std::string& behind, const MakeFault& make,
@@ -62,7 +62,7 @@ std::vector<cuda::Finding> planted(CudaGraphImpl impl, const std::string& behind
   return findings(captured(impl, kBuffers + "1"), way, test::with_fault_behind(behind, make));
 }
 
-// In the whole step, and in layers that are captured whole.
+// In a full-iteration graph, and in graphs of whole layers.
 void expect_found(const std::string& behind, const MakeFault& make, FindingKind kind, const std::string& operation,
                   const std::string& part = "") {
   test::expect_finding(planted(CudaGraphImpl::full_iteration, behind, make), kind, operation, kForward, part);
@@ -120,7 +120,7 @@ TEST(GraphFindingsExperts, AnOverflowFlagThatIsLookedAtIsNamed) {
       FindingKind::host_access, "aten::_local_scalar_dense");
 }
 
-// A layer that keeps the routing map of one microbatch for the next.
+// A layer that reuses the routing map of one microbatch for the next.
 TEST(GraphFindingsExperts, AStaleRoutingMapIsNamed) {
   const MakeFault stale = [](const models::ModelContext&) {
     const auto map = std::make_shared<at::Tensor>();
@@ -134,7 +134,7 @@ TEST(GraphFindingsExperts, AStaleRoutingMapIsNamed) {
   for (const auto& [impl, place] :
        {std::pair{CudaGraphImpl::full_iteration, kForward}, std::pair{CudaGraphImpl::transformer_engine, kPart}}) {
     const auto found = planted(impl, ".router", stale);
-    int lost = 0;  // what a replay would read of a microbatch before the capture
+    int lost = 0;  // a replay would read this from a microbatch before the capture
     for (const cuda::Finding& finding : found) {
       EXPECT_EQ(finding.place, place) << cuda::text_of(finding);
       EXPECT_EQ(finding.operation, "aten::clone") << cuda::text_of(finding);

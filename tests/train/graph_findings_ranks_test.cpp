@@ -1,4 +1,4 @@
-// Whole steps on layouts: no finding on any rank, and calls that all ranks issue in one order.
+// Whole steps on layouts: no diagnostics on any rank, and the same order of collective calls on all ranks.
 #include <gtest/gtest.h>
 
 #include "comm/collectives.h"
@@ -56,7 +56,7 @@ TEST(GraphFindingsRanks, StepsWithEveryShardingHaveNone) {
   }
 }
 
-// With rows that find no room, with pages, with clones in buffers of the even load.
+// With overflowing rows, with pages, and with replicas in buffers for the even load.
 TEST(GraphFindingsRanks, StepsWithExpertsHaveNone) {
   const std::string parts = "parallel: {expert_model_parallel_size: 2, expert_tensor_parallel_size: 1}\n",
                     buffers =
@@ -72,7 +72,6 @@ TEST(GraphFindingsRanks, StepsWithExpertsHaveNone) {
   }
 }
 
-// Graphs of parts of layers, replayed for four steps of training and of evaluation.
 struct Parts {
   std::vector<cuda::Finding> findings;
   size_t replays = 0;
@@ -93,7 +92,7 @@ Parts replayed_parts(const config::Config& config, const comm::World& world) {
   return parts;
 }
 
-// On every rank, with parts named `modules`.
+// On every rank, with graphs of `modules`.
 void expect_no_finding_in_parts(config::Config config, const TestLayout& layout,
                                 const std::vector<std::string>& modules) {
   config.train.cuda_graph_impl = config::CudaGraphImpl::local;
@@ -118,7 +117,8 @@ TEST(GraphFindingsRanks, ReplaysOfPartsFindWhatTheirCapturesDid) {
   }
 }
 
-// Router and plan of layers with experts, and all of such layers, with clones and in buffers of the even load.
+// Graphs of the router and dispatch plan of expert layers, and of whole expert layers, with replicas and with buffers
+// for the even load.
 TEST(GraphFindingsRanks, ReplaysOfPartsWithExpertsFindWhatTheirCapturesDid) {
   const std::string parts = "parallel: {expert_model_parallel_size: 2, expert_tensor_parallel_size: 1}\n";
   const std::string clones =
@@ -132,8 +132,8 @@ TEST(GraphFindingsRanks, ReplaysOfPartsWithExpertsFindWhatTheirCapturesDid) {
   }
 }
 
-// A sum and a gathering over tp, in one order or the other. The ranks of one run agree, or they would not have run;
-// so the ranks of two runs are compared.
+// An all-reduce and an all-gather over tp, in either order. Ranks of one run must agree or the run deadlocks, so the
+// test compares the ranks of two runs.
 train::StageBuilder speaking(bool sum_first) {
   return test::with_fault([sum_first](const models::ModelContext& context) -> test::Fault {
     return [sum_first, tp = context.tp](const at::Tensor& x) {

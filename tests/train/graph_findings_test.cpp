@@ -1,5 +1,5 @@
-// Whole steps, captured anew on other data: no finding over what trains, and planted faults found by segment and
-// operator.
+// Training steps captured again with other data. The training code has no diagnostics; planted faults are reported
+// with segment and operator.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -53,7 +53,7 @@ TEST(GraphFindings, PartsOfLayersHaveNone) {
   }
 }
 
-// Captures of 8 microbatches go well: three steps of training and of evaluation.
+// A capture of 8 microbatches succeeds: three steps of training and of evaluation.
 TEST(GraphFindings, WhatTheHostWritesWhenTheNumberOfMicrobatchesChangesIsFound) {
   int64_t forwards = 0;
   at::Tensor table = at::zeros({1}, at::kDouble);
@@ -72,7 +72,7 @@ train::GraphCheck planted(const test::Fault& fault, Way way = Way::compared) {
 constexpr const char* kForward = "forward of decoder.layers.0, planted";
 constexpr const char* kBackward = "backward of decoder.layers.0, planted";
 
-// In layers that are captured whole; a part is named by its first segment.
+// In graphs of whole layers; a graph is named by its first segment.
 TEST(GraphFindings, FaultsInPartsOfLayersAreNamed) {
   config::Config config = test::small_gpt();
   config.train.cuda_graph_impl = config::CudaGraphImpl::transformer_engine;
@@ -114,7 +114,7 @@ TEST(GraphFindings, ASegmentThatReadsThroughAPointerIsNamedInTheArena) {
   const test::Fault fault = [](const at::Tensor& x) {
     return x.const_data_ptr<double>()[3] == 0.5 ? x.mul(2) : x.mul(1);
   };
-  EXPECT_EQ(cuda::report(planted(fault).findings), "");  // nobody sees it otherwise
+  EXPECT_EQ(cuda::report(planted(fault).findings), "");  // only the guarded arena detects it
   const auto found = planted(fault, Way::guarded);
   ASSERT_FALSE(found.findings.empty());
   for (const cuda::Finding& finding : found.findings) {
@@ -134,7 +134,7 @@ TEST(GraphFindings, ANumberOfTheHostThatChangesPerStepIsNamed) {
 }
 
 TEST(GraphFindings, AnInputMadeFreshEachStepIsNamed) {
-  std::vector<at::Tensor> held;  // their addresses differ for sure
+  std::vector<at::Tensor> held;  // keeps them allocated so that their addresses differ
   const auto found = planted([&](const at::Tensor& x) {
     at::Tensor loaded;
     std::thread([&] { loaded = at::full({x.size(-1)}, 0.5, at::kDouble); }).join();
@@ -151,12 +151,12 @@ TEST(GraphFindings, ScratchMemoryFromElsewhereIsNamed) {
     scratch.copy_(x.detach());
     return x.add(scratch.sum());
   });
-  test::expect_finding(found.findings, FindingKind::outside_pool, "aten::copy_", kForward, "have been given back");
+  test::expect_finding(found.findings, FindingKind::outside_pool, "aten::copy_", kForward, "have been freed since");
 }
 
 TEST(GraphFindings, AnotherSequenceOfOperatorsIsNamed) {
   const auto found = planted([calls = 0](const at::Tensor& x) mutable {
-    return ++calls > 40 ? x.mul(1.5).add(0.25) : x.mul(1.5);  // some time in the second capture
+    return ++calls > 40 ? x.mul(1.5).add(0.25) : x.mul(1.5);  // during the second capture
   });
   test::expect_finding(found.findings, FindingKind::other_sequence, "aten::add.Scalar", kForward);
 }

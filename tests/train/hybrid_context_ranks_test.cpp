@@ -1,6 +1,6 @@
-// Hybrid context parallelism on layouts of up to 8 ranks against one rank: packed documents, each on as many ranks as
-// the plan says. Three optimizer steps in float64, some positions masked. Losses to 1e-12 relative, parameters to
-// 1e-10 (see train/verify.h for why these).
+// Hybrid context parallelism on layouts of up to 8 ranks against one rank. Documents are packed, and the plan assigns
+// a number of ranks to each. Three optimizer steps in float64, some positions masked. Losses to 1e-12 relative,
+// parameters to 1e-10 (reasons in train/verify.h).
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ struct HybridLayout {
   SequenceCutKind cut = SequenceCutKind::balanced;
   const char* exchange = "p2p";
   config::ShardingStrategy sharding = config::ShardingStrategy::no_shard;
-  int64_t most = 0;  // tokens of a rank
+  int64_t most = 0;  // tokens per rank
   int64_t samples = 4;
   int64_t ranks() const { return tp * cp * dp; }
   std::string text() const {
@@ -39,7 +39,7 @@ struct HybridLayout {
   }
 };
 
-// Dropout at every place, learned positions, a tied head, a mean over samples.
+// All dropout options, learned positions, a tied head, a mean over samples.
 config::Config gpt() {
   config::Config config = config::parse(
       "model: {family: gpt, num_layers: 2, hidden_size: 32, num_attention_heads: 16, vocab_size: 50, "
@@ -50,7 +50,7 @@ config::Config gpt() {
   return config;
 }
 
-// Fewer groups than ranks that share heads, a mean over tokens.
+// Fewer query groups than ranks that share heads, a mean over tokens.
 config::Config llama() {
   return config::parse(
       "model: {family: llama, num_layers: 2, hidden_size: 32, num_attention_heads: 16, num_query_groups: 2, "
@@ -59,7 +59,7 @@ config::Config llama() {
       "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
 }
 
-// Values of another head size than keys.
+// Values with another head size than keys.
 config::Config latent() {
   config::Config config = config::parse(
       "model: {family: llama, num_layers: 2, hidden_size: 32, num_attention_heads: 16, ffn_hidden_size: 48,"
@@ -103,7 +103,7 @@ config::Config with_layout(config::Config config, const HybridLayout& layout) {
   return for_ranks(config, layout.ranks());
 }
 
-// The numbers of microbatches of the ranks are those of the plan; exchanges, cuts and ZeRO take turns.
+// The plan sets each rank's number of microbatches; exchanges, splits and ZeRO stages alternate.
 std::vector<HybridLayout> all_layouts() {
   static constexpr const char* kExchanges[] = {"p2p", "all_gather", "a2a", "p2p,a2a"};
   std::vector<HybridLayout> layouts;
@@ -144,7 +144,7 @@ TEST(HybridContextEqualsOneRank, LatentAttention) { walk(latent, 16); }
 TEST(HybridContextEqualsOneRank, WindowsAndCaps) { walk(windows, 16); }
 TEST(HybridContextEqualsOneRank, CodegeexWithItsTopQuery) { walk(codegeex, 16); }
 
-// Without which the layouts above would show little.
+// Precondition of the layouts above: ranks differ in microbatches and groups.
 TEST(HybridContext, RanksDifferInMicrobatchesAndGroups) {
   HybridLayout layout;
   layout.most = 8, layout.samples = 6;
@@ -165,7 +165,7 @@ TEST(HybridContext, RanksDifferInMicrobatchesAndGroups) {
   });
 }
 
-// Whatever the layout: every token of the batch is counted once, fillers never.
+// On any layout every token of the batch counts once, padding never.
 TEST(HybridContext, TokensOfTheBatchAreOnOneRankEach) {
   HybridLayout layout;
   layout.tp = 2, layout.sp = true, layout.most = 8, layout.samples = 6;
@@ -191,7 +191,6 @@ TEST(HybridContext, TokensOfTheBatchAreOnOneRankEach) {
   });
 }
 
-// The ranks of a tensor-parallel group that do not read get what the first has.
 TEST(HybridContext, MicrobatchesReachTheRanksThatDoNotRead) {
   HybridLayout layout;
   layout.tp = 2, layout.sp = true, layout.most = 8, layout.samples = 6;
@@ -213,8 +212,8 @@ TEST(HybridContext, MicrobatchesReachTheRanksThatDoNotRead) {
   });
 }
 
-// Each rank is taken for one that has the most tokens of the longest document. Messages of p2p may be freed by the
-// other rank's thread, which the meter misses (train/memory_report.h).
+// The prediction assumes that each rank has the most tokens of the longest document. Another rank's thread may free
+// p2p messages, which the meter misses (train/memory_report.h).
 TEST(HybridContext, NoRankHoldsMoreThanPredicted) {
   for (const char* exchange : {"all_gather", "a2a"}) {
     HybridLayout layout;
@@ -235,7 +234,8 @@ TEST(HybridContext, NoRankHoldsMoreThanPredicted) {
       EXPECT_LE(measured.use.activations, want.use.activations);
       at::Tensor most = at::tensor({measured.use.activations}, at::kLong);
       comm::all_reduce(most, world.groups().dp_cp, comm::ReduceOp::max);
-      // A microbatch of 12 tokens is there: only what a whole batch of the longest document would have besides lacks.
+      // A full microbatch of 12 tokens occurs. The only difference is the extra memory of a whole batch of the
+      // longest document.
       EXPECT_GE(most.item<double>(), 0.99 * static_cast<double>(want.use.activations));
       EXPECT_LE(measured.peak, want.peak);
     });

@@ -42,7 +42,7 @@ TEST(Intervals, TheLastStepLogsAndSavesAndLeavesEvaluationToTheEnd) {
   EXPECT_EQ(words(after(every(100, 0, 5, 5), 10)), "log save last ");
 }
 
-// The run that goes on from there does not evaluate again.
+// A resumed run does not evaluate again.
 TEST(Intervals, WhoReachesTheExitIntervalSavesAndEvaluatesAndWhoIsAskedToStopOnlySaves) {
   const config::Config c = every(100, 0, 5, 5);
   EXPECT_EQ(words(after(c, 5)), "save evaluate leave ");
@@ -92,7 +92,7 @@ TEST(Interval, MeansAreOverStepsThatUpdatedAndTokensOverAll) {
 TEST(LargestNorm, ASpikeCountsAfterAHundredNormsThatTeach) {
   LargestNorm norms;
   EXPECT_FALSE(norms.unexpectedly_large(1));
-  EXPECT_FALSE(norms.unexpectedly_large(1000));  // teaches
+  EXPECT_FALSE(norms.unexpectedly_large(1000));  // part of the norms' history
   LargestNorm taught;
   for (int i = 0; i < 100; ++i) EXPECT_FALSE(taught.unexpectedly_large(1));
   EXPECT_FALSE(taught.unexpectedly_large(10));

@@ -1,5 +1,5 @@
-// A few layouts on real processes over gloo equal one rank in float64, as those on threads do
-// (layouts_ranks_test.cpp, zero_ranks_test.cpp walk all of them).
+// A few layouts on real processes over gloo equal one rank in float64. layouts_ranks_test.cpp and zero_ranks_test.cpp
+// sweep all layouts on threads.
 #include "support/run_processes.h"
 #include "train/support.h"
 #include "train/verify.h"
@@ -27,7 +27,7 @@ LayoutRun on_one_rank(const config::Config& base) {
   return run;
 }
 
-// Rank 0, which has the whole of the parameters, compares; all ranks know the losses.
+// Rank 0 holds the full parameters and compares; all ranks have the losses.
 void expect_equal_to_one_rank(const config::Config& base, const Processes& how) {
   const config::Config config = config_of(base, how);
   const Layout layout{.tp = static_cast<int>(how.cut.tp),

@@ -1,5 +1,5 @@
-// Every layout of up to 8 ranks gives what one rank gives: three optimizer steps in float64, dropout on, some
-// positions masked. Losses to 1e-12 relative, parameters to 1e-10 (see train/verify.h for why these).
+// Every layout of up to 8 ranks equals one rank: three optimizer steps in float64 with dropout and some masked
+// positions. Losses to 1e-12 relative, parameters to 1e-10 (reasons in train/verify.h).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -39,7 +39,7 @@ config::Config llama() {
       "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
 }
 
-// Six blocks and the layer of the top query: with pp 3 and vpp 2 the last of six chunks holds both.
+// Six blocks and the top-query layer: with pp 3 and vpp 2 the last of six chunks holds both.
 config::Config codegeex() {
   config::Config config = gpt();
   config.model.family = "codegeex";
@@ -47,7 +47,7 @@ config::Config codegeex() {
   return config;
 }
 
-// Latent attention with all that it can have.
+// Latent attention with all of its options.
 config::Config latent() {
   return config::parse(
       "model: {family: llama, num_layers: 6, hidden_size: 32, num_attention_heads: 4, ffn_hidden_size: 48,"
@@ -59,7 +59,7 @@ config::Config latent() {
       "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
 }
 
-// Windows with frequencies of their own, caps, sinks, norms behind, limited units.
+// Windows with their own rotary frequencies, caps, sinks, post-norms, clamped units.
 config::Config windows() {
   return config::parse(
       "model: {family: llama, num_layers: 6, hidden_size: 32, num_attention_heads: 4, num_query_groups: 4,"
@@ -72,7 +72,7 @@ config::Config windows() {
       "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
 }
 
-// Two layers for further tokens, which read the embedding of the first stage on the last one.
+// Two multi-token prediction layers; the last stage reads the first stage's embedding.
 config::Config ahead() {
   config::Config config = llama();
   config.model.mtp_num_layers = 2;
@@ -125,8 +125,8 @@ TEST(AnyLayoutEqualsOneRank, LlamaWithGroupedQueries) { walk(llama(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, LatentAttentionWithYarn) { walk(latent(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, WindowsCapsAndSinks) { walk(windows(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, MultiTokenPrediction) { walk(ahead(), 6, 4); }
-// The layers for prediction in a stage before that of the loss: alone, after other layers, on the rank of the loss,
-// with a stage without layers between them.
+// Prediction layers in a stage before that of the loss: alone, after other layers, on the rank of the loss, with an
+// empty stage between.
 TEST(AnyLayoutEqualsOneRank, MultiTokenPredictionBeforeTheStageOfTheLoss) {
   struct Apart {
     const char* text;

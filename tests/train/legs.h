@@ -1,4 +1,4 @@
-// A run in legs: each loads what another one saved, trains some steps, and saves.
+// A run split into legs: each loads the previous leg's checkpoint, trains some steps, and saves.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@ namespace metroplex::test {
 
 using State = std::map<std::string, at::Tensor>;
 
-// Trains steps [from, to) from what `load` has (nothing: from scratch), saves to `save`, and returns the whole state.
+// Trains steps [from, to) from checkpoint `load` (empty: from scratch), saves to `save`, and returns the full state.
 struct Leg {
   TestLayout layout;
   std::string load, save;

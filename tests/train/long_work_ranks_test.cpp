@@ -1,4 +1,4 @@
-// Ranks wait for the long work of others without a timeout, and not for one that failed.
+// Ranks wait without a timeout for long work on other ranks, but not for a failed rank.
 #include "train/run_data.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,6 @@ namespace {
 constexpr std::chrono::seconds kTimeout{3};
 constexpr std::chrono::milliseconds kLong{4500};
 
-// What three ranks end with, of which rank 1 works long.
 std::string outcome(const comm::RankBody& body) {
   try {
     comm::run_threads(3, grid_of(3, {.dp = 3}), {kTimeout}, body);

@@ -1,4 +1,4 @@
-// Predictions against numbers worked out by hand. That they are what ranks hold: memory_ranks_test.cpp.
+// Predictions against numbers computed by hand. memory_ranks_test.cpp compares predictions with real ranks.
 #include <gtest/gtest.h>
 
 #include "config/load.h"
@@ -29,7 +29,7 @@ MemoryPrediction predict(const config::Config& config, int ranks = 1, int rank =
 // 4 + 2 bytes of vectors: norms 2 x 2h, biases 3h + h + 4h + h. Matrices 3h h + h h + 4h h + 4h h.
 constexpr int64_t kBlock = 12 * 64 * 64 + 13 * 64, kEnds = 128 * 64 + 16 * 64 + 2 * 64, kModel = 2 * kBlock + kEnds;
 constexpr int64_t kTokens = 32;
-// 16 T h e + 2 norms x 2 statistics + logsumexp of 4 heads, as docs/memory.md has it.
+// 16 T h e + 2 norms x 2 statistics + logsumexp of 4 heads, as in docs/memory.md.
 constexpr int64_t block_bytes(int64_t e) { return 16 * kTokens * 64 * e + 4 * kTokens * 4 + kTokens * 4 * 4; }
 constexpr int64_t head_bytes(int64_t e) {
   return 2 * kTokens * 64 * e + 2 * kTokens * 4 + kTokens * (128 * e + 4 + 8);
@@ -41,18 +41,18 @@ TEST(Memory, OneRankInFp32ByHand) {
   EXPECT_EQ(p.use.gradients, 4 * kModel);
   EXPECT_EQ(p.use.main_parameters, 0);
   EXPECT_EQ(p.use.moments, 8 * kModel);
-  // Of 8 microbatches one is under way; the losses of all stay.
+  // One of 8 microbatches is in flight; the losses of all are held.
   EXPECT_EQ(p.use.activations, 2 * block_bytes(4) + head_bytes(4) + 8 * 4);
   EXPECT_EQ(p.borders, 0);
   EXPECT_EQ(p.use.communication, 0);
-  // 16 samples: three integers and a mask a token, and a number each, with the number of the step beside those of
-  // each microbatch.
+  // 16 samples: three integers and a mask per token, one number per sample, and the step number in addition to the
+  // number of each microbatch.
   EXPECT_EQ(p.batches, 16 * (16 * 28 + 8) + 8 * 8);
   EXPECT_LT(p.tables, 10000) << "numbers of the step: 64 rows of rates";
-  // Most is held in the backward of the last layer's attention, for the room in which it works. Beside what the layer
-  // before keeps there are what this one has not read yet (its input, that of linear_qkv, q, k, v, the result,
-  // statistics of a norm, logsumexp), six gradients (that of the layer's output, of the sum after attention, of its
-  // result, of q, k, v), the losses and a loss gradient.
+  // The peak is in the backward of the last layer's attention because of its scratch memory. It adds to the tensors
+  // held by the previous layer. The last layer still holds its unread tensors: its input, the input of linear_qkv, q,
+  // k, v, the result, statistics of a norm, logsumexp. Also held are the losses, a loss gradient and six gradients:
+  // of the layer's output, of the sum after attention, of its result, of q, k, v.
   cuda::kernels::AttentionShape attention;
   attention.samples = 2, attention.heads = attention.groups = 4;
   attention.head_dim = attention.v_head_dim = 16;
@@ -72,7 +72,7 @@ TEST(Memory, HalfPrecisionIsEighteenBytesAParameterOrFewerByHand) {
   EXPECT_EQ(state("optim: {main_params_dtype: bf16, exp_avg_dtype: bf16, exp_avg_sq_dtype: bf16}\n"), 10 * kModel);
 }
 
-// Bucket ends are multiples of lcm(4, 128), parameters start at multiples of 64: only what is between is padding.
+// Bucket ends are multiples of lcm(4, 128), parameters start at multiples of 64: only the gaps are padding.
 TEST(Memory, EveryLevelSharesOneThingMore) {
   const auto at = [](const std::string& strategy) {
     return predict(small("precision: {params_dtype: bf16}\n"
@@ -101,7 +101,7 @@ TEST(Memory, EveryLevelSharesOneThingMore) {
   EXPECT_GT(three.communication, two.parameters / 2);  // two units of a model of two blocks
 }
 
-// Two stages, eight microbatches, 1F1B: the first stage has two under way and a border tensor on each side.
+// Two stages, eight microbatches, 1F1B: the first stage has two in flight and a stage-boundary tensor for each side.
 TEST(Memory, APipelineKeepsWhatIsUnderWay) {
   const config::Config config = small("parallel: {pipeline_model_parallel_size: 2}\n", 2);
   const MemoryPrediction first = predict(config, 2, 0), last = predict(config, 2, 1);

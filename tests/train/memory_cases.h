@@ -1,4 +1,4 @@
-// Configurations of small models under which memory is measured and predicted.
+// Configurations of small models for measuring and predicting memory.
 #pragma once
 
 #include <string>
@@ -13,9 +13,9 @@ struct MemoryCase {
   std::string name;
   bool llama = false;
   TestLayout cut;
-  std::string yaml = "";  // over the small model
+  std::string yaml = "";  // overrides the small model
   int64_t vocab = 50;
-  std::vector<std::string> settings = {};  // over all of it
+  std::vector<std::string> settings = {};  // override everything
 };
 
 inline const std::string kLatent =
@@ -28,7 +28,7 @@ inline const std::string kWindows =
     " sandwich_norm: true, activation_func_clamp_value: 1, glu_linear_offset: 1, add_attention_output_bias: true,"
     " add_mlp_bias: true";
 
-// Small sequences, every option that changes what is kept.
+// Short sequences, with every option that changes the held memory.
 inline config::Config kept_config(const MemoryCase& c) {
   const std::string family =
       c.llama ? "model: {family: llama, num_layers: 4, hidden_size: 32, num_attention_heads: 4, num_query_groups: 2,"
@@ -44,7 +44,7 @@ inline config::Config kept_config(const MemoryCase& c) {
   return cut(config, c.cut);
 }
 
-// Layers of which a part is trained, or that have more beside them.
+// Partly trained layers, and layers with adapters.
 inline std::vector<MemoryCase> with_parts(std::vector<MemoryCase> cases) {
   const std::vector<MemoryCase> parts = {
       {"frozen", true, {}, "", 50, {"train.freeze=*.mlp.*,embedding.*"}},
@@ -113,7 +113,7 @@ inline std::vector<MemoryCase> kept_cases() {
        {1, 2, 1, 2, false},
        zero("optim_grads_params") + full_recompute("recompute_method: uniform, recompute_num_layers: 2")},
       {"gpt zero 2 dp 2 pp 2 vpp 2", false, {1, 2, 2, 2, false}, kBf16 + zero("optim_grads")},
-      // Of dp ranks, those that share sequences.
+      // cp ranks are part of the dp ranks.
       {"gpt ring cp 2", false, {1, 1, 1, 2, false}, kBf16 + "parallel: {context_parallel_size: 2}\n"},
       {"llama gather cp 2 tp 2 sp",
        true,
@@ -173,7 +173,7 @@ inline std::vector<MemoryCase> kept_cases() {
   });
 }
 
-// Longer sequences, so that a tensor of activations is more than the numbers of its tokens.
+// Longer sequences, so that an activation tensor is larger than the integers of its tokens.
 inline config::Config peak_config(const MemoryCase& c) {
   config::Config config =
       config::parse(std::string("model: {num_layers: 4, hidden_size: 32, num_attention_heads: 4, vocab_size: 50, "

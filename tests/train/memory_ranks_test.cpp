@@ -1,5 +1,4 @@
-// What is predicted of a rank, against what it holds in a training step, on every rank of
-// every layout.
+// The memory prediction of every rank on every layout against the rank's real memory in a training step.
 #include "comm/collectives.h"
 #include "train/memory_report.h"
 #include "train/memory_cases.h"
@@ -8,7 +7,7 @@
 namespace metroplex::test::memory_ranks_test {
 namespace {
 
-// Steps after the first one on this rank, more of them where other ranks' threads pass tensors.
+// Steps after the first one on this rank; more of them if threads of other ranks pass tensors.
 void measure(const config::Config& config, const comm::World& world,
              const std::function<void(train::Assembly&, const train::MeasuredMemory&)>& check) {
   cuda::MemoryMeter meter;
@@ -49,7 +48,7 @@ TEST(MemoryRanks, ThePredictionIsWhatARankHolds) {
   }
 }
 
-// Each rank is taken for one that has the most tokens.
+// The prediction assumes that each rank has the most tokens.
 TEST(MemoryRanks, WithASlackOfTokensNoRankHoldsMoreThanPredicted) {
   for (const char* exchange : {"p2p", "all_gather", "a2a"}) {
     const MemoryCase c{

@@ -1,4 +1,4 @@
-// Looks at the meter of a rank while it trains.
+// Samples a rank's memory meter during training.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace metroplex::test {
 
-// What the meter has seen while each block ran, above what was there before the action, and at all.
+// Peak of the meter while each block runs, relative to the start of the action, and peak over the step.
 class MemoryWatch {
  public:
   struct Moment {
@@ -41,7 +41,7 @@ class MemoryWatch {
     meter_.reset_peak();
   }
   void end() { see(); }
-  // Of the whole step, once it is done.
+  // Peak of the whole step; valid after the step.
   int64_t most() const { return most_ - start_; }
   std::vector<Moment> moments;
 
@@ -69,7 +69,7 @@ class MemoryWatch {
   int64_t start_ = 0, before_ = 0, most_ = 0;
 };
 
-// Two steps; the watch has seen the second, in which everything is there that is made once.
+// Runs two steps and watches the second, which has all tensors that are allocated once.
 inline void train_watched(train::Assembly& a, MemoryWatch& watch) {
   for (int64_t step = 0; step < 2; ++step) {
     const auto batches = batches_of(a, step);
@@ -79,11 +79,10 @@ inline void train_watched(train::Assembly& a, MemoryWatch& watch) {
   }
 }
 
-// What both may differ by: the loss and its gradient, scalars of at most 8 bytes, which a step holds or not at the
-// moment when a block begins. A tensor of activations of these models has 256 bytes at least.
+// Allowed difference: the loss and its gradient, scalars of at most 8 bytes, may or may not be held when a block
+// begins. An activation tensor of these models has at least 256 bytes.
 constexpr int64_t kScalars = 16;
 
-// Trains two steps and compares the most that this rank held, in all and while each block ran, with the prediction.
 inline void expect_predicted_memory(const config::Config& config, int64_t vocab, const comm::World& world) {
   cuda::MemoryMeter meter;
   const auto a = train::assemble(config, world, vocab);

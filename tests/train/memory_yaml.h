@@ -1,4 +1,4 @@
-// YAML of what memory tests switch on.
+// YAML sections for memory tests.
 #pragma once
 
 #include <string>

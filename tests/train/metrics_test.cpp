@@ -1,4 +1,4 @@
-// What a run says: the iteration line that scripts parse, JSON lines, TensorBoard records.
+// Output of a run: the iteration line that scripts parse, JSON lines, TensorBoard records.
 #include "train/metrics.h"
 
 #include <gtest/gtest.h>
@@ -61,7 +61,7 @@ train::StepMetrics some_step() {
   return m;
 }
 
-// The fields and widths of Megatron's line, in its order; ours adds two at the end.
+// The fields and widths of Megatron's line, in its order; our line has two more at the end.
 std::string line_pattern(bool zeros_and_norm) {
   const std::string real = "[0-9]+\\.[0-9]", scientific = "-?[0-9]\\.[0-9]{6}E[+-][0-9]{2}";
   return " \\[\\d{4}-\\d\\d-\\d\\d \\d\\d:\\d\\d:\\d\\d\\] iteration {8}5/ {5}100 \\| consumed samples: {11}40 \\| "
@@ -222,7 +222,7 @@ uint32_t plain_masked_crc(const std::string& bytes) {
   return ((crc >> 15) | (crc << 17)) + 0xA282EAD8U;
 }
 
-// The payloads of a file of records, every checksum compared.
+// Payloads of a file of records; checks every checksum.
 std::vector<std::string> records(const std::string& bytes) {
   std::vector<std::string> payloads;
   for (size_t at = 0; at < bytes.size();) {
@@ -342,7 +342,7 @@ TEST(Metrics, ExpertsGoToTheLogTheFileAndTensorBoard) {
   config::Train config;
   config.metrics_file = folder.at("metrics.jsonl");
   config.tensorboard_dir = folder.at("tb");
-  config.tensorboard_log_interval = 100;  // the table has an interval of its own
+  config.tensorboard_log_interval = 100;  // the table has its own interval
   Lines log;
   train::StepMetrics step = step_of_experts();
   step.experts[1].clones = train::CloneMetrics{7, 2.5, 1.25, 1.75, 0.5};

@@ -1,5 +1,5 @@
-// Optimizer state and step on the host (optim.optimizer_cpu_offload): the bits of the run without it, in every ZeRO
-// stage and number format, across checkpoints; and the bytes that the formula says.
+// Optimizer state and step on the CPU (optim.optimizer_cpu_offload). Checks equal bits to a run without it in every
+// ZeRO stage and number format, across checkpoints, and the formula's bytes.
 #include "base/error.h"
 #include "train/legs.h"
 #include "train/memory_report.h"

@@ -1,5 +1,5 @@
-// Training with what backward keeps of experts in pages: the bits of whole buffers, also where pages run out and a
-// step runs again; memory as predicted.
+// Training with paged expert activations: same bits as whole buffers, also if pages run out and a step runs again;
+// memory as predicted.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ const ExpertGrid kGrids[] = {{{.dp = 4}, 1, 4, "optim"},
 
 struct Pages {
   double cuda = 1.1, cpu = 0;
-  int64_t rows = 4;  // of a page
+  int64_t rows = 4;
 };
 
 config::Config in_pages(config::Config config, const ExpertGrid& grid, const Pages* pages) {
@@ -41,14 +41,14 @@ config::Config in_pages(config::Config config, const ExpertGrid& grid, const Pag
   return cut(config, grid.layout);
 }
 
-// Buffers with room for all rows; without pages, or with.
+// Buffers that fit all rows, with or without pages.
 config::Config on(const ExpertGrid& grid, const std::string& yaml, const Pages* pages, const char* policy = "redo") {
   config::Config config = skewed_experts(grid, static_cast<double>(grid.ep), yaml);
   config.model.moe_overflow_policy = policy;
   return in_pages(config, grid, pages);
 }
 
-// A slot for a clone on each rank, buffers with twice the room of the even load.
+// One replica slot per rank, buffers with twice the capacity of the even load.
 config::Config with_clones(const ExpertGrid& grid, const std::string& yaml, const Pages* pages) {
   config::Config config = skewed_experts(grid, 2, yaml);
   config.model.moe_enable_echo = true;
@@ -62,13 +62,13 @@ const char* const kBlock =
 const char* const kForms[] = {"", "precision: {params_dtype: bf16}\n", kBlock,
                               "memory: {recompute_granularity: selective, recompute_modules: [moe_act]}\n"};
 
-// Enough for all, some of it in the host's memory, and far too few.
+// Enough pages for all, some of them in host memory, or far too few.
 TEST(PagedStash, TrainsWithTheBitsOfWholeBuffersWhetherOrNotPagesSuffice) {
   const Poisoned poisoned;
   for (const ExpertGrid& grid : kGrids) {
     for (const char* form : kForms) {
       if (form == kBlock && grid.layout.vpp > 1)
-        continue;  // chunks of one layer: no rows are kept, and it is refused
+        continue;  // chunks of one layer hold no rows, so validation rejects the case
       const ExpertRun want = train_steps(on(grid, form, nullptr), grid, 5);
       EXPECT_EQ(want.times_repeated(), 0);
       for (const Pages& pages : {Pages{static_cast<double>(grid.ep)}, Pages{0.5, static_cast<double>(grid.ep)},
@@ -82,7 +82,7 @@ TEST(PagedStash, TrainsWithTheBitsOfWholeBuffersWhetherOrNotPagesSuffice) {
   }
 }
 
-// Of the first stage's layers with experts `kBlock` leaves none with rows to keep: its pool has no pages.
+// With `kBlock` no expert layer of the first stage holds rows: its pool has no pages.
 TEST(PagedStash, TrainsWithTheBitsOfWholeBuffersInAPlain1F1BPipeline) {
   const Poisoned poisoned;
   const ExpertGrid& grid = kPlain1F1B;
@@ -128,7 +128,7 @@ TEST(PagedStash, IsCapturedWithTheStep) {
 }
 
 int64_t count_of(const moe::PagedStash& stash) { return stash.state().numel() - kernels::kPageWords; }
-// Of pages, in the stacks: all of them where none was lost and none is there twice.
+// Page numbers in the free stacks: all of them if no page is lost or duplicated.
 std::set<int64_t> numbers_of(const at::Tensor& state) {
   std::set<int64_t> numbers;
   for (int64_t i = 0; i < state.numel() - kernels::kPageWords; ++i)
@@ -159,14 +159,14 @@ void expect_free_pages(const std::vector<std::string>& frozen) {
   }
 }
 
-// Behind a step every page is free again, and what a step finds in free pages does not matter.
+// After a step every page is free, and the contents of free pages do not affect a step.
 TEST(PagedStash, HasEveryPageFreeBehindAStepAndReadsNoneThatIsFree) {
   expect_free_pages({});
   expect_free_pages({"*.experts.linear_fc2.weight"});
   expect_free_pages({"*.experts.*"});
 }
 
-// A forward whose backward never comes gives nothing back; the next step begins with every page free.
+// A forward without its backward frees no pages; the next step starts with every page free.
 TEST(PagedStash, MissesNoPageBehindAStepThatWasGivenUp) {
   const ExpertGrid& grid = kGrids[0];
   const Pages pages{static_cast<double>(grid.ep)};
@@ -190,7 +190,7 @@ TEST(PagedStash, MissesNoPageBehindAStepThatWasGivenUp) {
   });
 }
 
-// On all ranks, whichever found too few.
+// On all ranks, even if only one rank ran out of pages.
 TEST(PagedStash, StopNamesTheStashLayerPagesAndFactor) {
   const ExpertGrid& grid = kGrids[0];
   const Pages pages{0.3};
@@ -199,13 +199,13 @@ TEST(PagedStash, StopNamesTheStashLayerPagesAndFactor) {
     const auto a = train::assemble(config, world, kVocab);
     const std::string said = error_of([&] { step_at(*a, 0); });
     for (const char* part :
-         {"decoder.layers.", ": backward keeps rows on ", " pages at one time, the stash has ",
+         {"decoder.layers.", ": backward stores rows on ", " pages at one time, the stash has ",
           "model.moe_paged_stash_buffer_size_factor_cuda = 0.3", "raise it to ", "moe_overflow_policy"})
       expect_contains(said, part);
   });
 }
 
-// What a step says that `policy: stop` ends; empty: it found room. Other experts are hot in every step.
+// The message of a step that `policy: stop` ends; empty: it had enough pages. The hot experts change in every step.
 std::string said_in(int64_t step, const ExpertGrid& grid, const Pages& pages) {
   std::string said;
   config::Config config = on(grid, "", &pages, "stop");
@@ -218,8 +218,9 @@ std::string said_in(int64_t step, const ExpertGrid& grid, const Pages& pages) {
   return said;
 }
 
-// "raise it to X or more": X is enough on all ranks, whatever pages are in the host's memory, and not much less is.
-// Of the even load a pool has 9 pages or more here, so a page is at most 0.12 of it, and X is rounded up to 0.01.
+// "raise it to X or more": X suffices on all ranks for any number of pages in host memory, and a slightly smaller
+// factor does not. For the even load a pool has at least 9 pages here, so a page is at most 0.12 of it. X is rounded
+// up to 0.01.
 TEST(PagedStash, TheFactorThatIsAskedForIsTheLeast) {
   for (const ExpertGrid& grid : {kGrids[0], kPlain1F1B}) {
     for (Pages pages : {Pages{0.3}, Pages{0.013, 0, 3}, Pages{0.3, 0.4}}) {
@@ -236,7 +237,7 @@ TEST(PagedStash, TheFactorThatIsAskedForIsTheLeast) {
   }
 }
 
-// Buffers with room for all rows.
+// Buffers that fit all rows.
 config::Config measured(const TestLayout& layout, const char* type, const char* more) {
   return cut(config::parse(base::concat(
                  "model: {family: gpt, num_layers: 4, hidden_size: 32, num_attention_heads: 4, ffn_hidden_size: 48,"
@@ -258,7 +259,7 @@ TEST(PagedStash, WholeStepsHoldWhatTheirTraceSays) {
             ", moe_paged_stash: true, moe_paged_stash_page_size: 4, moe_paged_stash_buffer_size_factor_cpu: 1"}) {
         const config::Config config = measured(layout, type, more);
         const auto ranks = static_cast<int>(layout.ranks());
-        // Sends that complete when they are received are not copied: the meter of a rank sees what the rank holds.
+        // Sends that complete on receipt are not copied, so that a rank's meter counts the rank's own memory.
         comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60), true},
                           [&](const comm::World& world) {
                             SCOPED_TRACE(base::concat("pp ", layout.pp, " ", type, more, " rank ", world.rank()));
@@ -269,8 +270,8 @@ TEST(PagedStash, WholeStepsHoldWhatTheirTraceSays) {
   }
 }
 
-// Two layers a stage, whose first has two microbatches in flight and whose last one. 32 rows come to a rank when
-// experts are loaded evenly, 8 pages of 4; of the first 5/4 of 32 pages, of the last of 16.
+// Two layers per stage; the first stage has two microbatches in flight and the last one. The even load gives a rank
+// 32 rows, 8 pages of 4. The first stage gets 5/4 of 32 pages, the last 5/4 of 16.
 TEST(PagedStash, HasPagesForTheMicrobatchesInFlight) {
   const TestLayout layout{.pp = 2, .dp = 2};
   const config::Config config = measured(

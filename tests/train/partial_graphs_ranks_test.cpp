@@ -1,5 +1,5 @@
-// Parts of layers as graphs on the CPU: the bits of steps that run as they are, on every layout, and as many graphs
-// as are planned.
+// CUDA graphs of layer modules, run on the CPU: same bits as eager steps on every layout, and the planned number of
+// graphs.
 #include "train/partial_graphs.h"
 
 #include <gtest/gtest.h>
@@ -26,12 +26,12 @@ constexpr int64_t kWarmup = 2;
 struct Ran {
   std::vector<double> losses, norms, scales, evaluated;
   std::vector<bool> updated;
-  int64_t repeated = 0;                     // steps that ran again because rows of experts found no room
+  int64_t repeated = 0;                     // steps that ran again because expert rows overflowed
   std::map<std::string, at::Tensor> state;  // rank 0's
-  train::PartialGraphs::Sizes sizes;        // likewise
+  train::PartialGraphs::Sizes sizes;        // also rank 0's
 };
 
-// The microbatches of a step; another number or form of them than the config's where a test wants it.
+// The microbatches of a step; tests can return another number or form than the config's.
 using BatchesOf = std::function<std::vector<nn::Microbatch>(train::Assembly&, int64_t step)>;
 
 Ran train_steps(const config::Config& config, const TestLayout& layout, int64_t steps,
@@ -41,7 +41,7 @@ Ran train_steps(const config::Config& config, const TestLayout& layout, int64_t 
     const auto a = train::assemble(config, world, test::kVocab);
     a->variable_lengths = variable_lengths;
     Ran mine;
-    int64_t most = 0;  // graphs that a step was planned for
+    int64_t most = 0;  // graphs planned for a step
     for (int64_t step = 0; step < steps; ++step) {
       const auto batches = batches_of(*a, step);
       const train::StepOutcome outcome =
@@ -65,7 +65,7 @@ Ran train_steps(const config::Config& config, const TestLayout& layout, int64_t 
   return ran;
 }
 
-// NaNs too.
+// Distinguishes NaNs.
 std::vector<uint64_t> bits_of(const std::vector<double>& values) {
   std::vector<uint64_t> bits;
   for (const double value : values) bits.push_back(std::bit_cast<uint64_t>(value));
@@ -114,7 +114,7 @@ TEST(PartialGraphs, EveryScopeHasTheBitsOfStepsWithoutGraphs) {
   }
 }
 
-// Every scope in turns over both ways. Returns how many steps ran again without graphs.
+// Alternates the scopes over both implementations. Returns how many steps ran again without graphs.
 int64_t expect_same_bits_in_every_scope(const config::Config& config, const TestLayout& layout,
                                         const std::vector<Modules>& scopes = kScopes) {
   constexpr int64_t kSteps = 6;
@@ -145,7 +145,7 @@ TEST(PartialGraphs, LayoutsHaveTheBitsOfStepsWithoutThem) {
       config.parallel.data_parallel_sharding_strategy = sharding;
       SCOPED_TRACE(::testing::Message() << "tp" << layout.tp << " pp" << layout.pp << " vpp" << layout.vpp << " dp"
                                         << layout.dp << " sp" << layout.sp << " " << sharding);
-      // Every day each layout takes two scopes of the four, the next one the other two.
+      // By default each layout runs two of the four scopes, the next layout the other two.
       const std::vector<Modules> some{kScopes[turn % 2], kScopes[turn % 2 + 2]};
       expect_same_bits_in_every_scope(config, layout, test::whole_walks() ? kScopes : some);
       ++turn;
@@ -163,7 +163,7 @@ TEST(PartialGraphs, StagesWithoutLayersHaveTheBitsOfStepsWithoutThem) {
   }
 }
 
-// The exchange of keys and values is part of the attention that is captured.
+// The captured attention includes the exchange of keys and values.
 TEST(PartialGraphs, ContextParallelRanksHaveTheBitsOfStepsWithoutThem) {
   for (const char* exchange : {"p2p", "all_gather", "a2a", "a2a+p2p"}) {
     for (const TestLayout& layout : std::vector<TestLayout>{{1, 1, 1, 4, false}, {1, 2, 1, 2, false}}) {
@@ -246,8 +246,8 @@ TEST(PartialGraphs, AttentionOfLayersWithExpertsIsCaptured) {
   expect_same_bits_in_every_scope(over_ranks, {2, 2, 1, 2, true}, {{"attn"}});
 }
 
-// Of layers with experts: the router, where rows go, and, where the host reads no count, all of the layer. With
-// everything that must not be counted twice or drawn anew (small_experts), rows that find no room, clones, pages.
+// For expert layers: the router, the dispatch plan, and the whole layer if the host reads no count. Covers all state
+// that must not be counted twice or sampled again (small_experts), overflowing rows, replicas, pages.
 TEST(PartialGraphs, LayersWithExpertsHaveTheBitsOfStepsWithoutThem) {
   const std::vector<Modules> routes{{"attn", "moe_router", "moe_preprocess"},
                                     {"moe_router"},
@@ -286,7 +286,6 @@ TEST(PartialGraphs, AllMicrobatchesInFlightHaveAnInstanceEach) {
   EXPECT_EQ(graph.sizes.training.graphs, 2 * 2 * 8) << "two layers, eight microbatches";
 }
 
-// The first `count` of the step's.
 std::vector<nn::Microbatch> some_batches(train::Assembly& a, int64_t step, int64_t count) {
   auto batches = test::batches_of(a, step);
   batches.resize(static_cast<size_t>(count));
@@ -320,7 +319,7 @@ TEST(PartialGraphs, AnotherNumberOfMicrobatchesReusesInstances) {
   }
 }
 
-// Microbatch m of step s has 8 tokens, or 4 where the two together say so.
+// Microbatch m of step s has 8 tokens, or 4 depending on both numbers.
 std::vector<nn::Microbatch> batches_of_two_lengths(train::Assembly& a, int64_t step, bool mixed) {
   config::Train train = a.config.train;
   std::vector<nn::Microbatch> batches;
@@ -357,7 +356,7 @@ int64_t bytes_of(const nn::Microbatch& batch) {
 }
 
 // Every layer's input is [8, 1, 16] in double. Two stages of two layers: the first holds two microbatches at a time,
-// and a third while its output is still on its way.
+// and a third while its output is being sent.
 TEST(PartialGraphs, CaptureBeginsBehindTheWarmUpAndTakesTheBytesOfItsInputs) {
   constexpr int64_t kLayer = 8 * 16 * 8;
   const TestLayout layout{1, 2, 1, 1, false};
@@ -375,7 +374,7 @@ TEST(PartialGraphs, CaptureBeginsBehindTheWarmUpAndTakesTheBytesOfItsInputs) {
         const pipeline::GraphSizes sizes = a->partial_graphs->sizes().training;
         const int64_t used = step < kWarmup ? 0 : instances;
         EXPECT_EQ(sizes.graphs, used * 2 * 2);
-        // Whole layers are chained: the second one reads where the first one wrote.
+        // Whole layers are chained: the second one reads the output buffer of the first.
         EXPECT_EQ(sizes.static_inputs, used * (batch + (modules.empty() ? 1 : 2) * kLayer));
         EXPECT_EQ(sizes.gradients, used == 0 ? 0 : kLayer);
         EXPECT_EQ(sizes.pools.live, 0);
@@ -386,8 +385,8 @@ TEST(PartialGraphs, CaptureBeginsBehindTheWarmUpAndTakesTheBytesOfItsInputs) {
   }
 }
 
-// What is handed on behind the router and behind the plan of where rows go, and what stays inside, to the byte. Of
-// four layers the second is dense.
+// Bytes that pass out of the router and the dispatch plan, and bytes that stay inside. The second of four layers is
+// dense.
 TEST(PartialGraphs, LayersWithExpertsHandOnWhatIsPlanned) {
   using enum config::CudaGraphModule;
   const std::string parts = "parallel: {expert_model_parallel_size: 2, expert_tensor_parallel_size: 1}\n",
@@ -432,7 +431,7 @@ TEST(PartialGraphs, LayersWithExpertsHandOnWhatIsPlanned) {
         const pipeline::GraphSizes sizes = a->partial_graphs->sizes().training;
         EXPECT_EQ(sizes.static_inputs, plan.num_instances * bytes_of(test::batches_of(*a, 0)[0]) + bytes.inputs);
         EXPECT_EQ(sizes.results, bytes.results);
-        constexpr int64_t kLossFactor = 8;  // of auxiliary losses, which enters a backward as gradients do
+        constexpr int64_t kLossFactor = 8;  // of auxiliary losses, an input of a backward like a gradient
         EXPECT_GE(sizes.gradients, bytes.gradients);
         EXPECT_LE(sizes.gradients, bytes.gradients + kLossFactor);
       });
@@ -440,7 +439,7 @@ TEST(PartialGraphs, LayersWithExpertsHandOnWhatIsPlanned) {
   }
 }
 
-// The segments of a stage that its graphs contain, by name without the layer; empty: none of the layer is captured.
+// Segments in a stage's graphs, by name without the layer; empty: no segment of the layer is captured.
 std::map<std::string, std::vector<std::string>> captured_segments(const pipeline::Stage& stage) {
   std::map<std::string, std::vector<std::string>> captured;  // by block
   for (const nn::Block& block : stage.blocks()) {
@@ -458,7 +457,8 @@ bool captures(const std::vector<std::string>& segments, const std::string& name)
   return std::any_of(segments.begin(), segments.end(), [&](const std::string& one) { return one.ends_with(name); });
 }
 
-// Every recomputed module with every scope: what validation accepts is captured in each layer that it names, whole.
+// Every recomputed module with every scope: each scope that validation accepts is captured whole in each layer that
+// it names.
 TEST(PartialGraphs, AcceptedScopesAreCapturedWithAnyRecomputation) {
   const std::vector<std::string> modules{"",    "core_attn", "mlp",  "layernorm",      "activation",
                                          "moe", "moe_act",   "full", "shared_experts", "block"};
@@ -516,8 +516,8 @@ TEST(PartialGraphs, AcceptedScopesAreCapturedWithAnyRecomputation) {
   EXPECT_GT(refused, 2 * 2 * static_cast<int>(scopes.size()));
 }
 
-// With and without overlap, a gate and recomputation: the shared expert has the bits of eager steps where graphs
-// contain it or its first step, and where they contain the whole layer.
+// With and without overlap, gate and recompute: the shared expert has the bits of eager steps. The graphs contain the
+// shared expert, its first step, or the whole layer.
 TEST(PartialGraphs, SharedExpertIsInsideWithTheSameBits) {
   const std::string parts = "parallel: {expert_model_parallel_size: 2, expert_tensor_parallel_size: 1}\n",
                     buffers = ", moe_token_dispatcher_type: static_buffer, moe_expert_rank_capacity_factor: 2";

@@ -1,5 +1,4 @@
-// The most that a rank holds in a step, and at most while each block runs, against what its trace says: to the byte,
-// but for scalars.
+// A rank's peak in a step and in each block against the trace, exact to the byte except for scalars.
 #include "train/memory_cases.h"
 #include "train/memory_watch.h"
 #include "train/partial_graphs.h"
@@ -17,7 +16,7 @@ TEST(PeakMemoryRanks, EverySegmentAndTheWholeStepHoldWhatTheTraceSays) {
     SCOPED_TRACE(c.name);
     const config::Config config = peak_config(c);
     const auto ranks = static_cast<int>(c.cut.ranks());
-    // Sends that complete when they are received are not copied: the meter of a rank sees what the rank holds.
+    // Sends that complete on receipt are not copied, so that a rank's meter counts the rank's own memory.
     comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60), true},
                       [&](const comm::World& world) {
                         SCOPED_TRACE(c.name + " rank " + std::to_string(world.rank()));
@@ -26,7 +25,7 @@ TEST(PeakMemoryRanks, EverySegmentAndTheWholeStepHoldWhatTheTraceSays) {
   }
 }
 
-// What one rank of every family keeps and takes at most, in every type and form of recompute.
+// Held memory and peak of one rank for every family, in every type and form of recompute.
 std::vector<std::string> forms() {
   std::vector<std::string> all{"", "memory: {offload_activations: file}\n"};
   for (const char* rest :
@@ -40,7 +39,7 @@ std::vector<std::string> forms() {
 
 TEST(PeakMemoryRanks, EveryFamilyTypeAndFormOfRecompute) {
   const WithoutOneDnn without;
-  std::vector<std::pair<MemoryCase, std::string>> cases;  // and what to call them
+  std::vector<std::pair<MemoryCase, std::string>> cases;  // with display names
   for (const std::string family : {"gpt", "llama", "codegeex"}) {
     for (const std::string dtype : {"fp64", "fp32", "bf16", "fp16"}) {
       for (const std::string& form : forms()) {
@@ -61,8 +60,6 @@ TEST(PeakMemoryRanks, EveryFamilyTypeAndFormOfRecompute) {
             [&, vocab = c.vocab](const comm::World& world) { expect_predicted_memory(config, vocab, world); });
   }
 }
-
-// What graphs of parts of layers hold.
 
 using Modules = std::vector<std::string>;
 constexpr int64_t kWarmup = 2;
@@ -85,25 +82,25 @@ std::vector<nn::Microbatch> batches_of_run(train::Assembly& a, int64_t step, int
   auto batches = parts_of_batches(a, step);
   if (count > 0) batches.resize(static_cast<size_t>(count));
   for (nn::Microbatch& batch : batches) {
-    if (a.dtype != at::kDouble) batch.loss_mask = batch.loss_mask.to(at::kFloat);  // as runs have them
+    if (a.dtype != at::kDouble) batch.loss_mask = batch.loss_mask.to(at::kFloat);  // as in training runs
   }
   return batches;
 }
 
-// Microbatches of a step and of an evaluation; 0: as the configuration says.
+// Microbatches of a step and of an evaluation; 0: the configuration's number.
 struct StepCounts {
   int64_t trained = 0, evaluated = 0;
 };
 
-// Trains and evaluates until everything is captured. Then the rank's graphs hold what was predicted: static buffers
-// and the peak of tensors in the pools to the byte, and little more than that reserved. Replayed steps hold what was
-// predicted, but for scalars. This is compared where no other rank shares parameters, because ranks that are threads
-// reduce gradients in each other's memory, and where evaluations have as many microbatches, whose inputs they
-// replace.
+// Trains and evaluates until everything is captured, then compares the rank's graphs with the prediction. Static
+// buffers and the peak of tensors in the pools match to the byte; the reserved memory is only a little larger.
+// Replayed steps match except for scalars. That comparison needs parameters that no other rank shares, because thread
+// ranks reduce gradients in each other's memory. It also needs as many microbatches in evaluation, whose inputs
+// replace those of training.
 void expect_predicted_graphs(const config::Config& config, const TestLayout& layout, StepCounts counts = {}) {
   const WithoutOneDnn without;
   const auto ranks = static_cast<int>(layout.ranks());
-  // Sends complete when they are received and are not copied: the meter of a rank counts what the rank holds.
+  // Sends complete on receipt and are not copied, so that a rank's meter counts the rank's own memory.
   comm::run_threads(
       ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60), true},
       [&](const comm::World& world) {
@@ -142,7 +139,6 @@ void expect_predicted_graphs(const config::Config& config, const TestLayout& lay
       });
 }
 
-// Static buffers and pools, in every form of activations, of training and of evaluation.
 TEST(GraphMemoryRanks, HoldsWhatIsPredicted) {
   const std::string parts = "parallel: {expert_model_parallel_size: 2, expert_tensor_parallel_size: 1}\n",
                     buffers = ", moe_token_dispatcher_type: static_buffer, moe_expert_rank_capacity_factor: 2",
@@ -183,11 +179,10 @@ TEST(GraphMemoryRanks, HoldsWhatIsPredicted) {
       }
       ++turn;
     }
-    ++turn;  // every day a configuration has one implementation on a layout and the other one on the next
+    ++turn;  // by default a layout runs one implementation per configuration, the next layout the other one
   }
 }
 
-// Pipelines with and without virtual stages and overlapped sends; the chunks of a rank share instances.
 TEST(GraphMemoryRanks, PoolsOfVirtualStagesArePredicted) {
   struct Case {
     int64_t pp, vpp, microbatches;
@@ -204,7 +199,7 @@ TEST(GraphMemoryRanks, PoolsOfVirtualStagesArePredicted) {
                                          {4, 2, 8, false},
                                          {4, 4, 8, true}}) {
     const TestLayout layout{1, c.pp, c.vpp, 1, false};
-    ++turn;  // every day each case has one scope of two
+    ++turn;  // by default each case runs one of two scopes
     for (const bool experts : {false, true}) {
       config::Config model = experts ? small_experts() : small_gpt();
       if (experts) model.model.moe_layer_freq = "2";
@@ -221,7 +216,7 @@ TEST(GraphMemoryRanks, PoolsOfVirtualStagesArePredicted) {
   }
 }
 
-// An evaluation has as many instances as its own microbatches need, and none if no evaluation follows.
+// An evaluation has as many graph instances as its own microbatches need, and none if no evaluation follows.
 TEST(GraphMemoryRanks, EvaluationsCountWithTheirOwnMicrobatches) {
   const TestLayout layout{1, 2, 2, 1, false};
   config::Config model = with_graphs(small_gpt(), config::CudaGraphImpl::local, {"attn", "mlp"});
@@ -243,7 +238,7 @@ TEST(GraphMemoryRanks, EvaluationsCountWithTheirOwnMicrobatches) {
   EXPECT_EQ(pools(), trained);
 }
 
-// With alike chunks a rank holds as many instances as passes, and each pool is that of one pass.
+// With identical chunks a rank has as many graph instances as passes, and each pool has the size of one pass.
 TEST(GraphMemoryRanks, ChunksShareMemory) {
   config::Config model = small_gpt();
   model.model.num_layers = 16;

@@ -1,4 +1,4 @@
-// A model with a segment in it that does to the hidden states whatever a test plants.
+// A model with an extra segment that applies a planted fault to the hidden states.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -14,9 +14,8 @@
 
 namespace metroplex::test {
 
-// Hidden states in, hidden states out; in every forward.
+// Maps hidden states to hidden states in every forward.
 using Fault = std::function<at::Tensor(const at::Tensor& x)>;
-// Likewise of all values.
 using FaultOfValues = std::function<nn::Values(const nn::Values& in)>;
 
 class PlantedSegment final : public nn::Segment {
@@ -39,15 +38,15 @@ class PlantedSegment final : public nn::Segment {
   FaultOfValues fault_;
 };
 
-// `in` with `x` under `name`.
+// `in` with the value of `name` replaced by `x`.
 inline nn::Values replaced(const nn::Values& in, std::string_view name, const at::Tensor& x) {
   nn::Values out;
   for (const auto& [other, value] : in) out.add(other, other == name ? x : value.tensor());
   return out;
 }
 
-// Behind the first segment of each stage whose name ends with `suffix`. Its context says on which groups a fault may
-// speak.
+// Inserts the fault after the first segment of each stage whose name ends with `suffix`. The context has the groups
+// that a fault may use.
 inline train::StageBuilder with_fault_behind(std::string suffix,
                                              std::function<FaultOfValues(const models::ModelContext&)> make) {
   return [=](const models::ModelContext& context, const models::StageSlice& slice) {

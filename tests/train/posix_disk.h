@@ -1,4 +1,4 @@
-// Saving and loading on the disk of this machine.
+// Saves and loads on the local disk.
 #pragma once
 
 #include "files/file_system.h"

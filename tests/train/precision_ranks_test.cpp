@@ -1,5 +1,5 @@
-// Mixed precision: overflows skip the step on every rank and leave everything as it was, gradients that are not
-// finite are named, and what changes no order of addition changes no bit.
+// Mixed precision: an overflow skips the step on every rank and changes no state, and non-finite gradients are named.
+// Options that keep the order of additions change no bit.
 #include <ATen/Parallel.h>
 
 #include <cmath>
@@ -18,7 +18,7 @@ config::Config in(const std::string& dtype, config::Config config) {
   return config;
 }
 
-// Several steps as the trainer takes them: the schedule moves on successful updates only.
+// Several steps as in the trainer: the schedule advances on successful updates only.
 struct Steps {
   std::vector<train::StepOutcome> outcomes;
   std::map<std::string, at::Tensor> params;  // rank 0
@@ -51,8 +51,8 @@ config::Config slow_llama() {
   return config;
 }
 
-// What fp16 with a halving scale should do, from a float64 run in the same layout: a step is skipped where the scale
-// times the largest number that one microbatch adds to a gradient on any rank does not fit fp16. `learns` false: no
+// Expected fp16 run with a halving scale, computed from a float64 run on the same layout. A step is skipped if scale
+// times the largest contribution of one microbatch to a gradient on any rank exceeds fp16. With `learns` false no
 // step updates.
 struct Expected {
   std::vector<train::StepOutcome> outcomes;  // with the scale of each step
@@ -98,9 +98,9 @@ Expected expected_with_scale(const TestLayout& layout, int steps, double scale, 
   return expected;
 }
 
-// One rounding to fp16 is 2^-11, a hundred on a token's way ten times that, 5e-3, independent from token to token:
-// the mean over 64 tokens is off by 6e-4, 1e-3 allowed. A gradient went through twice as many, 7e-3, and its
-// norm shares what the forward did: three times that. No updates, and one wrong skip, fail.
+// One rounding to fp16 is 2^-11. A token passes a hundred, ten times that: 5e-3, independent per token. The mean over
+// 64 tokens is off by 6e-4; 1e-3 allowed. A gradient passes twice as many, 7e-3, and its norm shares the errors of
+// the forward: three times that. Without updates, or with one wrong skip, the test fails.
 TEST(LossScaling, StepsThatOverflowAreSkippedAndTheOthersAreTheExactRun) {
   constexpr int kSteps = 30;
   constexpr double kScale = 4294967296.0, kTolerance = 1e-3;
@@ -152,7 +152,6 @@ TEST(LossScaling, AnOverflowOnOneRankSkipsTheStepOnAll) {
   }
 }
 
-// A constant power of two scales exactly: every bit of the run is that of the unscaled one.
 TEST(LossScaling, AConstantPowerOfTwoChangesNoBitInBf16) {
   config::Config config = in("bf16", small_llama());
   const Steps plain = run(config, {}, 4);
@@ -169,19 +168,19 @@ TEST(Precision, PipelineStagesChangeNoBitInHalfPrecision) {
   for (const char* dtype : {"bf16", "fp16"}) {
     config::Config config = in(dtype, small_gpt());
     config.precision.initial_loss_scale = 1024;
-    // On one stage the two uses of a tied table meet in fp16, on two in the fp32 buffer.
+    // On one stage the two uses of a tied table are summed in fp16, on two stages in the fp32 buffer.
     config.model.untie_embeddings_and_output_weights = std::string(dtype) == "fp16";
     const Steps one = run(config, {}, 3);
     for (const TestLayout& layout : {TestLayout{1, 2, 1, 1, false}, TestLayout{1, 2, 2, 1, false}}) {
       const Steps cut_up = run(config, layout, 3);
-      // The first norm and update see gradients summed in the same order; so do all that follow.
+      // Gradients are summed in the same order before the first norm and update, so all later values agree too.
       for (size_t i = 0; i < 3; ++i)
         EXPECT_EQ(cut_up.outcomes[i].loss, one.outcomes[i].loss) << dtype << " step " << i;
     }
   }
 }
 
-// bf16 keeps 8 bits: with the losses near 4 and some hundred rounded operations on the way, 1 in 200.
+// bf16 has 8 bits: with losses near 4 and some hundred rounded operations, 1 in 200.
 TEST(Precision, HalfPrecisionFollowsFloat64) {
   for (const char* dtype : {"bf16", "fp16"}) {
     for (const TestLayout& layout : {TestLayout{}, TestLayout{2, 2, 2, 2, true}}) {
@@ -217,7 +216,7 @@ TEST(GradientNorm, AboveTheThresholdTheStepIsSkipped) {
   EXPECT_TRUE(run(config, {}, 1).outcomes[0].updated);
 }
 
-// What train_step says when `poisoned(n)` puts a NaN into the gradient of linear_fc1 at its n-th use on `rank`.
+// The error of train_step if `poisoned(n)` puts a NaN into the gradient of linear_fc1 at its n-th use on `rank`.
 std::string message_of_nan(const config::Config& config, const TestLayout& layout, int rank,
                            const std::function<bool(int use)>& poisoned) {
   try {
@@ -256,7 +255,7 @@ TEST(NotFinite, AGradientIsNamedWithItsParameterRankAndMicrobatch) {
   }
 }
 
-// The data itself makes the gradients: one position of one microbatch of the last data-parallel rank.
+// The data produces the gradients: one position of one microbatch of the last data-parallel rank.
 TEST(NotFinite, TheMicrobatchWhoseDataIsToBlameIsNamedInEveryLayoutAndNothingIsUpdated) {
   for (const TestLayout& layout :
        {TestLayout{1, 1, 1, 1, false}, TestLayout{1, 2, 1, 2, false}, TestLayout{2, 2, 1, 2, true},

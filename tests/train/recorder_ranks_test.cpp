@@ -1,5 +1,5 @@
-// A recorder at the world (World::recorded) is told of every kernel and every communication call of whole training
-// steps, with all tensors that they touch.
+// A recorder of the world (World::recorded) receives every kernel and every communication call of whole training
+// steps, with all tensors that they access.
 #include "comm/backends/counting.h"
 #include "nn/with_products.h"
 #include "support/operation_recorder.h"
@@ -10,11 +10,11 @@ namespace {
 
 struct Recorded {
   std::set<std::string> kernels;
-  std::map<std::string, int64_t> calls;  // of all ranks
+  std::map<std::string, int64_t> calls;
   train::StepOutcome outcome;
 };
 
-// Two steps, and the optimizer's state read and written, on two tensor-parallel ranks.
+// Two steps, and the optimizer state read and written, on two tensor-parallel ranks.
 Recorded record(config::Config config, bool sequence_parallel) {
   const TestLayout layout{.tp = 2, .sp = sequence_parallel};
   config.train.global_batch_size = 2;
@@ -54,7 +54,7 @@ TEST(RecorderRanks, IsToldOfEveryKernelAndEachRunsOnNothingButItsReads) {
   eight.optim.exp_avg_dtype = eight.optim.exp_avg_sq_dtype = "8bit";
   config::Config llama = with(small_llama(), "lion", "fp64");
   config::Config muon = with(small_llama(), "muon", "bf16");
-  config::Config large = with(small_gpt(), "sgd", "fp32");  // products that oneDNN takes
+  config::Config large = with(small_gpt(), "sgd", "fp32");  // matmuls that use oneDNN
   large.model.hidden_size = 128;
   large.model.num_layers = 1;
   large.train.seq_length = 64;
@@ -103,7 +103,7 @@ TEST(RecorderRanks, IsToldOfEveryKernelAndEachRunsOnNothingButItsReads) {
                                  "scatter_add_rows",
                                  "sgd_step",
                                  "split_floats"};
-  for (const char* name : {"bf16_weight_gradient", "onednn_product"}) kernels.erase(name);  // where the processor can
+  for (const char* name : {"bf16_weight_gradient", "onednn_product"}) kernels.erase(name);  // depend on the processor
   EXPECT_EQ(kernels, expected);
 }
 

@@ -1,5 +1,5 @@
-// Training on microbatches of chosen rows (nn::Microbatch::rows) against whole sequences, in float64: rows in another
-// order, and ranks that hold two runs each of every sequence.
+// Training on microbatches of selected rows (nn::Microbatch::rows) against whole sequences, in float64. Covers rows
+// in another order, and ranks that hold two ranges of every sequence.
 #include "train/support.h"
 
 namespace metroplex::test::rows_ranks_test {

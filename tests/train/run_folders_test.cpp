@@ -1,4 +1,4 @@
-// Which folders a run may begin in.
+// Folders in which a run may start.
 #include "train/run_folders.h"
 
 #include <gtest/gtest.h>
@@ -52,7 +52,7 @@ TEST(RunFolders, ANonEmptySaveFolderIsForTheRunThatLoadsFromIt) {
   EXPECT_EQ(check(), "");
 }
 
-// A name that was mistyped or whose checkpoint is gone: retention would remove what is there.
+// For a mistyped name or a deleted checkpoint: retention would delete the existing checkpoints.
 TEST(RunFolders, ACheckpointThatIsNotInTheSaveFolderIsNoReasonToBeginAnewThere) {
   const Folder folder;
   files::PosixFileSystem disk;

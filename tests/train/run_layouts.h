@@ -1,4 +1,4 @@
-// A config on its layout against one rank: three steps in float64 (train/verify.h).
+// Compares a config on its layout with one rank: three steps in float64 (train/verify.h).
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,14 +23,13 @@ inline LayoutRun run_layout_on(const config::Config& config, int64_t ranks) {
   return result;
 }
 
-// As it is verified, resolved and checked for so many ranks.
 inline config::Config for_ranks(const config::Config& base, int64_t ranks) {
   const config::Config config = verification_config(base, kSteps);
   config::check(config, ranks);
   return config::resolved(config, ranks);
 }
 
-// `references`: the runs of one rank so far, by global batch size; one that is not there is made.
+// `references`: single-rank runs so far, by global batch size; adds a missing one.
 inline void expect_as_on_one_rank(const config::Config& config, int64_t ranks,
                                   std::map<int64_t, LayoutRun>& references) {
   const auto [reference, fresh] = references.try_emplace(config.train.global_batch_size);

@@ -1,4 +1,4 @@
-// How many samples iterations are under each schedule of batch sizes, and that a rate's decay ends with its
+// Number of samples of iterations for each schedule of batch sizes; the decay of a learning rate ends with its
 // iteration.
 #include "train/run_length.h"
 
@@ -22,7 +22,6 @@ config::Config stepped(const std::string& steps) {
   return c;
 }
 
-// The rate after `iterations` of them.
 double rate_after(const config::Config& c, int64_t iterations) {
   const plan::MicrobatchSchedule schedule = microbatch_schedule(c, 2);
   return optim::LrSchedule(optim::schedule_args(in_samples(c, schedule))).lr(samples_of(schedule, iterations));
@@ -37,7 +36,7 @@ TEST(RunLength, SamplesOfIterationsFollowTheSteps) {
   EXPECT_EQ(samples_of(schedule, 30), 200);
 }
 
-// The last step is never reached: the decay ends with the run all the same.
+// The run never reaches the last step; the decay still ends with the run.
 TEST(RunLength, TheRateReachesItsLeastWithTheLastIterationWhateverTheSteps) {
   for (const char* steps : {"0:4", "0:4 320:8", "0:4 800:16", "0:4 800000:64"}) {
     SCOPED_TRACE(steps);

@@ -1,4 +1,4 @@
-// Ranks with different configurations are told so, all of them and in the same words, before they train.
+// All ranks report different configurations with the same message before training.
 #include "train/same_config.h"
 
 #include <functional>
@@ -11,7 +11,7 @@
 namespace metroplex::test::same_config_ranks_test {
 namespace {
 
-// What four ranks hear where `change` has touched each one's configuration: one text, if all hear the same.
+// Messages that four ranks report after `change` modified each rank's configuration; one entry if all agree.
 std::set<std::string> heard(const std::function<void(config::Config&, int rank)>& change) {
   std::mutex mutex;
   std::set<std::string> texts;

@@ -1,4 +1,4 @@
-// Whether a run that goes on reads the order of samples that its checkpoint came by.
+// Checks if a resumed run reads the sample order of its checkpoint.
 #include "train/same_data.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ config::Config text_corpus() {
   return config;
 }
 
-// Between a run on text_corpus() and one that `change` has touched, whose sources are `here`.
+// Between a run on text_corpus() and one changed by `change` with sources `here`.
 std::string difference(const std::function<void(config::Config&)>& change, const std::string& here = "sum 1") {
   config::Config mine = text_corpus(), saved = text_corpus();
   change(mine);
@@ -59,14 +59,14 @@ TEST(SameData, WhatACheckpointDoesNotSayIsTakenForTheSameInALine) {
   mine.data.data_path = {"b"};
   EXPECT_EQ(train::data_differences({mine, {"sum 2", "1"}}, {saved, {}}), "");
   EXPECT_EQ(train::data_note({mine, {"sum 2", "1"}}, {saved, {}}),
-            "the checkpoint does not say which documents it was trained on: data.data_path = \"b\" is taken for "
+            "the checkpoint does not say which documents it was trained on: data.data_path = \"b\" is assumed to be "
             "data.data_path = \"a/text\"");
   EXPECT_EQ(train::data_note({mine, {"sum 2", "2"}}, {saved, {"sum 1", "1"}}), "");
   mine.train.seq_length = 7;
   EXPECT_NE(train::data_differences({mine, {"sum 2", "1"}}, {saved, {}}), "") << "its configuration says so";
 }
 
-// Who trains for longer may need more epochs: no reason to refuse, but not the same order.
+// A longer run may need more epochs: it is accepted, with a note that the order differs.
 TEST(SameData, OtherEpochsOfTheSameDocumentsAreTold) {
   const config::Config text = text_corpus();
   const auto note = [&](const std::string& here, const std::string& there) {
@@ -89,7 +89,7 @@ TEST(SameData, OnlyAWordOfConsentLetsADifferencePass) {
   } catch (const base::Error& error) {
     EXPECT_EQ(error.room(), "checkpoint");
     for (const char* word :
-         {"'runs/iter_5' stands at sample 20", "a.key is 1 here and was 2", "read twice and some never",
+         {"'runs/iter_5' is at sample 20", "a.key is 1 here and was 2", "read twice and some never",
           "checkpoint.finetune", "checkpoint.resume_with_other_data=true"})
       EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
   }

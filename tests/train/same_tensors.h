@@ -1,4 +1,4 @@
-// Two checkpoints, whatever layouts wrote them, hold the same tensors.
+// Two checkpoints of any layouts hold the same tensors.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,5 +1,4 @@
-// What a save takes beside the state it saves, held against the meter; and that a save without memory is a failed
-// save.
+// Memory that a save needs in addition to the saved state, against the meter; a save without memory fails.
 #include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
@@ -20,7 +19,7 @@ config::Config wider(config::Config config) {
   return config;
 }
 
-// The widest tensor as it is written, and all of them.
+// Bytes of the widest tensor in the checkpoint's format, and of all tensors.
 struct Sizes {
   int64_t largest = 0, all = 0;
 };
@@ -35,7 +34,7 @@ Sizes decoded_sizes(train::Assembly& a) {
   return sizes;
 }
 
-// Lists of pieces travel as text.
+// Lists of shards are sent as text.
 constexpr int64_t kTexts = 256 << 10;
 
 TEST(SaveMemory, OfASaveIsOneTensorBesideTheState) {
@@ -63,7 +62,6 @@ TEST(SaveMemory, OfASaveIsOneTensorBesideTheState) {
   }
 }
 
-// Refuses blocks of at least `limit` bytes.
 class Scarce final : public c10::Allocator {
  public:
   explicit Scarce(c10::Allocator* wide) : wide_(wide) {}

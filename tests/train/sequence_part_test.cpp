@@ -1,4 +1,4 @@
-// The part of a microbatch that a context-parallel rank has, against the definition: rows, and which keys travel.
+// A context-parallel rank's region of a microbatch against the definition: its rows, and the keys that are exchanged.
 #include "train/sequence_part.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,6 @@ namespace {
 
 using config::SequenceCutKind;
 
-// Samples whose documents differ.
 nn::Microbatch whole_batch(std::mt19937& random, int64_t length, int64_t samples = 2) {
   train::HostBatch host;
   host.numbers = {0, 1, 0};
@@ -44,7 +43,7 @@ std::set<int64_t> positions_of(const at::Tensor& rows, const std::vector<nn::Row
   return all;
 }
 
-// Positions of `owner` that a query of `reader` sees in some sample.
+// Positions of `owner` that a query of `reader` attends to in some sample.
 std::set<int64_t> seen(const nn::Microbatch& whole, const at::Tensor& readers, const at::Tensor& owners) {
   const auto ids = whole.document_ids.accessor<int64_t, 2>();
   const auto of_reader = readers.accessor<int64_t, 1>(), of_owner = owners.accessor<int64_t, 1>();
@@ -96,7 +95,7 @@ TEST(SequencePart, KeysThatTravelAreThoseThatAreSeen) {
   EXPECT_GT(uneven, 5) << "with a slack ranks have different numbers of rows";
 }
 
-// Groups of two neighbours: their rows one after the other.
+// Groups of two neighbors: concatenated rows.
 TEST(SequencePart, KeysOfGroupsAreThoseThatAnyRankOfThemSees) {
   std::mt19937 random(6);
   for (int round = 0; round < 40; ++round) {
@@ -117,7 +116,7 @@ TEST(SequencePart, KeysOfGroupsAreThoseThatAnyRankOfThemSees) {
   }
 }
 
-// For the host, where some of it attends in blocks by offsets.
+// For the host, whose attention may use blocks given by offsets.
 TEST(SequencePart, DocumentsAreThoseOfTheOffsets) {
   std::mt19937 random(7);
   nn::Microbatch whole = whole_batch(random, 24);

@@ -1,4 +1,4 @@
-// Parameters that several stages and chunks hold: who owns them, what their gradients are, whose values they take.
+// Parameters shared by several stages and chunks: their owners, gradients and initial values.
 #include "train/sharing.h"
 
 #include <ATen/ATen.h>
@@ -24,8 +24,8 @@ struct Held {
   const char* name;
   double value;
 };
-// Four stages of two chunks, chunk c of stage s in place 4 c + s. `inner` lies on two chunks of stage 1 and one of
-// stage 2, `words` on the first and the last stage, `own` on stage 3 alone.
+// Four stages of two chunks, chunk c of stage s at position 4 c + s. Parameter `inner` is on two chunks of stage 1
+// and one of stage 2; `words` is on the first and the last stage, `own` on stage 3 only.
 const std::vector<std::vector<Held>> kStages = {{{0, "words", 1}, {4, "plain", 50}},
                                                 {{1, "inner", 2}, {5, "inner", 4}},
                                                 {{6, "inner", 8}},
@@ -102,7 +102,7 @@ TEST(Sharing, TheHoldersOfAParameterMeetInAGroupOfTheirOwn) {
 
 TEST(Sharing, WhatNoSliceOfThisRankHoldsIsLeftOut) {
   on_four_stages([](int, Stage& stage) {
-    train::sum_shared_gradients(stage.shared, {});  // all slices on other data-parallel ranks: nobody waits
+    train::sum_shared_gradients(stage.shared, {});  // all shards are on other data-parallel ranks: no rank waits
     for (const nn::Param& param : stage.params)
       EXPECT_EQ(param.main_grad[0].item<double>(), 10 * param.data[0].item<double>());
   });

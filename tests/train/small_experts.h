@@ -1,5 +1,5 @@
-// A small mixture of experts with everything that a second run of a step must not count twice or draw anew: a bias,
-// all losses, a shared expert with gate, jitter and dropout.
+// A small mixture of experts with all state that a repeated step must not count or sample twice: a bias, all losses,
+// a shared expert with gate, jitter and dropout.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace metroplex::test {
 
-// `more`: further keys of the model, each behind a comma; `yaml`: further sections.
+// `more`: further keys of the model, each after a comma; `yaml`: further sections.
 inline config::Config small_experts(const std::string& more = "", const std::string& yaml = "") {
   return with_small_settings(
       "model: {family: gpt, num_layers: 4, hidden_size: 16, num_attention_heads: 4, ffn_hidden_size: 16,"

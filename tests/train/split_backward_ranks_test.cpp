@@ -1,5 +1,5 @@
-// Gradients of parameters that a schedule splits off the backward of their layers: of whole models the same ones,
-// bit for bit where they are added in the same order.
+// Weight gradients as separate actions of the schedule: same gradients of whole models, with the same bits if the
+// order of additions is the same.
 #include <gtest/gtest.h>
 
 #include "support/split_backward.h"
@@ -19,7 +19,6 @@ config::Config model(const std::string& yaml) {
 
 enum class Weights { in_backward, behind_it, at_the_end };
 
-// What this rank holds of the gradients of one step.
 std::vector<at::Tensor> gradients_of(const config::Config& config, const comm::World& world, Weights weights) {
   const auto a = train::assemble(config, world, kVocab);
   const auto batches = batches_of(*a, 0);
@@ -53,7 +52,7 @@ void check(const std::string& yaml, const TestLayout& layout, const char* shardi
       if (wanted[i].numel() == 0) continue;
       const double scale = wanted[i].abs().max().item<double>();
       largest = std::max(largest, scale);
-      // Sums over some hundred tokens in another order.
+      // Sums of some hundred tokens in another order.
       EXPECT_LE((later[i] - wanted[i]).abs().max().item<double>(), 1e-13 * std::max(scale, 1.0)) << i;
     }
     EXPECT_GT(largest, 1e-3);

@@ -1,4 +1,5 @@
-// A stage with every border cut, every segment an island and every sum made, has the bits of one of whole blocks.
+// A stage split at every border, with one autograd region per segment and every sum materialized, has the bits of a
+// stage of whole blocks.
 #include "pipeline/stage.h"
 
 #include "pipeline/cutter.h"
@@ -17,14 +18,14 @@ std::vector<config::Model> models_with_dropout() {
   return all;
 }
 
-// Of islands, in either pass and in repeated forwards.
+// Counts autograd regions (`Island`) in both passes and in repeated forwards.
 struct Counter final : nn::StageObserver {
   int runs = 0;
   void before(const nn::IslandEvent&) override { ++runs; }
   void after(const nn::IslandEvent&) override {}
 };
 
-// Loss and gradients of one microbatch; `steps`: how many islands ran.
+// Loss and gradients of one microbatch; `steps`: number of autograd regions that ran.
 std::vector<at::Tensor> run(pipeline::Stage& stage, int* steps) {
   for (nn::Param* param : stage.params()) param->main_grad.zero_();
   const nn::Microbatch batch = small_batch(3, 8, kVocab);

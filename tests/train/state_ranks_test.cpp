@@ -1,5 +1,5 @@
-// A training state goes to disk and comes back: bit for bit on the same layout and on any other, and a run that goes
-// on keeps to its schedule and seed.
+// Saves and loads a training state: bit for bit on the same layout and on any other. A resumed run keeps its schedule
+// and seed.
 #include "train/posix_disk.h"
 
 #include "base/error.h"
@@ -32,7 +32,7 @@ TEST(TrainingState, OnTheSameLayoutTheRunGoesOnBitForBit) {
   }
 }
 
-// Weights and moments wander 8 -> 1 -> 4 -> 2 ranks unchanged, and the step after is that of the first layout.
+// Weights and moments move 8 -> 1 -> 4 -> 2 ranks unchanged, and the next step equals that of the first layout.
 void wander(const config::Config& config, size_t tensors) {
   const Folder folder;
   const Outcome eight = run_leg(config, {kEight, "", folder.at("a"), 0, 2});
@@ -53,7 +53,7 @@ void wander(const config::Config& config, size_t tensors) {
 TEST(TrainingState, OfATiedGptWandersOverLayoutsUnchanged) { wander(small_gpt(), 3 * (4 + 4 * 12)); }
 TEST(TrainingState, OfAnUntiedLlamaWandersOverLayoutsUnchanged) { wander(small_llama(), 3 * (3 + 4 * 6)); }
 
-// Rows of the vocabulary that are padding are in no checkpoint.
+// No checkpoint contains padding rows of the vocabulary.
 TEST(TrainingState, PaddingStaysZeroWhenAnotherNumberFormatIsLoaded) {
   const Folder folder;
   run_leg(small_gpt(), {{}, "", folder.at("ckpt"), 0, 1});
@@ -62,7 +62,7 @@ TEST(TrainingState, PaddingStaysZeroWhenAnotherNumberFormatIsLoaded) {
   half.checkpoint.load = folder.at("ckpt");
   half.checkpoint.finetune = true;
   half = cut(half, {});
-  const Poisoned poisoned;  // memory that nobody writes is NaN
+  const Poisoned poisoned;  // uninitialized memory is NaN
   run_cut(half, {}, [&](const comm::World& world) {
     const auto a = train::assemble(half, world, kVocab);
     EXPECT_TRUE(train::load_state(*a, folder.at("ckpt")).loaded);
@@ -118,7 +118,7 @@ TEST(TrainingState, FinetuningTakesTheWeightsAlone) {
   const Outcome saved = run_leg(small_gpt(), {{}, "", folder.at("ckpt"), 0, 2});
   config::Config config = small_gpt();
   config.checkpoint.finetune = true;
-  config.optim.lr = 5e-2;  // a schedule of its own
+  config.optim.lr = 5e-2;  // another schedule
   const Outcome fresh = run_leg(config, {{}, folder.at("ckpt"), "", 0, 0});
   for (const auto& [name, tensor] : fresh.state) {
     if (name.find(' ') == std::string::npos) {
@@ -129,8 +129,7 @@ TEST(TrainingState, FinetuningTakesTheWeightsAlone) {
   }
 }
 
-// Every key of the model that another function would need, one after the other; the shapes all stay as they are
-// wherever they can.
+// Every key of the model that changes its function, one at a time; the shapes stay the same if possible.
 TEST(TrainingState, AnotherModelIsRefusedUnlessTheKeyIsAllowed) {
   const Folder folder;
   config::Config saved = small_llama();
@@ -198,9 +197,9 @@ TEST(TrainingState, ATensorThatNobodyTakesIsAnError) {
   config = small_gpt();
   config.optim.optimizer = "sgd";
   run_leg(config, {{}, "", folder.at("sgd"), 0, 1});
-  config.optim.sgd_momentum = 0;  // then its momentum has no place
+  config.optim.sgd_momentum = 0;  // then its momentum is not loadable
   message = error_of([&] { run_leg(config, {kFour, folder.at("sgd"), "", 1, 1}); });
-  for (const char* word : {"no place", "momentum_buffer", "more"})
+  for (const char* word : {"does not use", "momentum_buffer", "more"})
     EXPECT_NE(message.find(word), std::string::npos) << "no '" << word << "' in: " << message;
 }
 
@@ -255,7 +254,7 @@ TEST(TrainingState, CarriesItsTokenizerAndRefusesAnother) {
   EXPECT_EQ(with(config, std::make_shared<text::TokenizerFiles>(tokenizer_of("bb"))), "");
 }
 
-// Without the members that came later, and with a key that is gone.
+// Without the members of newer versions, and with an obsolete key.
 TEST(TrainingState, OfAnOlderProgramStillLoads) {
   const Folder folder;
   const Outcome saved = run_leg(small_gpt(), {kFour, "", folder.at("ckpt"), 0, 2});
@@ -270,7 +269,7 @@ TEST(TrainingState, OfAnOlderProgramStillLoads) {
   expect_equal_state(run_leg(small_gpt(), {{}, folder.at("ckpt"), "", 2, 2}).state, saved.state);
 }
 
-// Back to 5 and on: the chain is that of the run, and the folder keeps no more than was asked for.
+// Back to 5 and on: the history is that of the run, and the folder holds no more checkpoints than configured.
 TEST(TrainingState, GoingBackLeavesABranchAndSaysSo) {
   const Folder folder;
   const std::string root = folder.at("ckpt");

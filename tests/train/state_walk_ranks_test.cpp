@@ -1,6 +1,6 @@
-// A run's state through saving and loading in every precision, with skipped steps behind it or none: each run that
-// goes on is held to the one that never stopped, step by step and byte by byte; one that takes the weights alone to a
-// loop put together by hand.
+// Saves and loads a run's state in every precision, with and without skipped steps before the save. Each resumed run
+// is compared with the uninterrupted one, step by step and byte by byte. A run that loads only weights is compared
+// with a hand-written loop.
 #include <nlohmann/json.hpp>
 
 #include <cmath>
@@ -21,7 +21,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int64_t kSteps = 9, kEarly = 1, kMiddle = 5, kBatch = 4;
-// The same gradients summed in the same order: stages and ZeRO cut what is summed, not how.
+// The same gradients summed in the same order: stages and ZeRO shard the sums but keep their order.
 constexpr TestLayout kHere{.dp = 2}, kElsewhere{.pp = 2, .dp = 2};
 
 struct Case {
@@ -32,13 +32,13 @@ void PrintTo(const Case& c, std::ostream* out) {
   *out << c.dtype << (c.skips ? ", skips" : "") << (c.experts ? ", experts" : "");
 }
 
-// A rate and a weight decay that move with every update, and no clipping, which would carry the order in which a norm
-// is summed into the weights.
+// Learning rate and weight decay change with every update. No clipping, because it would propagate the summation
+// order of the norm into the weights.
 config::Config config_of(const Case& c) {
   config::Config config = small_gpt();
   config.model.num_layers = 2;
   config.model.untie_embeddings_and_output_weights = true;  // one use, one sum
-  config.model.make_vocab_size_divisible_by = 2;            // nothing padded
+  config.model.make_vocab_size_divisible_by = 2;            // no padding
   if (c.experts) {
     config.model.num_moe_experts = 4;
     config.model.ffn_hidden_size = 16;
@@ -62,7 +62,7 @@ config::Config config_of(const Case& c) {
   config.precision.loss_scale_window = 3;
   config.precision.hysteresis = 3;
   const bool scales = std::string(c.dtype) == "fp16";
-  // Twice what the first gradients can be scaled by; or between their norms.
+  // Twice the largest scale that fits the first gradients; or between their norms.
   if (c.skips && scales) config.precision.initial_loss_scale = c.experts ? 524288 : 262144;
   if (c.skips && !scales) config.precision.grad_norm_skip_threshold = c.experts ? 1.2 : 1.45;
   config.checkpoint.save_interval = 1;
@@ -92,7 +92,7 @@ std::vector<Step> read_steps(const std::string& path) {
   return steps;
 }
 
-// Twenty short documents: the made-up ones are hundreds of millions of tokens, to be shuffled for every run.
+// Twenty short documents: synthetic corpora have hundreds of millions of tokens to shuffle in every run.
 void write_corpus(const std::string& prefix) {
   files::PosixFileSystem disk;
   files::IndexedDatasetWriter writer(disk, prefix, files::TokenType::i32);
@@ -105,7 +105,6 @@ void write_corpus(const std::string& prefix) {
   writer.finalize();
 }
 
-// The runs of a case, each a folder of checkpoints and its steps.
 class Runs {
  public:
   explicit Runs(const Case& c) : config(config_of(c)) {
@@ -165,7 +164,7 @@ int64_t updates(const std::vector<Step>& steps, size_t from, size_t to) {
   return std::count_if(steps.begin() + from, steps.begin() + to, [](const Step& s) { return !s.skipped; });
 }
 
-// Everything but the configuration, in which folders are named.
+// All but the configuration, which contains folder names.
 void expect_same_position(const files::Manifest& got, const files::Manifest& wanted) {
   EXPECT_EQ(got.iteration, wanted.iteration);
   EXPECT_EQ(got.consumed_samples, wanted.consumed_samples);
@@ -189,8 +188,9 @@ void expect_same_bytes(const Runs& runs, const std::string& got, const std::stri
   expect_same_tensors(got, wanted);
 }
 
-// Another layout adds up a norm's parts in another order, in double precision: fewer than 16,000 squares, none below
-// 0, in 16 lanes. A sum is off by at most 1,016 * 2^-53 of itself, the root by half of that: two together by 1.2e-13.
+// Another layout sums the parts of a norm in another order in double precision: fewer than 16,000 squares, none below
+// 0, in 16 lanes. The relative error of a sum is at most 1,016 * 2^-53, of the root half of that: two together
+// 1.2e-13.
 void expect_close_norms(std::vector<Step> got, std::vector<Step> wanted) {
   ASSERT_EQ(got.size(), wanted.size());
   for (size_t i = 0; i < wanted.size(); ++i) {
@@ -200,14 +200,13 @@ void expect_close_norms(std::vector<Step> got, std::vector<Step> wanted) {
   EXPECT_EQ(got, wanted);
 }
 
-// What a checkpoint holds, as whole tensors.
 State whole(const Runs& runs, const std::string& directory) {
   config::Config config = runs.config;
   config.checkpoint.save_interval = 0;
   return run_leg(config, {{}, directory, "", 0, 0}).state;
 }
 
-// `whole` becomes the weights, the main parameters and the state without gradient; moments stay at nothing.
+// `whole` becomes the weights, the main parameters and the buffers; moments stay zero.
 void take_over(train::Assembly& a, const State& whole) {
   a.families.settle();
   for (nn::Param* param : a.params) param->data.copy_(whole.at(param->name).view_as(param->data));
@@ -225,7 +224,7 @@ struct ByHand {
   std::string save;
 };
 
-// The loop of a run, without loading and without counting by the trainer.
+// A training loop without loading and without the trainer's counters.
 std::vector<Step> run_by_hand(const config::Config& base, const State& weights, const ByHand& hand) {
   config::Config config = base;
   config.checkpoint.save = hand.save;
@@ -256,8 +255,8 @@ std::vector<Step> run_by_hand(const config::Config& base, const State& weights, 
   return steps;
 }
 
-// Every tensor with matrices or tables has moved from where it began, and none by more than its updates can: each of
-// Adam's is at most a few times the rate. A weight that had come from somewhere else would be an init_method_std off.
+// Every matrix or table has changed, and none by more than its updates allow: an Adam update is at most a few times
+// the rate. Weights from another source would differ by about init_method_std.
 void expect_small_moves(const State& from, const State& to, double lr, int64_t updates) {
   for (const auto& [name, before] : from) {
     if (!name.ends_with(".weight") || name.find(' ') != std::string::npos) continue;
@@ -267,7 +266,7 @@ void expect_small_moves(const State& from, const State& to, double lr, int64_t u
   }
 }
 
-// Updates on both sides of the save; ahead of it skipped steps where they are wanted, and none where not.
+// Updates before and after the save; skipped steps before it exactly if the case has them.
 void expect_skips(const Case& c, const std::vector<Step>& steps) {
   const int64_t before = updates(steps, 0, kMiddle), after = updates(steps, kMiddle, kSteps);
   EXPECT_GT(before, 0);
@@ -279,7 +278,7 @@ void expect_skips(const Case& c, const std::vector<Step>& steps) {
   }
 }
 
-// In other folders, from an early save and from one in the middle, where the first save has no parent.
+// Resumes into other folders, from an early save and from one in the middle; the first save has no parent.
 void resume_elsewhere(const Runs& runs, const std::vector<Step>& straight) {
   for (const int64_t from : {kEarly, kMiddle}) {
     SCOPED_TRACE("resumed in another folder from " + std::to_string(from));
@@ -312,7 +311,7 @@ void resume_in_place(const Runs& runs, const std::vector<Step>& straight) {
   EXPECT_EQ(runs.manifest(runs.at("place", kMiddle + 1)).parent, "iter_0000005");
 }
 
-// Weights alone, with the first iteration or with the one they were saved at.
+// Loads only the weights, at iteration 0 or at the saved iteration.
 void take_weights(const Runs& runs, bool finetune) {
   SCOPED_TRACE(finetune ? "finetune" : "no_load_optim");
   const std::string name = finetune ? "finetuned" : "without_moments", saved = runs.at("straight", kMiddle);

@@ -1,4 +1,4 @@
-// Training through static buffers: the bits of an all-to-all, in steps that overflow too, eager and as a graph.
+// Training with static buffers: the bits of all-to-all, also in steps that overflow, eager and as a graph.
 #include <gtest/gtest.h>
 
 #include "support/error_of.h"
@@ -41,7 +41,7 @@ TEST(StaticBuffers, TrainWithTheBitsOfAnAllToAllWhetherOrNotTheyOverflow) {
   }
 }
 
-// The graph is replayed where rows find room; a step that overflows runs again beside it, and so does an evaluation.
+// The graph is replayed if the rows fit; an overflowing step or evaluation runs again eagerly.
 TEST(StaticBuffers, AreCapturedWithTheStep) {
   for (const ExpertGrid& grid : kGrids) {
     const ExpertRun want = train_steps(on(grid, 0), grid, 7);
@@ -52,7 +52,7 @@ TEST(StaticBuffers, AreCapturedWithTheStep) {
       config.train.cuda_graph_warmup_steps = 1;
       expect_same_bits(train_steps(config, grid, 7), want);
       if (factor != 2.2) continue;
-      // What is recomputed draws the same dropout and jitter.
+      // Recompute samples the same dropout and jitter.
       config.memory.recompute_granularity = config::Recompute::full;
       config.memory.recompute_method = "uniform";
       config.memory.recompute_num_layers = 1;
@@ -66,7 +66,7 @@ TEST(StaticBuffers, AreCapturedWithTheStep) {
   }
 }
 
-// Without force there are steps that overflow and steps that do not, and the run stays the same.
+// Without a forced routing some steps overflow and some do not, and the run stays the same.
 TEST(StaticBuffers, SomeStepsOverflowAndOthersDoNot) {
   const ExpertGrid& grid = kGrids[0];
   const auto unforced = [&](double factor) {
@@ -80,7 +80,7 @@ TEST(StaticBuffers, SomeStepsOverflowAndOthersDoNot) {
   EXPECT_LT(got.times_repeated(), 12) << "choose another factor";
 }
 
-// Neither a step nor an evaluation.
+// In a step and in an evaluation.
 TEST(StaticBuffers, StopNamesLayerRankRowsAndFactorOnEveryRank) {
   const ExpertGrid& grid = kGrids[0];
   const config::Config config = on(grid, 1, "", "stop");
@@ -88,7 +88,7 @@ TEST(StaticBuffers, StopNamesLayerRankRowsAndFactorOnEveryRank) {
     const auto a = train::assemble(config, world, kVocab);
     const State before = whole_state(*a);
     const std::string said = error_of([&] { step_at(*a, 0); });
-    for (const char* part : {"layer ", " rows for rank ", " of ep, which has room for ",
+    for (const char* part : {"layer ", " rows for rank ", " of ep, whose capacity is ",
                              "model.moe_expert_rank_capacity_factor = 1", "raise it to ", "moe_overflow_policy"})
       expect_contains(said, part);
     a->families.settle();
@@ -97,7 +97,7 @@ TEST(StaticBuffers, StopNamesLayerRankRowsAndFactorOnEveryRank) {
   });
 }
 
-// Where buffers have room, and one rank alone has more for another than it may send.
+// The buffers fit all rows, but one rank alone exceeds the capacity of a pair.
 TEST(StaticBuffers, StopNamesTheCapacityOfAPair) {
   const ExpertGrid& grid = kGrids[0];
   config::Config config = on(grid, 4, "", "stop");

@@ -1,4 +1,4 @@
-// The whole step as one graph on the CPU: the bits of steps that run as they are, on every layout.
+// The whole step as one graph on the CPU: same bits as eager steps, on every layout.
 #include <gtest/gtest.h>
 
 #include "support/without_onednn.h"
@@ -76,7 +76,6 @@ TEST(StepGraphs, LayoutsHaveTheBitsOfStepsWithoutThem) {
   }
 }
 
-// Ranks that share sequences: every exchange of keys and values is in the graph.
 TEST(StepGraphs, ContextParallelRanksHaveTheBitsOfStepsWithoutThem) {
   for (const char* exchange : {"p2p", "all_gather", "a2a", "a2a+p2p"}) {
     for (const TestLayout& layout : std::vector<TestLayout>{{1, 1, 1, 4, false}, {2, 2, 1, 2, true}}) {
@@ -93,7 +92,7 @@ TEST(StepGraphs, ContextParallelRanksHaveTheBitsOfStepsWithoutThem) {
   }
 }
 
-// What the meter sees of a step that runs as it is, the pool holds of its graph.
+// The peak of the meter in an eager step equals the size of the pool of its graph.
 TEST(StepGraphs, ThePoolHoldsWhatIsPredicted) {
   const test::WithoutOneDnn without;
   int compared = 0;
@@ -116,7 +115,6 @@ TEST(StepGraphs, ThePoolHoldsWhatIsPredicted) {
   EXPECT_EQ(compared, 58);
 }
 
-// A form of microbatches that was not captured is not replayed.
 TEST(StepGraphs, AnotherNumberOrFormOfMicrobatchesIsCapturedAgain) {
   const config::Config config = test::cut(test::small_gpt(), {});
   const auto trained = [&](const config::Config& how) {
@@ -156,7 +154,7 @@ config::Config experts_with_terms() {
   return config;
 }
 
-// Rows of experts change in number from step to step, and the graph holds room for all that can come.
+// The number of expert rows changes from step to step; the graph has capacity for the maximum.
 TEST(StepGraphs, ExpertsWhoseRowsTheHostDoesNotCountHaveTheBitsOfStepsWithoutThem) {
   for (const double capacity : {0.0, 1.0}) {
     for (const auto& [dispatcher, dp] :
@@ -174,7 +172,7 @@ TEST(StepGraphs, ExpertsWhoseRowsTheHostDoesNotCountHaveTheBitsOfStepsWithoutThe
   }
 }
 
-// As a batch size that is ramped up.
+// With a batch size that ramps up.
 void expect_same_terms(const config::Config& model, const TestLayout& layout) {
   const config::Config config = test::cut(model, layout);
   const auto trained = [&](const config::Config& how) {
@@ -211,7 +209,7 @@ TEST(StepGraphs, LossTermsOfAGrowingBatchAreThoseOfStepsWithoutGraphs) {
   expect_same_terms(ranks, {1, 2, 1, 2, false});
 }
 
-// What that step leaves under way, gathers of ZeRO, is no part of the graph.
+// The graph excludes the ZeRO gathers that the eager step leaves in flight.
 TEST(StepGraphs, AStepThatRunsAsItIsLeavesTheCaptureAsItWouldBe) {
   const TestLayout layout{1, 1, 1, 2, false};
   for (const char* sharding : {"optim", "optim_grads", "optim_grads_params"}) {
@@ -261,7 +259,7 @@ TEST(StepGraphs, TrainingAndEvaluationAreAGraphEach) {
   }
 }
 
-// A wait for the device ends the capture of a GPU, and a replay has no actions.
+// A device synchronization would invalidate a capture on a GPU, and a replay has no actions.
 TEST(StepGraphs, TimersOfActionsWaitForNothingInACapture) {
   config::Config config = with_graphs(test::cut(test::small_gpt(), {}));
   test::run_cut(config, {}, [&](const comm::World& world) {

@@ -1,5 +1,5 @@
-// A step decides nothing on the host: how often the host reads, what the device does without it, and that there need
-// be no values at all.
+// A step makes no decision on the host: number of host reads, device work without them, and steps without host
+// values.
 #include <ATen/record_function.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
@@ -17,7 +17,7 @@
 namespace metroplex::test::step_on_device_ranks_test {
 namespace {
 
-// Operators of libtorch by which the host learns a value, in the thread of whoever looks.
+// libtorch operators that copy a value to the host, on the calling thread.
 class HostReads {
  public:
   std::vector<std::string> names() const {
@@ -88,7 +88,7 @@ std::vector<Form> forms() {
           {virtual_stages, "optim_grads_params", "adam", "fp16"}};
 }
 
-// In the first step, too, the ranks agree on names.
+// In the first step the ranks also agree on names.
 void expect_one_read(train::Assembly& a, CallLog& log, bool updates) {
   step_at(a, 0);
   const auto batches = batches_of(a, 1);
@@ -117,7 +117,6 @@ TEST(StepOnDevice, TheHostReadsOnceAtTheEndOfAStep) {
   }
 }
 
-// Two loss terms of several layers and stages, buffers, and three families.
 TEST(StepOnDevice, TheHostReadsOnceWithLossTermsAndBuffersToo) {
   const TestLayout layout{2, 2, 1, 2, true};
   for (const bool held_back : {false, true}) {
@@ -163,7 +162,7 @@ std::vector<RecordedCall> enqueued(const config::Config& config, const comm::Wor
 
 TEST(StepOnDevice, WithoutValuesItIsTheSameStep) {
   for (const Form& form : forms()) {
-    if (form.held_back) continue;  // by a value
+    if (form.held_back) continue;  // reads a value
     SCOPED_TRACE(form.text());
     const config::Config config = form.config();
     const auto ranks = static_cast<int>(form.layout.ranks());
@@ -202,7 +201,7 @@ TEST(StepOnDevice, WithoutValuesItTakesTheWayOfAGpuToo) {
   }
 }
 
-// Three steps before the host hears of any have rates, corrections and noise of three steps.
+// Three steps before the first host read have the rates, corrections and noise of three steps.
 TEST(StepOnDevice, CountsItsStepsAndFindsItsRatesWithoutTheHost) {
   for (const char* dtype : {"fp64", "bf16"}) {
     config::Config config = small_gpt();
@@ -230,13 +229,13 @@ TEST(StepOnDevice, CountsItsStepsAndFindsItsRatesWithoutTheHost) {
   }
 }
 
-// The last stage of one data-parallel rank has it; the mask reaches all.
+// The loss is on the last stage of one data-parallel rank; the mask reaches all ranks.
 TEST(StepOnDevice, ALossThatIsNotFiniteHoldsEveryRankBackBeforeTheHostHearsOfIt) {
   const TestLayout layout{2, 2, 1, 2, true};
   for (const char* strategy : {"no_shard", "optim_grads_params"}) {
     config::Config config = small_gpt();
     config.parallel.data_parallel_sharding_strategy = strategy;
-    config.precision.check_for_nan_in_grad = false;  // the loss alone
+    config.precision.check_for_nan_in_grad = false;  // only the loss
     config = cut(config, layout);
     run_cut(config, layout, [&](const comm::World& world) {
       const auto a = train::assemble(config, world, kVocab);
@@ -256,7 +255,7 @@ TEST(StepOnDevice, ALossThatIsNotFiniteHoldsEveryRankBackBeforeTheHostHearsOfIt)
   }
 }
 
-// The table of rates is made anew where samples are counted otherwise than its rows do.
+// The table of rates is rebuilt if the sample counts differ from its rows.
 TEST(StepOnDevice, FollowsAScheduleWhoseBatchSizeChanges) {
   const config::Config config = cut(small_gpt(), {});
   run_cut(config, {}, [&](const comm::World& world) {

@@ -1,4 +1,4 @@
-// The steps themselves: the loss per token, label smoothing, sharded initialisation, and a loss that is not a number.
+// Training steps: per-token loss, label smoothing, sharded initialization, and a NaN loss.
 #include <cmath>
 #include <limits>
 #include <mutex>
@@ -51,7 +51,7 @@ TEST(PerTokenLoss, IsNotTheMeanOfTheMicrobatchesMeans) {
   EXPECT_GT(std::abs(means.grad_norms[0] - tokens.grad_norms[0]), 1e-6);
 }
 
-// Where every microbatch has as many tokens, both ways of counting are the same mean: loss, norm and update.
+// If all microbatches have the same number of tokens, both kinds of mean agree: loss, norm and update.
 TEST(PerTokenLoss, WithEqualMasksIsTheMeanOfTheMicrobatchesMeans) {
   const TestLayout layout{1, 2, 1, 2, false};
   std::vector<std::vector<double>> numbers;
@@ -124,7 +124,7 @@ TEST(VariableLengths, MicrobatchesOfDifferentLengthTrainAsOnOneRank) {
   }
 }
 
-// Both stages draw on their own, the copy takes the first stage's values, and every step keeps them equal.
+// Both stages sample their own values, the copy receives the first stage's values, and every step keeps them equal.
 TEST(ShardedInitialization, TrainsAndItsTiedCopiesStayEqual) {
   config::Config config = small_gpt();
   config.model.sharded_initialization = true;
@@ -150,7 +150,7 @@ TEST(ShardedInitialization, TrainsAndItsTiedCopiesStayEqual) {
     EXPECT_NEAR(rows.std().item<double>(), config.model.init_method_std, 0.003) << "of some hundred values";
     double first = 0, last = 0;
     for (int64_t step = 0; step < 8; ++step) {
-      const auto batches = batches_of(*a, 0);  // the same ones again: a model that learns must get better at them
+      const auto batches = batches_of(*a, 0);  // the same batches again: the loss of a learning model must fall
       const auto outcome = train::train_step(*a, {batches, step + 1, 0, false, {}});
       (step == 0 ? first : last) = outcome.loss;
       expect_equal_copies("after a step");
@@ -165,10 +165,10 @@ TEST(ShardedInitialization, TrainsAndItsTiedCopiesStayEqual) {
 
 struct Failure {
   std::string message;
-  bool changed = false;  // some rank's parameters or step count moved
+  bool changed = false;  // some rank's parameters or step count changed
 };
 
-// One step with `spoil` applied to every rank's batches.
+// One step after `spoil` modified every rank's batches.
 Failure failing_step(const config::Config& base, const TestLayout& layout,
                      const std::function<void(const comm::World&, std::vector<nn::Microbatch>&)>& spoil) {
   const config::Config config = cut(base, layout);
@@ -201,7 +201,7 @@ Failure failing_step(const config::Config& base, const TestLayout& layout,
 }
 
 void poison(nn::Microbatch& batch) {
-  // The model's softmax only sees numbers, the mask makes the sum not one.
+  // The model's softmax has finite inputs; the mask makes the sum NaN.
   batch.loss_mask[0][0] = std::numeric_limits<double>::quiet_NaN();
 }
 
@@ -225,7 +225,7 @@ TEST(NotANumber, IsLetThroughWhenBothChecksAreOff) {
   EXPECT_TRUE(failure.changed);
 }
 
-// Each check stands for itself: without the one of the loss, the gradients are still looked at.
+// The checks are independent: the gradients are checked even if the loss check is off.
 TEST(NotANumber, InGradientsIsRefusedWithoutTheCheckOfTheLoss) {
   config::Config config = small_gpt();
   config.train.check_for_nan_in_loss = false;

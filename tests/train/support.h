@@ -1,4 +1,4 @@
-// Small models on any layout, batches that are a function of the global sample number, a folder that goes away.
+// Small models on any layout, batches as a function of the global sample number, and a temporary folder.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,7 +22,6 @@ namespace metroplex::test {
 
 constexpr int64_t kVocab = 50, kSequence = 8;
 
-// A layout that a test trains on.
 struct TestLayout {
   int64_t tp = 1, pp = 1, vpp = 1, dp = 1;
   bool sp = false;
@@ -39,7 +38,7 @@ inline config::Config small_gpt() {
       "data: {mock_data: true}\n");
 }
 
-// The model of `yaml`, which may hold other sections beside it but for those of small_gpt() that are taken over.
+// The model of `yaml` with train, optimizer and other sections of small_gpt(); `yaml` may contain further sections.
 inline config::Config with_small_settings(const std::string& yaml) {
   config::Config config = config::parse(yaml);
   const config::Config base = small_gpt();
@@ -74,7 +73,7 @@ inline void run_cut(const config::Config& config, const TestLayout& layout, cons
   comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), options, body);
 }
 
-// Some positions do not count, another number of them in every sample.
+// Some positions are masked, a different number in every sample.
 inline nn::Microbatch batch_of(const config::Train& train, int64_t first_sample, int64_t step,
                                at::ScalarType float_type = at::kDouble) {
   train::HostBatch host;
@@ -105,7 +104,7 @@ inline std::vector<nn::Microbatch> batches_of(const train::Assembly& a, int64_t 
   return batches;
 }
 
-// The own part of each, where ranks share sequences.
+// With context parallelism this rank's region of each batch.
 inline std::vector<nn::Microbatch> parts_of_batches(const train::Assembly& a, int64_t step) {
   std::vector<nn::Microbatch> batches = batches_of(a, step);
   const train::SequenceParts parts = train::sequence_parts(a.config.parallel, a.groups().cp);
@@ -113,23 +112,22 @@ inline std::vector<nn::Microbatch> parts_of_batches(const train::Assembly& a, in
   return batches;
 }
 
-// Step number `step`, from 0; `scheduled` are the samples of the updates before it.
+// Step number `step`, from 0; `scheduled`: samples of the updates before it.
 inline train::StepOutcome step_at(train::Assembly& a, int64_t step, int64_t scheduled) {
   return train::train_step(a, {parts_of_batches(a, step), step + 1, scheduled, false, {}});
 }
-// Where none was skipped.
+// If no step was skipped.
 inline train::StepOutcome step_at(train::Assembly& a, int64_t step) {
   return step_at(a, step, step * a.config.train.global_batch_size);
 }
 
-// Whole tensors on rank 0: parameters and state without gradient under their names, optimizer state under "name
-// kind".
+// Whole tensors on rank 0: parameters and buffers by name, optimizer state by "name kind".
 inline std::map<std::string, at::Tensor> whole_state(train::Assembly& a) {
   auto all = train::gather_whole(a, train::Gathered::data);
   std::map<std::string, std::vector<train::SliceOfParam>> kinds;
   for (const optim::State& state : a.optimizer->state())
     kinds[state.kind].push_back({state.param, state.begin, state.end, state.values()});
-  // A rank may update nothing that has a kind: all of them take part in gathering each.
+  // A rank may have no state of some kind, but all ranks must join in gathering each.
   std::string mine;
   for (const auto& [kind, parts] : kinds) mine += kind + '\n';
   for (const std::string& text : comm::all_gather_strings(mine, a.groups().world)) {

@@ -1,4 +1,4 @@
-// Stop watches: levels, the extremes over ranks, and a fresh start after a report.
+// Timers: levels, minimum and maximum over ranks, and a reset after each report.
 #include "train/timers.h"
 
 #include <thread>
@@ -65,7 +65,7 @@ TEST(Timers, TheCauseOfAFailedCallIsNotReplacedByWhatTheDeviceSaysAfterIt) {
 }
 
 TEST(Timers, WhatTheDeviceStillDoesCountsToTheTimerThatEnqueuedIt) {
-  double under_way = 0.500;  // seconds of work before the call, then those that the call enqueues
+  double under_way = 0.500;  // seconds of enqueued work before the call, then of the work that the call enqueues
   train::Timers timers(1, [&] {
     std::this_thread::sleep_for(std::chrono::duration<double>(under_way));
     under_way = 0;
@@ -77,7 +77,7 @@ TEST(Timers, WhatTheDeviceStillDoesCountsToTheTimerThatEnqueuedIt) {
   under_way = 0.010;
   timers.add("action", 1, 0.005);
   under_way = 1.0;
-  timers.add("too fine", 2, 1.0);  // waits for nothing
+  timers.add("too fine", 2, 1.0);  // does not synchronize
   EXPECT_EQ(under_way, 1.0);
   under_way = 0;
   const std::string report = timers.report(1, comm::Group());

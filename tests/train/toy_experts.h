@@ -1,7 +1,7 @@
-// A small hand-made model with all that a mixture of experts asks of the house: blocks of four segments with integers
-// between them and between stages, a loss term, a parameter that is never read; parameters of three families (dense,
-// experts cut in two dims over ep and etp of the folded grid, a router in a number format of its own), and state
-// without gradient of both grids. Every rank has its own tokens; experts see those of all ranks of etp and ep.
+// A small hand-written model with all features of a mixture of experts. Blocks have four segments with integers
+// between them and between stages, a loss term, and a parameter that is never read. Parameters belong to three
+// families: dense, experts sharded in two dims over ep and etp, and a router in another number format. Both grids
+// have buffers. Every rank has its own tokens; experts process those of all ranks of etp and ep.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -21,7 +21,7 @@ namespace metroplex::test {
 
 constexpr int64_t kExperts = 4, kExpertWidth = 6;
 
-// As an autograd leaf, whose gradient is the parameter's.
+// Returns an autograd leaf; its gradient is the parameter's.
 inline at::Tensor leaf(nn::Param& param) {
   at::Tensor x = param.data.detach();
   if (!at::GradMode::is_enabled()) return x;
@@ -54,7 +54,6 @@ inline nn::Buffer make_buffer(const std::string& name, std::vector<int64_t> shap
   return buffer;
 }
 
-// A segment with one name, its parameters and its state.
 class ToySegment : public nn::Segment {
  public:
   explicit ToySegment(std::string name) : name_(std::move(name)) {}
@@ -96,7 +95,7 @@ class ToyEmbedding final : public ToySegment {
 };
 
 // A layer is x + scale[i] * (expert mixture of h), h = tanh(x W), i the preferred expert of a token: four segments.
-// Behind each border lie several tensors, the integers among them.
+// Each border passes several tensors, including integers.
 
 // hidden_states, expert_index (of the layer before) -> the same and h. Lists a parameter that it never reads.
 class ToyDense final : public ToySegment {
@@ -131,7 +130,7 @@ class ToyRouter final : public ToySegment {
     weight_ = nn::make_param({name_ + ".weight", {c.hidden, kExperts}, placement, nn::Init::normal, c.router_dtype},
                              c.layer);
     params_ = {&weight_};
-    // Equal everywhere: it follows from all tokens.
+    // Equal on all ranks, because it depends on all tokens.
     bias_ = make_buffer(name_ + ".expert_bias", {kExperts}, {});
     bias_.apply = [this](nn::Buffer& buffer) {
       comm::all_reduce(buffer.pending, sp_);
@@ -141,7 +140,7 @@ class ToyRouter final : public ToySegment {
     buffers_ = {&bias_};
   }
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
-    // at::one_hot reads its numbers on the host.
+    // at::one_hot would read its input on the host.
     const at::Tensor before = in.tensor(kExpertIndex).unsqueeze(-1).eq(at::arange(kExperts)).to(at::kDouble);
     const at::Tensor logits = at::mm(in.tensor("h"), leaf(weight_).to(at::kDouble)).mul(10.0);
     const at::Tensor shares = at::softmax(logits + bias_.data + 0.1 * before, -1);
@@ -158,7 +157,7 @@ class ToyRouter final : public ToySegment {
   nn::Buffer bias_;
 };
 
-// h and shares of all ranks of etp and ep -> this rank's tokens' mixture. One parameter, cut in two dims.
+// h and shares of all ranks of etp and ep -> the mixture for this rank's tokens. One parameter, sharded in two dims.
 class ToyExpertStack final : public ToySegment {
  public:
   ToyExpertStack(const ToyContext& c, const std::string& layer)
@@ -170,7 +169,7 @@ class ToyExpertStack final : public ToySegment {
     placement.parts = topology::expert_parts(name_, kExperts, "weight");
     weight_ = nn::make_param({name_ + ".weight", {kExperts, kExpertWidth, c.hidden}, placement}, c.layer);
     params_ = {&weight_};
-    // Lies where its expert does.
+    // On the ranks of its expert.
     topology::Placement where;
     where.grid = topology::Grid::expert;
     where.cuts = {over_ep};
@@ -228,7 +227,7 @@ class ToyCombine final : public ToySegment {
   nn::Param scale_;
 };
 
-// Sum over the microbatch of mask times (x v)^2; the head's gradient is whole on every tensor-parallel rank.
+// Sum over the microbatch of mask times (x v)^2; every tensor-parallel rank has the full gradient of the head.
 class ToyHead final : public ToySegment {
  public:
   explicit ToyHead(const ToyContext& context) : ToySegment("head"), sp_(context.layer.sp) {
@@ -255,7 +254,7 @@ nn::Block toy_block(std::string name, bool is_layer, std::unique_ptr<Segments>..
   return block;
 }
 
-// What crosses a stage border beside the hidden states: the preferred expert of each of this rank's tokens.
+// Values at a stage border in addition to hidden states: the preferred expert of each of this rank's tokens.
 inline std::vector<pipeline::BorderValue> toy_border(const config::Config& config) {
   const int64_t parts = config.parallel.sequence_parallel ? config.parallel.tp() : 1;
   return {{kExpertIndex, {config.train.seq_length / parts * config.train.micro_batch_size}, at::kLong}};

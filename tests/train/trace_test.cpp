@@ -1,4 +1,4 @@
-// What a trace follows by itself, and what the meter finds against it.
+// Changes that a trace follows automatically, and differences that the meter detects.
 #include <ATen/core/grad_mode.h>
 
 #include <map>
@@ -16,7 +16,7 @@
 namespace metroplex::test::trace_test {
 namespace {
 
-// A layer that was changed: it keeps a second copy of its output for backward.
+// A modified layer that saves a second copy of its output for backward.
 class KeepsMore final : public nn::Segment {
  public:
   const std::string& name() const override { return name_; }
@@ -56,7 +56,7 @@ TEST(Trace, AChangeOfWhatALayerKeepsIsFollowed) {
   const config::Config config = small_config();
   const plan::MemoryPrediction plain = train::predict_memory({config, 1, 0, 50});
   const plan::MemoryPrediction changed = train::predict_memory({config, 1, 0, 50, 0, at::kCPU, build_changed});
-  // Of four layers each keeps one tensor more.
+  // Each of four layers holds one tensor more.
   EXPECT_EQ(changed.use.activations - plain.use.activations, 4 * hidden_bytes(config));
   run_cut(config, {}, [&](const comm::World& world) {
     cuda::MemoryMeter meter;
@@ -67,7 +67,7 @@ TEST(Trace, AChangeOfWhatALayerKeepsIsFollowed) {
   });
 }
 
-// A copy that no layer asks for, made while a block runs and dropped behind it.
+// A copy unknown to the layers, allocated during a block and freed after it.
 struct StrayCopy final : nn::StageObserver {
   void before(const nn::IslandEvent& event) override {
     if (event.block == 2) copy = at::empty({bytes}, at::kByte);
@@ -125,7 +125,7 @@ TEST(Trace, OperatorsAndCollectivesAreNamedInOrder) {
   }
 }
 
-// Blocks of a GPU are multiples of 512 bytes; nothing else depends on what computes.
+// GPU allocations are multiples of 512 bytes; nothing else depends on the device.
 TEST(Trace, AGpusBytesAreInBlocksOfItsAllocator) {
   const config::Config config = small_config();
   const plan::MemoryPrediction cpu = train::predict_memory({config, 1, 0, 50}),
@@ -136,8 +136,7 @@ TEST(Trace, AGpusBytesAreInBlocksOfItsAllocator) {
   EXPECT_EQ((gpu.use.activations - gpu.borders) % 512, 0);
 }
 
-// Held the whole time and in no column of its own: one of the steps, one more of the stream that graphs are captured
-// on.
+// cuBLAS workspaces are held for the whole run and have no column: one for the steps, one for the capture stream.
 TEST(Trace, AGpuHoldsWhatCublasWorksIn) {
   config::Config config = small_config();
   const auto predict = [&](at::Device device) { return train::predict_memory({config, 1, 0, 50, 0, device}); };
@@ -158,7 +157,7 @@ TEST(Trace, AGpuHoldsWhatCublasWorksIn) {
   EXPECT_EQ(predict(at::Device(at::kCUDA, 0)).libraries, 2 * (int64_t{32} << 20)) << ":4096:8";
 }
 
-// Documents and windows on a GPU: by flash attention, whose room grows with the number of documents.
+// Documents and windows on a GPU use flash attention, whose workspace grows with the number of documents.
 TEST(Trace, AGpusAttentionOfDocumentsIsTheLibrarysWithRoomForThem) {
   config::Config config = small_config();
   config.precision.params_dtype = "bf16";
@@ -184,9 +183,9 @@ TEST(Trace, AGpusAttentionOfDocumentsIsTheLibrarysWithRoomForThem) {
   config.data.max_documents_per_sample = 1000;
   const int64_t thousand = peak();
   config.data.max_documents_per_sample = 11000;
-  // For every document more 128 queries of 8 numbers, in rows of 32, and a sum each in fp32, for every head; its
-  // offset in 8 bytes in every microbatch, and in 4: 160,000 bytes, ten times the bound. Of less than 32 tensors that
-  // grow each does so in blocks of 512 bytes.
+  // Each additional document takes 128 queries of 8 numbers in rows of 32, and a sum for each, in fp32 for every
+  // head. Its offset takes 8 bytes in every microbatch, and 4: 160,000 bytes, ten times the bound. Fewer than 32
+  // tensors grow, each in blocks of 512 bytes.
   const config::Train& t = config.train;
   const int64_t each =
       128 * config.model.num_attention_heads * 33 * 4 + t.global_batch_size / t.micro_batch_size * 8 + 4;

@@ -1,6 +1,6 @@
-// Training on a GPU against training on the CPU: one rank, ranks as threads that share the GPU, ZeRO, offload and
-// checkpoints. float64 shows that the computation is the same; fp32 and bf16, that it is as exact as they allow. SGD
-// there: Adam divides small gradients by their size, and their rounding with them.
+// Training on a GPU against the CPU: one rank, thread ranks that share the GPU, ZeRO, offload and checkpoints.
+// float64 shows that the computation is the same; fp32 and bf16 show that it is as exact as they allow. The latter
+// use SGD: Adam divides small gradients by their size, which amplifies their rounding.
 #include "cuda/memory_meter.h"
 #include "support/gpu.h"
 #include "train/state_tensors.h"
@@ -50,11 +50,11 @@ config::Config plain(config::Config config, const std::string& dtype) {
 
 constexpr Allowed kFloat64{1e-10, 1e-10};
 // A gradient is a sum of some hundred products through four layers: off by about 1e-5 of the whole gradient's norm,
-// which clipping holds at 0.5. Three steps of lr 1e-2 with momentum move by at most 3 * 1e-2 * 2 * 0.5 * 1e-5 = 3e-7
-// elsewhere, and parameters are rounded to 6e-8 of themselves each time.
+// which clipping limits to 0.5. Three steps of lr 1e-2 with momentum differ by at most 3 * 1e-2 * 2 * 0.5 * 1e-5 =
+// 3e-7. Each time parameters are rounded to 6e-8 relative.
 constexpr Allowed kFloat32{1e-5, 2e-6};
-// Activations and gradients are rounded to 2^-8 some four times a layer: off by up to 6 %, so the same steps differ
-// by at most 3 * 1e-2 * 2 * 0.5 * 0.06 = 1.8e-3; a loss near 4 by a few thousandths.
+// Activations and gradients are rounded to 2^-8 some four times a layer: off by up to 6 %. The same steps differ by
+// at most 3 * 1e-2 * 2 * 0.5 * 0.06 = 1.8e-3; a loss near 4 by a few thousandths.
 constexpr Allowed kBf16{5e-3, 2e-3};
 
 TEST(TrainOnGpu, AStepOfEveryFamilyIsTheStepOfTheCpuInFloat64) {
@@ -81,13 +81,13 @@ TEST(TrainOnGpu, EveryOptimizerAndStorageTakesItsStepThere) {
   for (const char* optimizer : {"adam", "sgd", "lion", "muon"}) {
     config::Config config = small_gpt();
     config.optim.optimizer = optimizer;
-    // A bias of keys shifts all scores of a query alike: its gradient is 0 but for roundings, of which lion would
-    // take the sign.
+    // A key bias shifts all scores of a query equally: its gradient is 0 except for rounding, and lion would take the
+    // sign of it.
     config.model.add_bias_linear = config.optim.optimizer != "lion";
     SCOPED_TRACE(optimizer);
     expect_close(trained(0, config), trained(-1, config), kFloat64);
   }
-  // The same rounding of the state on both; what differs is bf16's forward and backward, and lr bounds Adam's step.
+  // Both round the state alike; the difference is bf16's forward and backward, and lr bounds Adam's step.
   for (const bool remainders : {false, true}) {
     config::Config config = small_gpt();
     config.precision.params_dtype = "bf16";
@@ -125,7 +125,7 @@ TEST(TrainOnGpu, ZeroStagesRecomputeAndOffloadChangeNothing) {
   }
 }
 
-// Losses of eight steps on the GPU, each followed by an evaluation; two steps have half of the microbatches.
+// Losses of eight steps on the GPU, each with an evaluation after it; two steps have half of the microbatches.
 std::vector<double> losses_with(const char* impl, const std::string& modules) {
   config::Config config = small_gpt();
   config.train.cuda_graph_impl = impl;
@@ -164,7 +164,7 @@ TEST(TrainOnGpu, TwentyStepsHaveTheLossesOfTheCpu) {
   config.optim.lr = 0.1;
   config.optim.clip_grad = 1.0;
   const LayoutRun gpu = trained(0, config, {}, 20), cpu = trained(-1, config, {}, 20);
-  // Differences of 1e-6 grow with every step, by less than twice here.
+  // Differences of 1e-6 grow with every step, here by a factor below two.
   for (size_t i = 0; i < cpu.losses.size(); ++i) EXPECT_NEAR(gpu.losses[i], cpu.losses[i], 1e-3) << "step " << i;
 }
 
@@ -213,7 +213,7 @@ TEST(TrainOnGpu, ACheckpointOfTheGpuGoesOnOnTheCpu) {
   for (const auto& [name, tensor] : saved) EXPECT_TRUE(at::equal(loaded.at(name), tensor)) << name;
 }
 
-// On the device one decoded tensor, on the host a buffer and the lists of pieces, which travel as text.
+// One decoded tensor on the device; a buffer and the lists of shards, which are sent as text, on the host.
 TEST(TrainOnGpu, ASaveTakesOneTensorOnTheDeviceAndABufferOnTheHost) {
   MPX_NEED_GPU_KERNELS();
   const Folder folder;

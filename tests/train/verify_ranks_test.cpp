@@ -1,4 +1,4 @@
-// What `metroplex verify` compares, and what it says it leaves out.
+// Comparisons of `metroplex verify`, and its notes on parameters that it does not compare.
 #include "train/verify.h"
 
 #include <algorithm>
@@ -164,7 +164,7 @@ TEST(Verify, NamesForcedChoicesThatRanksMakeForThemselves) {
   EXPECT_EQ(found(1, 2, 1, 2), "model.moe_router_force_trace ");
 }
 
-// The verdict of layout_dependent against what two layouts do: where it names nothing they agree to the last digit.
+// layout_dependent against two layouts: if it names nothing, they agree to the last digit.
 TEST(Verify, NamesTheGradientOfNothingWhoseSignAnOptimizerTakes) {
   struct Case {
     const char* what;

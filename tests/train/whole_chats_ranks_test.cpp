@@ -1,4 +1,4 @@
-// Chats packed into samples train as each would alone, in every layout as on one rank.
+// Chats packed into samples train as separate chats would, on every layout as on one rank.
 #include <mutex>
 
 #include "data/build.h"
@@ -64,7 +64,7 @@ config::Config chat_config(config::Config config) {
   return config;
 }
 
-// Each chat by itself, without a mask of documents: the sum of its losses.
+// The sum of losses of each chat alone, without a document mask.
 std::map<int64_t, double> losses_alone(train::Assembly& a) {
   std::map<int64_t, double> sums;  // by the chat's first two tokens
   for (const OneChat& chat : some_chats()) {
@@ -145,7 +145,7 @@ Trained train_on(const data::Dataset& dataset, const config::Config& config, con
   return out;
 }
 
-// As all layouts are compared: losses to 1e-12 relative, parameters to 1e-10.
+// The tolerances of all layout comparisons: losses to 1e-12 relative, parameters to 1e-10.
 TEST(WholeChats, EveryLayoutTrainsOnThemAsOneRank) {
   const Folder folder;
   const auto dataset = packed(folder);
@@ -160,7 +160,7 @@ TEST(WholeChats, EveryLayoutTrainsOnThemAsOneRank) {
     config::Config config = base;
     TestLayout ranks = layout;
     config.parallel.context_parallel_size = cp;
-    if (cp > 1) ranks.dp *= cp;  // ranks of the test's layout; dp of the run is what cp leaves
+    if (cp > 1) ranks.dp *= cp;  // ranks of the test's layout; dp of the run excludes cp
     const Trained many = train_on(*dataset, cut(config, ranks), ranks);
     ASSERT_EQ(many.losses.size(), 3u);
     for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(many.losses[i], one.losses[i], 1e-12 * one.losses[i]) << i;

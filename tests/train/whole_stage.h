@@ -1,4 +1,4 @@
-// A whole model as one stage, on some ranks of tensor parallelism.
+// A whole model as one stage, with tensor parallelism.
 #pragma once
 
 #include <memory>

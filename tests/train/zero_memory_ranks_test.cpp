@@ -1,5 +1,5 @@
-// ZeRO-3 over eight ranks: at no time does a rank hold more than its eighth of the parameters and the two largest
-// units. The model dwarfs its activations (two tokens), and what they may take is bounded by their shapes.
+// ZeRO-3 over eight ranks: a rank never holds more than its eighth of the parameters and the two largest units. The
+// activations (two tokens) are small compared with the model, and their shapes bound them.
 #include "cuda/kernels/blocked_attention.h"
 #include "models/registry.h"
 #include "train/memory_report.h"
@@ -24,7 +24,7 @@ config::Config config_of(const std::string& dtype, bool llama, const std::string
   return cut(config, kCut);
 }
 
-// In which attention works: two tokens are one thread's work.
+// Scratch memory of attention: two tokens are the work of one thread.
 template <class T>
 int64_t room_of_attention(const config::Config& config) {
   cuda::kernels::AttentionShape shape;
@@ -43,17 +43,17 @@ int64_t room_of_attention(const config::Config& config) {
                           : room_of_attention<cuda::kernels::Bf16>(config);
 }
 
-// Whatever one segment makes of two tokens: not a tenth of a unit. 40 values a feature (the widest layers have 4 and
-// 6) and the logits of the whole vocabulary four times; then 4 KB of scalars.
+// Bound on the tensors of one segment for two tokens, less than a tenth of a unit. 40 values per feature (the widest
+// layers have 4 and 6) and four times the logits of the whole vocabulary; then 4 KB of scalars.
 int64_t bound_of_tensors(const config::Config& config) {
   const int64_t tokens = config.train.seq_length * config.train.micro_batch_size;
   return tokens * 8 * (40 * config.model.hidden_size + 4 * 56) + 4096 + room_of_attention(config);
 }
 
 struct Held {
-  int64_t own, units, largest;  // bytes of parameters: this rank's part, the two largest units, all of the model
+  int64_t own, units, largest;  // bytes of parameters: this rank's shard, the two largest units, the whole model
 };
-// A unit is what one block brings, in a bucket of its own; the padding is its own too.
+// A unit is the bucket of one block, with its own padding.
 int64_t two_largest_units(const train::Assembly& a) {
   const distributed::FlatLayout& layout = a.families.all().front().values->layout();
   std::vector<int64_t> units;
@@ -116,8 +116,8 @@ TEST(ZeroMemoryRanks, AnEighthAndTheTwoLargestUnitsAreHeldWhileTraining) {
     EXPECT_EQ(measured.gathered, held.units);  // at every moment of a segment and at every gradient
     EXPECT_EQ(measured.use.parameters, held.own);
     EXPECT_EQ(meter.bytes(), before);
-    // All of the step: the units, the gradients of the unit at work and of the one that is being reduced, what two
-    // blocks keep when they run again, activations, and what a segment makes.
+    // Bound of the whole step. It includes the units, the gradients of the current unit and of the one in reduction,
+    // and the tensors that two blocks hold during recompute. Activations and the tensors of a segment are added.
     const int64_t most = held.units + predicted.gradient_buckets + predicted.use.activations +
                          predicted.use.workspace + bound_of_tensors(config);
     EXPECT_LE(measured.peak - before, most);
@@ -125,7 +125,7 @@ TEST(ZeroMemoryRanks, AnEighthAndTheTwoLargestUnitsAreHeldWhileTraining) {
   });
 }
 
-// Parameters are made one by one: their values, in double first, and the rank's part of all.
+// Parameters are initialized one at a time: their values, first in double, and the rank's shard of all parameters.
 TEST(ZeroMemoryRanks, AnEighthAndTheTwoLargestUnitsAreHeldWhileInitialising) {
   over_configs([](const config::Config& config, const comm::World& world) {
     cuda::MemoryMeter meter;

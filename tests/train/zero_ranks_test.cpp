@@ -1,5 +1,5 @@
-// Sharding state, gradients and parameters over data-parallel ranks changes nothing: every ZeRO stage on every kind
-// of layout equals one rank in float64, and the stages equal each other bit for bit where they add in the same order.
+// Sharding state, gradients and parameters over data-parallel ranks changes nothing. Every ZeRO stage on every kind
+// of layout equals one rank in float64. The stages have equal bits if they add in the same order.
 #include <algorithm>
 #include <mutex>
 
@@ -57,7 +57,6 @@ void expect_equal_to_one_rank(const config::Config& base, const std::vector<Shar
   }
 }
 
-// All layouts of up to 8 ranks with more than one data-parallel rank, and all stages.
 std::vector<Sharded> every_layout() {
   std::vector<Sharded> all;
   for (int stage = 1; stage <= 3; ++stage) {
@@ -76,8 +75,9 @@ std::vector<Sharded> every_layout() {
   return all;
 }
 
-// Three and five data-parallel ranks, where no power of two divides a bucket evenly, and three pipeline stages of two
-// chunks each: stage 0 too, and as many copies of the optimizer as divide dp. 30 microbatches of 6 layers.
+// Three and five data-parallel ranks, which do not divide a bucket of a power of two evenly, and three pipeline
+// stages of two chunks each. Includes stage 0, and every number of optimizer copies that divides dp. 30 microbatches
+// of 6 layers.
 std::vector<Sharded> odd_layouts() {
   std::vector<Sharded> all;
   for (int stage = 0; stage <= 3; ++stage) {
@@ -149,7 +149,6 @@ std::vector<config::Memory> memory_forms() {
   return forms;
 }
 
-// Every layout, stage 0 too, with every form of memory saving that the layout allows.
 TEST(Zero, EveryStageOnEveryLayoutWithRecomputeAndOffloadEqualsOneRank) {
   std::vector<Sharded> layouts = every_layout();
   const std::vector<Sharded> of_one_stage(layouts.begin(), layouts.begin() + static_cast<long>(layouts.size() / 3));
@@ -198,7 +197,7 @@ TEST(Zero, ParameterGroupsAndADecoupledRateEqualOneRank) {
   expect_equal_to_one_rank(config, {{{1, 2, 1, 2, false}, 1, 1}, {{2, 1, 1, 4, true}, 3, 1}});
 }
 
-// Of two stages each has parameters that the other has not; what fits none of either is named.
+// Each of two stages has parameters that the other lacks; a group that matches no parameter of either is named.
 TEST(Zero, AParameterGroupThatFitsNothingIsAnError) {
   const TestLayout layout{1, 2, 1, 1, false};
   const auto error_of = [&](const std::vector<std::string>& groups) {
@@ -223,8 +222,9 @@ TEST(Zero, AParameterGroupThatFitsNothingIsAnError) {
   EXPECT_EQ(std::count(error.begin(), error.end(), '\n'), 2) << "both ranks refuse";
 }
 
-// One microbatch a step: each gradient is then one sum over the data-parallel ranks, in group order, at every stage.
-// With several, ZeRO-2 and 3 add the ranks' parts of each microbatch first and the microbatches after: another order.
+// One microbatch per step: each gradient is then one sum over the data-parallel ranks, in group order, in every
+// stage. With several, ZeRO-2 and 3 first add the ranks' contributions of each microbatch, then the microbatches:
+// another order.
 TEST(Zero, StagesEqualEachOtherBitForBitInFloat32) {
   for (const TestLayout& layout :
        {TestLayout{1, 1, 1, 4, false}, TestLayout{2, 1, 1, 4, true}, TestLayout{1, 1, 1, 8, false}}) {
@@ -241,7 +241,7 @@ TEST(Zero, StagesEqualEachOtherBitForBitInFloat32) {
   }
 }
 
-// At ZeRO-2 the buckets decide which microbatches are reduced together, so there the size stays.
+// In ZeRO-2 the buckets determine which microbatches are reduced together, so the test keeps that size.
 TEST(Zero, OverlapAndBucketSizesChangeNoBit) {
   for (int stage = 0; stage <= 3; ++stage) {
     config::Config config = train::verification_config(small_gpt(), 3);

@@ -12,7 +12,7 @@ struct Counted {
   int64_t ranks = 0, buckets = 0, padded = 0, segments = 0;
 };
 
-// The second step of a run: the first one may still gather what assembly left.
+// The second step of a run: the first one may still gather parameters after assembly.
 Counted step_of(config::Config config, int stage, int64_t microbatches) {
   const TestLayout layout{1, 1, 1, 4, false};
   config.parallel.data_parallel_sharding_strategy = kStrategies[stage];
@@ -46,7 +46,7 @@ Counted step_of(config::Config config, int stage, int64_t microbatches) {
   return counted;
 }
 
-// Sharded state is summed over the group too: norm, zeros and overflow, three doubles.
+// Sharded state is also summed over the group: norm, zeros and overflow, three doubles.
 constexpr int64_t kSums = 3 * 8;
 
 void expect(const Counted& c, const comm::Traffic::Count& got, int64_t calls, int64_t bytes, const char* what) {

@@ -42,9 +42,9 @@ Finding finding_of(const Access& access) {
     callers += (f > 0 ? " < " : "") + caller(access.frames[static_cast<size_t>(f)]);
   const bool host = access.kind == FindingKind::host_access;
   return {access.kind, std::string(access.operation.view()), std::string(access.place.view()),
-          base::concat(host ? "behind this operation the host " : "it ", access.writes ? "writes" : "reads",
+          base::concat(host ? "after this operation the host " : "it ", access.writes ? "writes" : "reads",
                        " through a pointer at ", hex(access.address),
-                       access.given_back ? ", which has been given back" : "", "; in ", callers)};
+                       access.given_back ? ", which has been freed" : "", "; in ", callers)};
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ size_t room_for_handlers() {
 SignalStack::SignalStack() {
   pthread_attr_t attributes;
   MPX_CHECK(pthread_getattr_np(pthread_self(), &attributes) == 0, "signal stack",
-            "the system does not say where this thread's stack lies");
+            "the system does not report this thread's stack");
   void* low = nullptr;
   size_t size = 0;
   pthread_attr_getstack(&attributes, &low, &size);
@@ -36,7 +36,7 @@ SignalStack::SignalStack() {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   bytes_ = (room_for_handlers() + 2 * page - 1) & ~(page - 1);
   void* memory = mmap(nullptr, bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
-  MPX_CHECK(memory != MAP_FAILED, "signal stack", "the system gives no ", bytes_, " bytes");
+  MPX_CHECK(memory != MAP_FAILED, "signal stack", "the system cannot allocate ", bytes_, " bytes");
   memory_ = static_cast<char*>(memory);
   stack_t stack{};
   stack.ss_sp = memory_ + page;

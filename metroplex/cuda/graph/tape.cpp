@@ -38,7 +38,7 @@ at::Tensor weak_alias(const at::Tensor& x) {
 void Tape::replay() const {
   for (const TapeExternal& external : externals) {
     MPX_CHECK(!external.storage.expired(), "cuda graph", describe(*this, external.first_used),
-              " uses memory that has been given back since the capture; what a graph reads has to stay");
+              " uses memory that was freed after the capture; memory that a graph reads must stay allocated");
   }
   for (const TapeOperation& operation : operations) operation.run();
 }

@@ -83,7 +83,7 @@ class Comparison {
   void address(size_t i, const char* role, size_t t, const at::Tensor& a, const at::Tensor& b) {
     const void *here = a.const_data_ptr(), *there = b.const_data_ptr();
     const bool pooled = first_.pool.holds(here), other_pooled = second_.pool.holds(there);
-    const std::string what = base::concat("tensor ", t, " that is ", role, " (", form_of(a), ") lies ");
+    const std::string what = base::concat("tensor ", t, " that is ", role, " (", form_of(a), ") is ");
     if (pooled && other_pooled) {
       const size_t offset = first_.pool.offset_of(here), other = second_.pool.offset_of(there);
       if (offset != other)
@@ -113,8 +113,8 @@ class Comparison {
     found_.push_back(
         at(i, kind,
            base::concat(what, "elsewhere in the other recording, outside the pool; ",
-                        kind == FindingKind::input_not_copied ? "copy it into memory that stays where it is"
-                                                              : "allocate it within what is captured, or keep it")));
+                        kind == FindingKind::input_not_copied ? "copy it into memory at a fixed address"
+                                                              : "allocate it inside the capture, or keep it")));
   }
   static const TapeExternal* external_at(const Tape& tape, uintptr_t address) {
     const auto found = std::find_if(tape.externals.begin(), tape.externals.end(), [&](const TapeExternal& external) {

@@ -21,7 +21,7 @@ const char* words_of(FindingKind kind) {
     case FindingKind::input_not_copied:
       return "an input that was not copied in";
     case FindingKind::host_access:
-      return "the host looks at values";
+      return "the host reads values";
     case FindingKind::undeclared:
       return "memory that a launch does not name";
     case FindingKind::outside_pool:
@@ -31,7 +31,7 @@ const char* words_of(FindingKind kind) {
     case FindingKind::in_flight:
       return "a buffer touched while it is in flight";
     case FindingKind::never_waited:
-      return "a call that nobody waits for";
+      return "a call that is never waited for";
     case FindingKind::other_order:
       return "communication in another order";
   }
@@ -115,8 +115,8 @@ void find_given_back(const Tape& tape, std::vector<Finding>& found) {
     if (!external.storage.expired()) continue;
     found.push_back(finding_at(tape, external.first_used, kind_of_external(tape, external),
                                base::concat(external.span.end - external.span.begin,
-                                            " bytes that were not of the pool have been given back since; hold them "
-                                            "as long as the graph, or copy them into memory that is held")));
+                                            " bytes from outside the pool have been freed since; keep them allocated "
+                                            "as long as the graph, or copy them into memory that stays allocated")));
   }
 }
 

@@ -101,10 +101,9 @@ PoolAllocator* const pool_allocator = [] {
 }();
 
 void check_allocator() {
-  MPX_CHECK(
-      c10::GetCPUAllocator() == pool_allocator, "cuda graph",
-      "another allocator than the graphs' gives this process its CPU tensors: what a capture frees would be lost; "
-      "leave libtorch's allocator as it is, or set train.cuda_graph_impl: none");
+  MPX_CHECK(c10::GetCPUAllocator() == pool_allocator, "cuda graph",
+            "another allocator than the graphs' allocates the CPU tensors of this process, and memory that a capture "
+            "frees would be lost; leave libtorch's allocator as it is, or set train.cuda_graph_impl: none");
 }
 
 }  // namespace

@@ -53,7 +53,7 @@ void* TapePool::allocate(size_t bytes) {
       fits_.erase({free_.rbegin()->second, offset});
       free_.erase(offset);
     }
-    MPX_CHECK(offset + size <= capacity_, "cuda graph", "the pool of ", capacity_, " bytes has no room for ", bytes,
+    MPX_CHECK(offset + size <= capacity_, "cuda graph", "the pool of ", capacity_, " bytes has no space for ", bytes,
               " more");
     mark_ = offset + size;
     bytes_.reserved = std::max(bytes_.reserved, static_cast<int64_t>(mark_));
@@ -70,7 +70,7 @@ size_t TapePool::release(void* pointer) {
   const std::lock_guard lock(mutex_);
   const auto offset = static_cast<size_t>(static_cast<char*>(pointer) - base_);
   const auto block = used_.find(offset);
-  MPX_ASSERT(block != used_.end(), "a pool gets back what it did not give");
+  MPX_ASSERT(block != used_.end(), "a freed block is not from this pool");
   const size_t size = block->second.rounded, asked = block->second.asked;
   bytes_.live -= static_cast<int64_t>(asked);
   used_.erase(block);

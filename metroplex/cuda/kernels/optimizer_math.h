@@ -99,7 +99,7 @@ inline void check_range(const OptimizerRange& r, int num_moments) {
   MPX_ASSERT((r.grad_number == Number::f64) == wide && r.grad_number != Number::block8,
              "a gradient is f32, bf16 or f16, and f64 with an f64 main parameter");
   MPX_ASSERT(r.param == nullptr || (!wide && r.param_number != Number::f64 && r.param_number != Number::block8),
-             "a written parameter is f32, bf16 or f16, beside an f32 or bf16 main parameter");
+             "a written parameter is f32, bf16 or f16, with an f32 or bf16 main parameter");
   const MomentArray* moments[] = {&r.first, &r.second};
   for (int i = 0; i < num_moments; ++i) {
     const MomentArray& m = *moments[i];

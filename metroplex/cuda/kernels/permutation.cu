@@ -216,7 +216,7 @@ void plan_permutation_cuda(const int64_t* experts, const PermutationPlan& plan, 
   fill(plan.source, shape.num_rows, stream);
   if (shape.num_experts == 0) return fill(plan.rows, shape.assignments * shape.copies, stream);
   MPX_CHECK(shape.num_experts <= kMostExperts, "cuda", "rows of ", shape.num_experts,
-            " experts are to be sorted on one GPU, which has room for ", kMostExperts,
+            " experts must be sorted on one GPU, which supports at most ", kMostExperts,
             "; share them among more ranks (expert_model_parallel_size)");
   const Tiles tiles = tiles_of(shape);
   const auto blocks = static_cast<unsigned>(tiles.count), of_experts = static_cast<unsigned>(shape.num_experts);

@@ -37,17 +37,18 @@ ScheduleRequest schedule_request(const config::Parallel& p, int num_chunks, int 
 }
 
 PipelineTable build_schedule(config::Choice<config::Schedule> schedule, const ScheduleRequest& request) {
-  MPX_CHECK(request.num_stages >= 1, "plan", "pipeline_model_parallel_size ", request.num_stages,
-            " must be at least 1");
-  MPX_CHECK(request.num_chunks >= 1, "plan", "virtual_pipeline_model_parallel_size ", request.num_chunks,
-            " must be at least 1");
+  MPX_CHECK(request.num_stages >= 1, "plan", "parallel.pipeline_model_parallel_size = ", request.num_stages,
+            ": must be at least 1");
+  MPX_CHECK(request.num_chunks >= 1, "plan", "parallel.virtual_pipeline_model_parallel_size = ", request.num_chunks,
+            ": must be at least 1");
   MPX_CHECK(request.num_microbatches >= 1, "plan", "the number of microbatches, ", request.num_microbatches,
             ", must be at least 1; raise train.global_batch_size");
   MPX_CHECK(request.num_microbatches <= kMostActionsPerRank / request.num_chunks, "plan", request.num_microbatches,
             " microbatches x ", request.num_chunks, " chunks are more than a table holds (", kMostActionsPerRank,
             "); lower train.global_batch_size, or raise train.micro_batch_size");
-  MPX_CHECK(request.microbatch_group_size >= 0, "plan", "microbatch_group_size_per_vp_stage ",
-            request.microbatch_group_size, " must not be negative; 0 means pipeline_model_parallel_size");
+  MPX_CHECK(request.microbatch_group_size >= 0, "plan",
+            "parallel.microbatch_group_size_per_vp_stage = ", request.microbatch_group_size,
+            ": must not be negative; 0 means pipeline_model_parallel_size");
   config::Parallel parallel;
   parallel.pipeline_model_parallel_size = request.num_stages;
   parallel.virtual_pipeline_model_parallel_size = request.num_chunks;

@@ -1,8 +1,8 @@
-// ckpt_sharding.json: which slice of which global tensor each rank of Megatron-LM saves, against the placements of
-// the parameters that the same model has here on as many ranks. Megatron's whole tensors stack layers and experts as
-// first axes and cut gated fc1 into gate and up; its replica_id is (copy of a shared parameter, place among ranks
-// with the same elements, data-parallel rank). The recorded `objects` are Transformer Engine's states, which have no
-// counterpart.
+// ckpt_sharding.json: the shard of each global tensor that a rank of Megatron-LM saves. It is compared with the
+// placements of the same model's parameters here on as many ranks. Megatron's whole tensors stack layers and experts
+// as first axes and split gated fc1 into gate and up. Its replica_id is (copy of a shared parameter, position among
+// ranks with the same elements, data-parallel rank). The recorded `objects` are Transformer Engine's states, which
+// have no counterpart.
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -27,7 +27,7 @@ struct Slice {
   int prepended = 0;
 };
 
-// An axis of which one entry is held.
+// Adds an axis with one local entry.
 void prepend(Slice& slice, int64_t entries, int64_t entry) {
   const auto at = slice.global.begin() + slice.prepended;
   slice.offset.insert(slice.offset.begin() + slice.prepended, entry);
@@ -43,7 +43,7 @@ void add_dim(Slice& slice, int64_t size, const RowRange& held) {
   slice.fragments.push_back(size / held.size);
 }
 
-// The rows of `dim` that lie together in the whole tensor.
+// The rows of `dim` that are contiguous in the whole tensor.
 std::vector<RowRange> ranges_of(const nn::NamedTensor& tensor, size_t dim) {
   const topology::Cut* cut = topology::cut_of(tensor.placement, static_cast<int>(dim));
   std::vector<RowRange> ranges =
@@ -73,7 +73,7 @@ void replace(std::string& text, const std::string& from, const std::string& to) 
   if (const size_t at = text.find(from); at != std::string::npos) text.replace(at, from.size(), to);
 }
 
-// Megatron's norm before a linear layer is a part of it.
+// In Megatron the norm before a linear layer is a part of that layer.
 std::string key_of(std::string name) {
   replace(name, "input_layernorm.", "self_attention.linear_qkv.layer_norm_");
   replace(name, "pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_");
@@ -122,7 +122,7 @@ Json saved_by_rank(const train::Assembly& assembly) {
   Json list = Json::array();
   for (const nn::NamedTensor* tensor : tensors) {
     const Json replica = replica_of(*tensor, at);
-    // Who saves here is who is Megatron's main replica.
+    // The rank that saves here is Megatron's main replica.
     const bool main = replica == Json{0, 0, 0}, first = replica.at(2) == 0;
     MPX_CHECK(main == (first && tensor->counts(at)), "conformance", tensor->name, " on rank ", assembly.world->rank(),
               " would be saved twice or not at all");
@@ -139,7 +139,7 @@ Json saved_by_rank(const train::Assembly& assembly) {
   return list;
 }
 
-// As the key's text; several kinds of balancing, and their coefficients, stand between commas.
+// As the key's text; several kinds of balancing, and their coefficients, are separated by commas.
 std::string text_of(const std::string& name, const Json& value) {
   if (value.is_string()) return value;
   if (!value.is_array() || name == "moe_layer_freq") return value.dump();

@@ -1,5 +1,5 @@
-// grad_scaler.json: the dynamic loss scale, its reciprocal and both counters after every step that the kernel judged,
-// bit for bit, and the arguments that are refused.
+// grad_scaler.json: the dynamic loss scale, its reciprocal and both counters after the kernel's decision of every
+// step, bit for bit, and the rejected arguments.
 #include "base/error.h"
 #include "conformance/report.h"
 #include "optim/grad_scaler.h"

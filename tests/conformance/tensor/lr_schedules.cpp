@@ -1,4 +1,5 @@
-// lr_schedules.json: learning rate and weight decay of every style, refused arguments, and what a resumed run uses.
+// lr_schedules.json: learning rate and weight decay of every style, rejected arguments, and the values of a resumed
+// run.
 #include <limits>
 
 #include "conformance/report.h"
@@ -7,7 +8,7 @@
 namespace metroplex::conformance {
 namespace {
 
-// The recorded numbers went through the same double formulas in another order: a few ulp.
+// The recorded numbers passed through the same double formulas in another order: a few ulp.
 constexpr double kRelative = 1e-12;
 
 optim::ScheduleArgs read_args(const Json& j) {
@@ -44,7 +45,7 @@ bool is_refused(const Json& item) {
   if (item.contains("error") && !item.at("error").is_null()) return true;
   for (const Json& value : cases(item, "values")) {
     if (value.contains("error") && !value.at("error").is_null())
-      return true;  // upstream notices late; we refuse at once
+      return true;  // upstream reports it late; we reject it at once
   }
   return false;
 }
@@ -54,7 +55,7 @@ std::string check_schedule(const Json& item) {
   const bool both =
       args.value("override_opt_param_scheduler", false) && args.value("use_checkpoint_opt_param_scheduler", true);
   if (is_refused(item)) {
-    if (both) return "";  // config/validate refuses the pair of options (tests/config)
+    if (both) return "";  // config/validate rejects the pair of options (tests/config)
     try {
       const optim::LrSchedule schedule(read_args(args));
       for (const Json& group : cases(item, "groups")) {
@@ -96,7 +97,7 @@ Json modern_state(Json state, const Json& args) {
   return state;
 }
 
-// The recorded class takes the checkpoint's values where it is not told; a run of ours wants to be told.
+// By default the recorded class uses the checkpoint's values; our runs require an explicit choice.
 optim::ScheduleSource source_of(const Json& args) {
   if (args.value("override_opt_param_scheduler", false)) return optim::ScheduleSource::override_checkpoint;
   return args.value("use_checkpoint_opt_param_scheduler", true) ? optim::ScheduleSource::use_checkpoint
@@ -124,8 +125,8 @@ std::string check_load(const Json& item) {
   const int64_t steps = state.at("num_steps");
   const std::string problem = compare_near(schedule.lr(steps), item.at("lr_after"), 0, kRelative);
   if (!problem.empty()) return "lr_after: " + problem;
-  // Upstream computes the weight decay before it takes over the saved one, so its first value after loading is stale
-  // when the two differ. Ours is right at once; the recorded value is compared where both agree.
+  // Upstream computes the weight decay before it restores the saved one, so its first value after loading is stale if
+  // the two differ. Ours is right at once; the recorded value is compared if both agree.
   const bool stale = merged.start_wd != item.at("args").at("start_wd") ||
                      merged.end_wd != item.at("args").at("end_wd") ||
                      merged.wd_incr_steps != item.at("args").at("wd_incr_steps") ||

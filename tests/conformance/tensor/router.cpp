@@ -1,5 +1,5 @@
-// router.json: the choice of experts, auxiliary losses with gradients, Sinkhorn's scaling, capacity and dropping,
-// permutation, the step of the expert bias. Recorded in fp32; choices and whole numbers must be equal.
+// router.json: the choice of experts, auxiliary losses with gradients, Sinkhorn scaling, capacity and dropping,
+// permutation, the step of the expert bias. The values are recorded in fp32; choices and integers must be equal.
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -34,7 +34,7 @@ std::string first_of(std::initializer_list<std::string> problems) {
   return "";
 }
 
-// [T, k] of a map [T, E], k the most of any token; -1 where a token has fewer.
+// [T, k] from a map [T, E], k the maximum over the tokens; -1 if a token has fewer.
 at::Tensor experts_of(const at::Tensor& map) {
   const int64_t k = std::max<int64_t>(1, map.sum(1).max().item<int64_t>());
   at::Tensor experts = at::full({map.size(0), k}, -1, at::kLong);
@@ -122,14 +122,14 @@ std::string aux(const Json& test) {
   const int64_t experts = logits.size(1), k = test.at("topk"), tokens = test.at("total_num_tokens");
   config::Model model = model_of(test, logits, "aux_loss");
   model.moe_router_score_function = score_function(test.at("score_function"));
-  // Every token a sample of its own.
+  // Every token is its own sample.
   const cuda::kernels::BalanceShape shape{logits.size(0), experts, logits.size(0),
                                           moe::balance_score(model.moe_router_score_function)};
   const at::Tensor sums = moe::balance_sums({}, logits, shape);
   const at::Tensor scores = sums.narrow(0, 0, logits.numel()).view(logits.sizes());
   const at::Tensor best = moe::choose(scores, {.k = k});
   const AuxLoss got = aux_loss(model, logits, 1);
-  // Over the tokens of several ranks the factor is of all of them, the scores are this rank's.
+  // Over the tokens of several ranks the factor includes all ranks, the scores only this rank's.
   const double coeff = test.at("coeff"), recorded = test.at("loss");
   const double share = moe::balance_factor(coeff, experts, k, static_cast<double>(tokens)) /
                        moe::balance_factor(coeff, experts, k, static_cast<double>(logits.size(0)));
@@ -157,7 +157,7 @@ std::string z_loss(const Json& test) {
   const double coeff = test.at("coeff"), recorded = test.at("loss");
   const Json& padding = test.at("padding_mask_true_is_pad");
   if (!padding.is_null()) {
-    // No token of ours is padding: the mean is taken over those that are none.
+    // None of our tokens is padding: the mean is over the tokens that are not padding.
     const at::Tensor valid = logits.index({tensor_of(padding, at::kBool).eq(false)});
     const cuda::kernels::BalanceShape shape{valid.size(0), valid.size(1), 1, cuda::kernels::BalanceScore::none, true};
     const double sum = moe::balance_sums({}, valid, shape)[valid.size(1)].item<double>();
@@ -188,9 +188,8 @@ std::string capacity(const Json& test) {
   return compare(config::expert_capacity(model, test.at("num_tokens")), test.at("capacity"));
 }
 
-// Where the recorded map is not defined, upstream chose freely: among tokens that an expert was not chosen by
-// (padding to the capacity, of probability 0), or by position, which of too many. Then the number that each expert
-// keeps is.
+// Upstream's choice is arbitrary where the recorded map is undefined: padding to the capacity with unchosen tokens of
+// probability 0, or, by position, which of too many. Then only the number of tokens per expert is compared.
 std::string dropping(const Json& test) {
   const at::Tensor probs = floats(test.at("probs")), map = map_of(test.at("routing_map")),
                    final_probs = floats(test.at("final_probs"));
@@ -231,8 +230,8 @@ std::string permute(const Json& test) {
                        kRounding * std::max(1.0, tokens.max().item<double>()))});
 }
 
-// Upstream fills up with rows of tokens that were not sent there, of probability 0; ours are nobody's. The
-// probabilities are not recorded: those of a token's rows add up to what came back over what went in.
+// Upstream pads with rows of tokens that were not sent there, of probability 0; our padding rows belong to no token.
+// The probabilities are not recorded: those of a token's rows add up to the ratio of output and input.
 std::string permute_drop_and_pad(const Json& test) {
   const at::Tensor tokens = floats(test.at("tokens")), map = map_of(test.at("routing_map"));
   const int64_t limit = test.at("capacity"), experts = map.size(1), rows = limit * experts;
@@ -252,7 +251,7 @@ std::string permute_drop_and_pad(const Json& test) {
                        kRounding * tokens.max().item<double>())});
 }
 
-// Rows that go where their chunk goes are rows sorted by the chunk's new place.
+// Moving rows with their chunk equals sorting rows by the chunk's new position.
 std::string sort_chunks(const Json& test) {
   const at::Tensor sizes = integers(test.at("split_sizes")), order = integers(test.at("sorted_idxs"));
   const int64_t rows = sizes.sum().item<int64_t>(), chunks = sizes.numel();

@@ -1,5 +1,5 @@
-// tensor_parallel.json: vocabulary-parallel cross entropy with gradients (on one rank, and over two where the
-// vocabulary can be halved), the clip coefficient, the seeds of a rank, the vocabulary ranges.
+// tensor_parallel.json: vocabulary-parallel cross entropy with gradients (on one rank, and over two if the vocabulary
+// can be halved), the clip coefficient, the seeds of a rank, the vocabulary ranges.
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 

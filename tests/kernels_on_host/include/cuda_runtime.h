@@ -1,4 +1,4 @@
-// What kernels use of CUDA, for a compiler that knows nothing of it.
+// The subset of CUDA that the kernels use, for a host compiler.
 #pragma once
 
 #include <math.h>
@@ -54,14 +54,14 @@ constexpr metroplex::kernels_on_host::Coordinates<metroplex::kernels_on_host::bl
 constexpr metroplex::kernels_on_host::Coordinates<metroplex::kernels_on_host::block_size> blockDim;
 constexpr metroplex::kernels_on_host::Coordinates<metroplex::kernels_on_host::grid_size> gridDim;
 
-using uint4 = unsigned __attribute__((vector_size(16)));  // one access, however it is used
+using uint4 = unsigned __attribute__((vector_size(16)));  // one access for any use
 
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
   constexpr dim3(unsigned width = 1, unsigned height = 1, unsigned depth = 1) : x(width), y(height), z(depth) {}
 };
 
-using cudaError_t = const char*;  // what is wrong; null: nothing
+using cudaError_t = const char*;  // error message; null: success
 constexpr cudaError_t cudaSuccess = nullptr;
 inline const char* cudaGetErrorString(cudaError_t error) { return error; }
 
@@ -97,7 +97,7 @@ struct Shuffled {
   T value, got;
   unsigned from;
 };
-// In code that is not watched: lanes lie on the stacks of other threads.
+// This code is not watched: lanes are on the stacks of other threads.
 template <class T>
 __attribute__((no_sanitize("thread"))) T shuffle(const Meeting& meeting, unsigned mask, T value, unsigned from) {
   Shuffled<T> mine{value, value, from};

@@ -1,7 +1,6 @@
-// Products of 16 x 16 tiles by a warp, as far as kernels use them: factors are exact in fp32, sums are taken in fp32
-// by ascending k. Which lane has which element is for the hardware to choose: here they are scattered. Found are
-// pointers and rows that the hardware would not take, lanes that bring different ones, and warps of which a lane
-// stays away.
+// Warp matmuls of 16 x 16 tiles, the subset that kernels use: factors are exact in fp32, sums are taken in fp32 by
+// ascending k. The mapping of elements to lanes is unspecified in hardware; here it is scattered. Reports pointers
+// and strides that hardware rejects, lanes with different ones, and warps with a missing lane.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -28,7 +27,7 @@ struct fragment {
   T elements[kOfLane];
 };
 
-// Element i of a lane is the one at row * 16 + column; and back.
+// Element i of a lane is the one at row * 16 + column; and the inverse.
 constexpr unsigned place_of(unsigned lane, unsigned i) { return (lane * 7 + i * 13) % host::kWarp * kOfLane + i; }
 struct Holder {
   unsigned lane, i;
@@ -45,7 +44,7 @@ static_assert([] {
   return true;
 }());
 
-// All lanes of the warp bring the same memory, of which hardware reads 16 bytes at a time.
+// All lanes of the warp must pass the same memory; hardware reads it 16 bytes at a time.
 struct Memory {
   const void* begin;
   unsigned leading, bytes;  // of an element
@@ -117,7 +116,7 @@ struct Product {
     const Holder holder = by_row ? holder_of(row, column) : holder_of(column, row);
     return to_float((static_cast<const Product*>(lanes[holder.lane])->*of)->elements[holder.i]);
   }
-  // Lanes lie on the stacks of other threads: not watched.
+  // Lanes are on the stacks of other threads: not watched.
   __attribute__((no_sanitize("thread"))) static void of_warp(void* const* lanes) {
     float left[kSide][kSide], right[kSide][kSide], sums[kSide][kSide];
     for (unsigned lane = 0; lane < host::kWarp; ++lane) {

@@ -11,7 +11,7 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-// Saves what a called function must keep, changes stacks, takes it from there.
+// Saves the callee-saved registers, switches stacks, restores them from the new stack.
 extern "C" void metroplex_change_stack(void** from, void* to);
 asm(R"(
 .text
@@ -52,7 +52,7 @@ Fiber::~Fiber() { munmap(stack_, kStackBytes); }
 
 void Fiber::start(void (*entry)(void*), void* argument) {
 #ifdef __SANITIZE_ADDRESS__
-  // Of what was left there for good: a few frames, or after a finding any.
+  // Bytes of abandoned frames: a few frames, or any number after a diagnostic.
   constexpr size_t kFew = 4096;
   const size_t left = abandoned_ ? kStackBytes : kFew;
   __asan_unpoison_memory_region(stack_ + kStackBytes - left, left);

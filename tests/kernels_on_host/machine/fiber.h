@@ -1,4 +1,4 @@
-// A stack of its own for a function that is left in the middle and gone on with later.
+// A separate stack for a function that can be suspended and resumed.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +14,13 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  // Forgets what ran here and will call entry(argument), which must not return.
+  // Discards the previous function; the next enter() calls entry(argument), which must not return.
   void start(void (*entry)(void*), void* argument);
-  // From the outside: goes on inside until leave() is called there.
+  // Called outside of the fiber: resumes it until it calls leave().
   void enter();
-  // From the inside. `for_good`: it will not be entered again before a start.
+  // Called inside the fiber. `for_good`: it is not entered again before a start.
   void leave(bool for_good);
-  // It stops where it is, with any number of calls on its stack.
+  // The fiber stops for good, with any number of calls on its stack.
   void abandon() { abandoned_ = true; }
 
   bool holds(const void* address) const {

@@ -18,7 +18,7 @@ namespace metroplex::kernels_on_host {
 namespace {
 
 constexpr unsigned kMostThreads = 1024;
-constexpr size_t kSharedBytes = size_t{48} << 10;  // what every GPU gives without being asked
+constexpr size_t kSharedBytes = size_t{48} << 10;  // the default limit of every GPU
 
 enum class State { ready, at_barrier, in_warp, ended };
 
@@ -81,7 +81,7 @@ class Machine {
     ++warp.waiting;
     meets_ = {all, meeting.orders};
     if (warp.waiting == warp.live) {
-      watch_nothing();  // what lanes brought lies on the stacks of all of them
+      watch_nothing();  // lanes' values are on the stacks of all of them
       complete(number_ / kWarp);
       watch_thread(number_, me.fiber);
       return;
@@ -114,7 +114,7 @@ class Machine {
     return "";
   }
 
-  // AddressSanitizer then finds what lies beyond.
+  // Lets AddressSanitizer detect accesses beyond `bytes`.
   void ask_for([[maybe_unused]] size_t bytes) {
 #ifdef __SANITIZE_ADDRESS__
     __asan_unpoison_memory_region(room_.data(), bytes);
@@ -173,7 +173,7 @@ class Machine {
     return ran;
   }
 
-  // The last thread of a warp has come, or has ended.
+  // Runs when the last thread of a warp has arrived or ended.
   void complete(unsigned w) {
     void* lanes[kWarp] = {};
     const Thread* first = nullptr;
@@ -196,7 +196,7 @@ class Machine {
     warps_[w].waiting = 0;
   }
 
-  // Nobody can run: either all wait at one barrier, or some wait for what will not come.
+  // No thread can run: either all wait at one barrier, or some wait for threads that cannot arrive.
   bool release() {
     const Thread* first = nullptr;
     for (unsigned t = 0; t < num_threads_; ++t) {
@@ -238,7 +238,7 @@ class Machine {
 };
 
 Machine& machine() {
-  static Machine* const one = new Machine;  // kernels have nobody to hand it to them
+  static Machine* const one = new Machine;  // kernels have no parameter for it
   return *one;
 }
 std::vector<std::string>& names() {

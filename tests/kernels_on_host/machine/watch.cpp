@@ -21,7 +21,7 @@ namespace {
 
 constexpr uint32_t kManyOfWarp = 0x4000, kManyOfBlock = 0x8000, kManyBlocks = 0xFFFFFFFF;
 
-// When and by whom. `thread` may be many: kManyOfWarp + warp, or kManyOfBlock.
+// Time and thread of an access. `thread` may be a set: kManyOfWarp + warp, or kManyOfBlock.
 struct Touch {
   uint32_t block, thread, block_epoch, warp_epoch;
 };
@@ -32,7 +32,7 @@ struct Cell {
   Touch wrote, read;
 };
 
-// Memory that is zero and takes room where it is touched only.
+// Zeroed memory; only accessed pages take memory.
 Cell* cells_for(size_t count) {
   void* const at = mmap(nullptr, std::max<size_t>(1, count) * sizeof(Cell), PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -90,14 +90,14 @@ class Watch {
   void block_ordered() { ++block_epoch_; }
   void nothing() { fiber_ = nullptr; }
 
-  // `multiple`: of which the address must be one.
+  // `multiple`: required alignment of the address.
   void touch(const void* address, size_t bytes, size_t multiple, bool writes) {
     if (fiber_ == nullptr || fiber_->holds(address)) return;
     const char* const at = static_cast<const char*>(address);
     Region* const region = find(at, bytes);
     if (region == nullptr) {
       if (!writes && is_constant(at)) return;
-      nothing();  // words are made by code that the kernels' files may hold too
+      nothing();  // the message code may share functions with the kernels' files
       found(said(writes, bytes) + nearest(at));
     }
     if (writes && !region->memory.writable) {
@@ -166,7 +166,7 @@ class Watch {
 
   Touch now() const { return {block_, thread_, block_epoch_, warp_epochs_[thread_ / kWarp]}; }
 
-  // Whether all that `past` names lies before what this thread does now.
+  // True if all accesses in `past` happen before this thread's next one.
   bool before_now(const Touch& past) const {
     if (past.block != block_) return false;
     if (past.block_epoch < block_epoch_ || past.thread == thread_) return true;
@@ -207,7 +207,7 @@ class Watch {
     if (cell.read.block != block_) cell.read_in = 0;
   }
 
-  // Adds this thread's reading. What lies before it for all who may come is forgotten.
+  // Adds this thread's read. Forgets reads that happen before it for every possible later thread.
   void join(Touch& past) const {
     const Touch mine = now();
     if (past.block == kManyBlocks) return;
@@ -290,7 +290,7 @@ void touched(const void* address, size_t bytes, size_t multiple, bool writes) {
 }  // namespace
 }  // namespace metroplex::kernels_on_host
 
-// What -fsanitize=thread calls.
+// Code compiled with -fsanitize=thread calls these functions.
 extern "C" {
 using metroplex::kernels_on_host::touched;
 void __tsan_init() { metroplex::kernels_on_host::compiled_to_watch = true; }

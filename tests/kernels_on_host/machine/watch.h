@@ -1,11 +1,11 @@
-// What the code of kernels reads and writes, access by access. Kernels are compiled with -fsanitize=thread, and the
-// calls that this puts before every access end here and not in the sanitizer's library. Each byte (or element) of an
-// array remembers who touched it last in a launch, so a finding needs no particular order of threads:
-//   - memory that belongs to no array, or is not this launch's to write,
-//   - accesses that do not begin at a multiple of their size, which a GPU refuses,
-//   - memory that is read and was never written; of shared memory, by this block,
-//   - two threads at one place, one of them writing, with no barrier between: of a warp __syncwarp, of a block
-//     __syncthreads, between blocks only the end of the launch. Shuffles order nothing.
+// Watches each read and write of kernel code. Kernels are compiled with -fsanitize=thread, and the calls that the
+// compiler inserts before every access reach this file instead of the sanitizer's library. Each byte (or element) of
+// an array stores its last access in a launch, so a diagnostic does not depend on the order of threads:
+//   - memory that belongs to no array, or is read-only in this launch,
+//   - accesses that do not begin at a multiple of their size, which a GPU rejects,
+//   - reads of uninitialized memory; for shared memory, not written by this block,
+//   - conflicting accesses of two threads to one location with no barrier between: __syncwarp in a warp,
+//     __syncthreads in a block, between blocks only the end of the launch. Shuffles order nothing.
 #pragma once
 
 #include <cstddef>
@@ -17,22 +17,22 @@ namespace metroplex::kernels_on_host {
 
 class Fiber;
 
-// An array that kernels may touch, until it is forgotten.
+// An array that kernels may access until it is unregistered.
 struct Memory {
   void* begin = nullptr;
   size_t bytes = 0;
   size_t granule = 1;  // accesses begin and end at multiples of it
   bool writable = true;
-  bool filled = true;  // there is something to be read
+  bool filled = true;  // initialized
   std::string name;
 };
 void watch_memory(const Memory& memory);
 void forget_memory(const void* begin);
 
-// Whether this program's kernels were compiled to be watched.
+// True if this program's kernels were compiled to be watched.
 bool watches();
 
-// Bytes of arrays that a kernel's launches touched, by the size of the access.
+// Bytes of arrays accessed by a kernel's launches, by the size of the access.
 struct Traffic {
   uint64_t bytes = 0, in_8 = 0, in_16 = 0;
 };

@@ -11,7 +11,7 @@ using config::among;
 
 namespace {
 
-// The rules about what only Megatron has.
+// The rules about options that only Megatron has.
 class Checker {
  public:
   explicit Checker(const TransformerConfig& settings) : s_(settings), o_(settings.expert_options) {}
@@ -145,7 +145,7 @@ class Checker {
              "needs the backends ncclep, or hybridep with grouped tensors", "leave it out");
     }
     if (o_.padding_for_quantization) {
-      // Formats of 8 and 4 bits are not in these settings: cases with them are of another part.
+      // These settings exclude formats of 8 and 4 bits: another part covers their cases.
       refuse(list_, "moe_router_padding_for_quantization", "true", "needs fp8 or fp4", "turn it off");
     }
     if (type == "allgather" && o_.variable_seq_lengths)
@@ -225,7 +225,7 @@ std::vector<config::Violation> violations(const TransformerConfig& given) {
   return list;
 }
 
-// Megatron's local implementation takes routing and preprocessing for one.
+// Megatron's local implementation treats routing and preprocessing as one.
 static config::GraphSettings resolved_graphs(const CudaGraphOptions& options) {
   std::vector<config::Violation> none;
   config::GraphSettings graphs = migrated(options, none);

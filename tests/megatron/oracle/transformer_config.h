@@ -1,6 +1,6 @@
-// Megatron's TransformerConfig for dense models and experts, whole: the rules that keys of ours fall under
-// (config/rules_transformer.h), those about options that only Megatron has, and what it derives. An oracle: its
-// answers are compared with recorded ones, so that the rules which every run is held to are Megatron's.
+// Megatron's complete TransformerConfig for dense models and experts: the rules for keys that we share
+// (config/rules_transformer.h), those for options that only Megatron has, and its derived values. An oracle: tests
+// compare its answers with recorded ones, to show that our rules are Megatron's.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,6 @@
 
 namespace metroplex::megatron {
 
-// What only Megatron has of experts.
 struct ExpertOptions {
   bool variable_seq_lengths = false;
   std::string flex_backend = "deepep";
@@ -33,10 +32,10 @@ struct ExpertOptions {
   bool overlap_dispatch_wgrad = false;  // overlap_dispatch_backward_with_experts_wgrad
   bool delay_wgrad = false;
   bool paged_stash = false;
-  bool input_jitter = false;  // moe_input_jitter_eps is given, 0 too
+  bool input_jitter = false;  // moe_input_jitter_eps is given, even 0
 };
 
-// Names are Megatron's, those of the base config's.
+// Names are Megatron's; the base class has those of our config.
 struct TransformerConfig : config::TransformerSettings {
   int64_t hidden_size = 0;
   std::optional<int64_t> ffn_hidden_size;
@@ -61,18 +60,17 @@ struct TransformerConfig : config::TransformerSettings {
   std::optional<int64_t> max_inflight_offloads;           // fine_grained_offloading_max_inflight_offloads
   std::optional<std::vector<std::string>> cp_comm_types;  // a list; one word has no rule
   double hidden_dropout = 0.1, attention_dropout = 0.1;
-  CudaGraphOptions cuda_graphs;  // `graphs` is made of it
+  CudaGraphOptions cuda_graphs;  // source of `graphs`
   ExpertOptions expert_options;
 };
 
-// What it refuses of graphs beyond config::graph_violations. `settings` has been migrated (megatron/cuda_graphs.h).
+// Violations of graph rules beyond config::graph_violations. `settings` has been migrated (megatron/cuda_graphs.h).
 std::vector<config::Violation> graph_violations(const TransformerConfig& settings);
 
-// All rules that it breaks.
 std::vector<config::Violation> violations(const TransformerConfig& settings);
 
 // Fills ffn_hidden_size (4h, gated or not), kv_channels (the floor of h / heads), num_query_groups, etp,
-// moe_ffn_hidden_size of experts, microbatch_group_size_per_vp_stage, recompute_modules (and granularity, of
+// moe_ffn_hidden_size of experts, microbatch_group_size_per_vp_stage, recompute_modules (and granularity, from
 // moe_layer_recompute), graphs, and vpp from a layout. Requires: no violations.
 TransformerConfig resolved(TransformerConfig settings);
 

@@ -18,7 +18,7 @@ static constexpr const char* kInference = "inference_cuda_graph_scope";
 
 namespace {
 
-// Of settings that capture. What reads and writes where, Megatron's implementations cannot know; ours can, where
+// Rules for settings with capture. Megatron's implementations cannot track reads and writes; ours can, so
 // train.cuda_graph_impl accepts more (docs/cuda_graphs.md).
 class GraphChecker {
  public:
@@ -43,7 +43,7 @@ class GraphChecker {
         (modules_.has(moe) || modules_.has(mlp))) {
       refuse(list_, kScope, "", "excludes moe and mlp with overlap_moe_expert_parallel_comm", "leave them out");
     }
-    // Without Transformer Engine there is no version of it that could.
+    // Without Transformer Engine no version of it supports this.
     if (s_.expert_options.delay_wgrad && impl_ == CudaGraphImpl::transformer_engine)
       refuse(list_, "delay_wgrad_compute", "true", "needs Transformer Engine for partial graphs", "turn it off");
     return std::move(list_);
@@ -63,7 +63,7 @@ class GraphChecker {
     }
   }
 
-  // A recompute inside a graph would have to draw its random numbers again.
+  // A recompute inside a graph would have to repeat its random numbers.
   void recompute() {
     Words modules = s_.recompute_modules.value_or(Words{"core_attn"});
     if (s_.expert_options.layer_recompute) modules.emplace_back("moe");
@@ -112,7 +112,7 @@ std::vector<config::Violation> graph_violations(const TransformerConfig& setting
   const CudaGraphOptions& o = settings.cuda_graphs;
   const auto impl = config::value_of<CudaGraphImpl>(o.impl);
   std::vector<config::Violation> list;
-  if (!impl) return list;  // config::graph_violations has it
+  if (!impl) return list;  // config::graph_violations reports it
   const Words scopes = impl == CudaGraphImpl::local ? Words{"layer", "block"} : Words{"none"};
   if (o.inference_scope && !among(*o.inference_scope, scopes))
     refuse(list, kInference, *o.inference_scope, concat("excludes ", kImpl, " = ", o.impl), "leave it out");

@@ -1,4 +1,4 @@
-// at::parallel_for for the CPU twins, on one thread: their results do not depend on how many there are.
+// at::parallel_for for the CPU reference, on one thread: its results do not depend on the number of threads.
 #pragma once
 
 #include <cstdint>

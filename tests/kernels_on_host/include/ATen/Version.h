@@ -1,4 +1,4 @@
-// What libtorch says of the CPU, for the CPU twins: they take their plain ways.
+// libtorch's CPU capabilities for the CPU reference: selects the portable code paths.
 #pragma once
 
 #include <string>

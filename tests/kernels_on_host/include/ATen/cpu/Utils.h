@@ -1,4 +1,4 @@
-// No AMX for the CPU twins.
+// No AMX for the CPU reference.
 #pragma once
 
 namespace at::cpu {
