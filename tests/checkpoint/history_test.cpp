@@ -146,8 +146,11 @@ TEST(History, RetentionAndSweepingRemoveALinkAndNotTheArchiveBehindIt) {
   fs::create_directory_symlink(archive, root + "/.tmp-x");
   fs::create_directory_symlink(archive, root + "/.delete-iter_0000001");
   const std::vector<std::string> kept = disk.list(archive);
+  disk.make_directory(root + "/.delete-iter_0000003");
+  disk.replace_file(root + "/.delete-iter_0000003/manifest.json", "half deleted");
   save_here(2);
   EXPECT_FALSE(disk.exists(root + "/.tmp-x"));
+  EXPECT_FALSE(disk.exists(root + "/.delete-iter_0000003"));
   ASSERT_EQ(disk.list(archive), kept) << "the sweep followed a link";
   EXPECT_TRUE(apply_retention(disk, root, {1, 0}).problems.empty());
   EXPECT_EQ(iterations(list_checkpoints(disk, root)), (Numbers{2}));

@@ -193,6 +193,17 @@ TEST(Checkpoint, APieceIsComparedBeforeItIsUsedEvenWithoutVerifyingFiles) {
   }
 }
 
+// A crash between a commit and the removal of the older attempt leaves both.
+TEST(Checkpoint, AnIterationIsReadFromItsLastAttempt) {
+  MemoryFileSystem disk;
+  Alone alone;
+  ASSERT_TRUE(save_model(disk, {.iteration = 10}).ok);
+  disk.rename("/ckpt/iter_0000010", "/ckpt/iter_0000010.2");
+  ASSERT_TRUE(save_model(disk, {.iteration = 10}).ok);
+  ASSERT_EQ(list_checkpoints(disk, "/ckpt").size(), 2u);
+  EXPECT_EQ(open_iteration(disk, "/ckpt", 10, alone)->directory(), "/ckpt/iter_0000010.2");
+}
+
 TEST(Checkpoint, AnIterationChosenByTheUserMustBeThereAndSound) {
   MemoryFileSystem disk;
   Alone alone;

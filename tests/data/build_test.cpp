@@ -121,8 +121,10 @@ TEST_F(Build, TheOrderOfTheSamplesIsThatOfTheirEpochs) {
   EXPECT_EQ(made(200).first, "1, 1");
   config.data_path[0] = "3";
   EXPECT_EQ(made(200).first, "2 (the last apart), 1");
+  const std::string sources = build_datasets(config, options).train_order.sources;
   config.data_path[0] = "1";
   EXPECT_EQ(made(300).first, "2 (the last apart), 2 (the last apart)");
+  EXPECT_NE(build_datasets(config, options).train_order.sources, sources) << "other weights mix in another order";
 }
 
 // The suggested command line runs as printed.
@@ -186,6 +188,13 @@ TEST_F(Build, ReadsEverySampleOfABlendOnceWithoutASize) {
   config.split = "1";
   options.sizes = {-1, 0, 0};
   EXPECT_EQ(build_datasets(config, options).train->size(), 999 / 8 + 1199 / 8);
+}
+
+TEST_F(Build, BlendWithoutWeightsEndsAtItsSize) {
+  config.data_path = {scratch / "a", scratch / "b"};
+  config.split = "1";
+  options.sizes = {50, 0, 0};
+  EXPECT_EQ(build_datasets(config, options).train->size(), 50);
 }
 
 TEST_F(Build, TakesABlendPerSplit) {

@@ -109,6 +109,16 @@ TEST(Sampler, EndsForAllRanksWhereOneHasNoWholeBatch) {
   }
 }
 
+// One evaluation per interval and one at the end, each of eval_iters batches.
+TEST(SampleCounts, IncludeTheLastEvaluation) {
+  SampleCountOptions options{.train_iters = 10, .global_batch_size = 4, .eval_interval = 3, .eval_iters = 2};
+  EXPECT_EQ(sample_counts(options).train, 40);
+  EXPECT_EQ(sample_counts(options).valid, (3 + 1) * 2 * 4);
+  EXPECT_EQ(sample_counts(options).test, 2 * 4);
+  options.eval_global_batch_size = 6;
+  EXPECT_EQ(sample_counts(options).valid, (3 + 1) * 2 * 6);
+}
+
 TEST(Sampler, RefusesWhatCannotBe) {
   EXPECT_THROW(Sampler(options_of(SamplerType::single, 0, 0, 1, 1)), base::Error);
   EXPECT_THROW(Sampler(options_of(SamplerType::single, 10, 10, 1, 1)), base::Error);

@@ -33,6 +33,20 @@ void run_experts(int ranks, const config::Parallel& parallel, const comm::RankBo
   comm::run_threads(ranks, topology::RankGrid(ranks, parallel), {std::chrono::seconds(60)}, body);
 }
 
+TEST(ParamFamilies, GradientsHaveTheParametersDtypeOnRequest) {
+  const config::Parallel parallel = parallel_of(1);
+  for (const bool as_params : {false, true}) {
+    run_experts(1, parallel, [&](const comm::World& world) {
+      std::vector<nn::Param> params{make_param("half", values({6}, 1, at::kBFloat16))};
+      distributed::FamilyOptions options = options_of(parallel, {});
+      options.gradients_as_params = as_params;
+      distributed::ParamFamilies families(world, pointers(params), options);
+      families.begin_step(1);
+      EXPECT_EQ(params[0].main_grad.scalar_type(), as_params ? at::kBFloat16 : at::kFloat);
+    });
+  }
+}
+
 // Every rank adds its number, counted from 1.
 void accumulate(std::vector<nn::Param>& params, int rank) {
   for (nn::Param& param : params) param.accumulate([&](at::Tensor& grad) { grad.add_(rank + 1); });

@@ -40,7 +40,8 @@ struct Form {
   bool bf16_main = false;
 };
 
-std::vector<at::Tensor> stepped(const Form& form, bool offload, int64_t size) {
+std::vector<at::Tensor> stepped(const Form& form, bool offload, int64_t size,
+                                optim::Optimizer::Bytes* held = nullptr) {
   std::vector<nn::Param> params{make_param("large", values({size}, 1, form.dtype)),
                                 make_param("small", values({7}, 2, form.dtype))};
   for (nn::Param& param : params)
@@ -67,6 +68,7 @@ std::vector<at::Tensor> stepped(const Form& form, bool offload, int64_t size) {
   const optim::Optimizer::Bytes bytes = optimizer->bytes();
   EXPECT_EQ(bytes.host > 0, offload);
   EXPECT_EQ(bytes.main_params + bytes.moments > 0, !offload);
+  if (held != nullptr) *held = bytes;
   return all;
 }
 
@@ -91,6 +93,18 @@ TEST(OptimizerOffload, TheStepOnTheHostHasTheBitsOfTheStepInPlace) {
                         {"lion", at::kBFloat16},
                         {"lion", at::kDouble}};
   for (const Form& form : forms) expect_the_same_bits(form, 1000);
+}
+
+// 300 and 7 elements in blocks of 256: 8-bit moments have 2 + 1 scales of 4 bytes each. The host also holds two slots
+// of the larger parameter, with values in bf16 and gradients in fp32.
+TEST(OptimizerOffload, CountsScalesAndSlots) {
+  const Form form{"adam", at::kBFloat16, "8bit"};
+  optim::Optimizer::Bytes in_place, offloaded;
+  stepped(form, false, 300, &in_place);
+  stepped(form, true, 300, &offloaded);
+  EXPECT_EQ(in_place.main_params, 4 * 307);
+  EXPECT_EQ(in_place.moments, 2 * (307 + 4 * 3));
+  EXPECT_EQ(offloaded.host, in_place.main_params + in_place.moments + 2 * 300 * (2 + 4));
 }
 
 TEST(OptimizerOffload, ALargeParameterGoesInChunks) {

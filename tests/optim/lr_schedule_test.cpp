@@ -116,6 +116,16 @@ TEST(LrSchedule, WarmsUpFromItsFirstRateAndEndsAtTheLowest) {
   EXPECT_EQ(schedule.lr(1'000'000), 1e-3);
 }
 
+// max_lr sqrt(warm-up) / sqrt(step) is 1e-2 / 2 at four times the warm-up, and 1e-2 / 4 at sixteen times.
+TEST(LrSchedule, InverseSquareRootStopsAtTheMinimum) {
+  optim::ScheduleArgs args = optim::schedule_args(in_iterations());
+  args.lr_decay_style = "inverse-square-root";
+  args.lr_warmup_steps = 10, args.lr_decay_steps = 1000, args.min_lr = 4e-3;
+  const optim::LrSchedule schedule(args);
+  EXPECT_DOUBLE_EQ(schedule.lr(40), 5e-3);
+  EXPECT_EQ(schedule.lr(160), 4e-3);
+}
+
 TEST(LrSchedule, AGroupMayHaveItsOwnRatesAndFactors) {
   const optim::LrSchedule schedule(optim::schedule_args(in_iterations()));
   optim::GroupFactors group;

@@ -221,6 +221,32 @@ TEST(Muon, CountsTheBytesOfAllMoments) {
   EXPECT_EQ(one.muon->bytes().moments, 8 * (24 + 15 + 2 * (6 + 20)));
 }
 
+TEST(Muon, ScalesItsStepByTheExtraFactor) {
+  const auto change = [](double factor) {
+    std::vector<nn::Param> params{make_param("weight", values({6, 4}, 1))};
+    params[0].main_grad = values({6, 4}, 11);
+    config::Optim config;
+    config.optimizer = "muon";
+    config.muon_extra_scale_factor = factor;
+    const optim::ParamGroups groups(config, pointers(params));
+    optim::OptimizerContext context;
+    context.groups = &groups;
+    optim::make_optimizer(config, whole_slices(pointers(params)), context)->step(judged(config, {{0.02, 0}}, 1.0, 1));
+    return params[0].data - values({6, 4}, 1);
+  };
+  // Two differences of numbers of at most 3, each rounded once.
+  EXPECT_LT((change(0.25) - 0.25 * change(1)).abs().max().item<double>(), 4 * 3 * 1.2e-16);
+}
+
+// Without a start of its own the second group would get the weight decay of the first.
+TEST(ParamGroups, DifferByTheStartOfTheWeightDecay) {
+  std::vector<nn::Param> params{make_param("a.weight", values({2, 2}, 1)), make_param("b.weight", values({2, 2}, 2))};
+  config::Optim config;
+  config.param_groups = {"a.* start_wd=0.1 end_wd=0.5", "b.* start_wd=0.3 end_wd=0.5"};
+  const optim::ParamGroups groups(config, pointers(params));
+  EXPECT_NE(groups.of(params[0]), groups.of(params[1]));
+}
+
 TEST(ParamGroups, FollowKindNameAndTheDecoupledRate) {
   std::vector<nn::Param> params{make_param("a.weight", values({2, 2}, 1)), make_param("a.bias", values({2}, 2)),
                                 make_param("x.q_layernorm.weight", values({2}, 3)),

@@ -45,6 +45,14 @@ TEST(SequenceCut, BalancedCutsNoDocumentThatFits) {
             (std::vector<PositionRuns>{{{0, 19}}, {{19, 21}}, {{40, 19}}, {{59, 21}}}));
 }
 
+// Arcs end between documents only where the documents of all samples do: here nowhere, so both ranks get equal
+// tokens.
+TEST(SequenceCut, BalancedNeedsADocumentStartInEverySample) {
+  const DocumentLengths documents{{9, 11}, {20}};
+  const CutLoad load = cut_load(documents, cut_sequence(documents, {Kind::balanced, 2, 0.2, 0.5}));
+  EXPECT_EQ(load.tokens, (std::vector<int64_t>{10, 10}));
+}
+
 // By the definitions, one position at a time.
 struct Naive {
   std::vector<std::vector<int64_t>> start;  // [sample][position]

@@ -170,6 +170,13 @@ TEST(Verify, FindsMoreActivationsThanPromised) {
   expect_fault(table, "rank 0 holds 5 activations at its peak, the schedule's bound is 2");
 }
 
+// A bound that is too high reserves memory that no schedule needs.
+TEST(Verify, FindsFewerActivationsThanPromised) {
+  auto table = build_schedule("gpipe", {2, 1, 5});
+  table.live_activation_bounds = {6, 5};
+  expect_fault(table, "rank 0 holds 5 activations at its peak, the schedule's bound is 6");
+}
+
 TEST(Verify, FindsABackwardInAForwardOnlyTable) {
   auto table = build_schedule("none", {1, 1, 1, 0, true});
   table.ranks[0].push_back({ActionKind::backward, 0, 0, -1, -1});

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 namespace metroplex::train::intervals_test {
 namespace {
@@ -97,6 +98,8 @@ TEST(LargestNorm, ASpikeCountsAfterAHundredNormsThatTeach) {
   for (int i = 0; i < 100; ++i) EXPECT_FALSE(taught.unexpectedly_large(1));
   EXPECT_FALSE(taught.unexpectedly_large(10));
   EXPECT_TRUE(taught.unexpectedly_large(101));
+  EXPECT_TRUE(taught.unexpectedly_large(std::numeric_limits<double>::infinity()));
+  EXPECT_TRUE(taught.unexpectedly_large(1011)) << "an infinite norm is not the largest";
 }
 
 }  // namespace
