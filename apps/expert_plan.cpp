@@ -80,7 +80,8 @@ std::string reroute_lines(const ExpertPlanReport& report) {
 std::vector<std::vector<int64_t>> read_expert_counts(const std::string& text_or_path, int line) {
   std::string text = text_or_path, where = "--plan";
   bool dumped = false;
-  if (text.find('[') == std::string::npos) {
+  const size_t first = text.find_first_not_of(" \t\n");
+  if (first == std::string::npos || (text[first] != '[' && text[first] != '{')) {
     where = concat("--plan ", text_or_path);
     std::istringstream lines(files::PosixFileSystem().read(text_or_path));
     text = lines.str();

@@ -50,7 +50,7 @@ void print_tensors(const OrderedJson& tensors) {
 int report_damage(const InspectOptions& options, OrderedJson json, const std::vector<std::string>& problems,
                   const char* sound) {
   if (options.json) {
-    if (options.verify) json["problems"] = problems;
+    if (options.verify || !problems.empty()) json["problems"] = problems;
     std::cout << json_text(json) << '\n';
   } else if (options.verify) {
     for (const std::string& problem : problems) std::cout << "DAMAGED  " << problem << '\n';

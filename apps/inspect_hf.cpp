@@ -78,9 +78,9 @@ void check_index(files::FileSystem& disk, const std::string& path, const Listed&
 
 void print(const OrderedJson& json, bool with_config) {
   std::cout << json.at("path").get<std::string>() << ": Hugging Face directory, "
-            << json.at("model_type").get<std::string>() << ", " << json.at("parameters") << " parameters, "
-            << json.at("tensors").size() << " tensors, " << json.at("files").size() << " files, "
-            << base::bytes_text(json.at("bytes").get<double>()) << '\n';
+            << (json.at("model_type").is_null() ? "no model_type" : json.at("model_type").get<std::string>()) << ", "
+            << json.at("parameters") << " parameters, " << json.at("tensors").size() << " tensors, "
+            << json.at("files").size() << " files, " << base::bytes_text(json.at("bytes").get<double>()) << '\n';
   for (const OrderedJson& file : json.at("files"))
     std::cout << "  " << file.at("name").get<std::string>() << "  "
               << base::bytes_text(file.at("bytes").get<double>()) << '\n';
@@ -104,10 +104,10 @@ int inspect_hf(files::FileSystem& disk, const InspectOptions& options) {
   const std::string index = join_path(path, kIndex);
   if (disk.exists(index)) attempt(problems, [&] { check_index(disk, index, listed, problems); });
   std::vector<std::string> settings;
-  std::string model_type = "no model_type";
+  OrderedJson model_type;
   attempt(problems, [&] {
     const auto config = OrderedJson::parse(disk.read(join_path(path, "config.json")));
-    if (config.is_object()) model_type = config.value("model_type", model_type);
+    if (config.is_object() && config.contains("model_type")) model_type = config.at("model_type").get<std::string>();
   });
   attempt(not_built, [&] {
     settings = hf::settings_of(disk, path);

@@ -17,6 +17,7 @@
 #include <cxxabi.h>
 #include <fcntl.h>
 #include <malloc.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -76,6 +77,23 @@ void fill_closed_streams() {
   }
 }
 
+// Below these limits libtorch ends in an abort or a crash before main() can report a cause: its libraries allocate
+// 80 MB when they are loaded, and each thread has a stack of RLIMIT_STACK.
+void check_limits() {
+  struct Least {
+    decltype(RLIMIT_DATA) resource;
+    const char *name, *option;
+    rlim_t bytes;
+  };
+  for (const Least& least :
+       {Least{RLIMIT_DATA, "RLIMIT_DATA", "-d", 128 << 20}, Least{RLIMIT_STACK, "RLIMIT_STACK", "-s", 1 << 20}}) {
+    rlimit limit{};
+    if (getrlimit(least.resource, &limit) != 0) continue;
+    MPX_CHECK(limit.rlim_cur >= least.bytes, "memory", least.name, " = ", limit.rlim_cur, " bytes: must be at least ",
+              least.bytes, "; raise it (ulimit ", least.option, ")");
+  }
+}
+
 // Executes the other program in this process with the same arguments.
 [[noreturn]] void become_torch_program(std::vector<char*> words) {
   // The loader of libtorch's libraries crashes without a current directory.
@@ -83,6 +101,7 @@ void fill_closed_streams() {
   const bool there = !std::filesystem::current_path(code).empty();
   MPX_CHECK(there, "files", "the current directory is not there any more (", code.message(),
             "); go to one that is, and start again");
+  check_limits();
   spin_briefly();
   words.push_back(nullptr);
   const auto path = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "metroplex-torch";

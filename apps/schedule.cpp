@@ -11,6 +11,7 @@
 #include "apps/commands.h"
 #include "base/error.h"
 #include "config/experts.h"
+#include "config/rules_transformer.h"
 #include "files/file_system.h"
 #include "plan/draw.h"
 #include "plan/graph_exits.h"
@@ -162,18 +163,28 @@ std::vector<int> layers_of_stages(const plan::PipelineTable& table, const Schedu
   return of_stage;
 }
 
-config::CudaGraphModules modules_of(const std::vector<std::string>& lists) {
+std::vector<std::string> words_of(const std::vector<std::string>& lists) {
   std::vector<std::string> words;
   for (const std::string& list : lists) {
     if (list.empty()) continue;
     for (const std::string& word : config::comma_list(list)) {
-      MPX_CHECK(!config::cuda_graph_module_set({word}).empty(), "plan", "--cuda-graph-modules ", word,
-                ": is no module; choose among attn, mlp, moe, moe_router, moe_preprocess");
+      MPX_CHECK(word != "mamba" && !config::cuda_graph_module_set({word}).empty(), "plan", "--cuda-graph-modules ",
+                word, ": is no module; choose among attn, mlp, moe, moe_router, moe_preprocess");
       words.push_back(word);
     }
   }
-  if (words.empty()) return {};
-  return config::cuda_graph_module_set(words);
+  return words;
+}
+
+// As training refuses it. `experts`: whether a layer has experts, for each layer.
+void check_modules(const ScheduleOptions& options, const std::vector<bool>& experts) {
+  config::TransformerSettings settings;
+  settings.graphs = {options.impl, words_of(options.modules)};
+  settings.experts.some_layers_dense = std::find(experts.begin(), experts.end(), false) != experts.end();
+  if (std::find(experts.begin(), experts.end(), true) != experts.end())
+    settings.experts.num_moe_experts = options.layer.num_experts;
+  const std::vector<config::Violation> broken = config::graph_violations(settings);
+  MPX_CHECK(broken.empty(), "plan", config::message(broken));
 }
 
 constexpr int kDense = 0, kExperts = 1;  // layer signatures
@@ -210,7 +221,9 @@ void check_bytes(const ScheduleOptions& options, double most) {
 }
 
 Graphs plan_all(const plan::PipelineTable& table, const ScheduleOptions& options) {
-  const config::CudaGraphModules modules = modules_of(options.modules);
+  const std::vector<std::string> words = words_of(options.modules);
+  const config::CudaGraphModules modules =
+      words.empty() ? config::CudaGraphModules{} : config::cuda_graph_module_set(words);
   const std::vector<int> of_stage = layers_of_stages(table, options);
   const int layers_of_chunk = *std::max_element(of_stage.begin(), of_stage.end());
   check_bytes(options,
@@ -221,6 +234,7 @@ Graphs plan_all(const plan::PipelineTable& table, const ScheduleOptions& options
   model.num_moe_experts = options.layer.num_experts;
   model.moe_layer_freq = options.moe_layer_freq;
   const std::vector<bool> experts = config::moe_layers(model);
+  check_modules(options, experts);
   std::vector<plan::GraphLayers> layers(static_cast<size_t>(table.num_stages));
   size_t number = 0;
   for (size_t stage = 0; stage < of_stage.size(); ++stage) {
@@ -341,6 +355,10 @@ int run_schedule(const std::vector<std::string>& arguments) {
   plan::verify(table);
   const auto timeline = plan::replay(table, options.costs);
   const bool parts = options.graphs && options.impl != "full_iteration";
+  if (options.graphs && !parts) {
+    if (app.count("--cuda-graph-modules") == 0) options.modules.clear();
+    check_modules(options, {});
+  }
   const Graphs graphs = parts ? plan_all(table, options) : Graphs{};
   if (!options.svg.empty()) files::PosixFileSystem().write_output(options.svg, plan::draw_svg(table, timeline));
   if (options.json) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
+#include <utility>
 
 namespace metroplex::base {
 namespace {
@@ -75,7 +77,11 @@ namespace {
 
 bool is_control(char32_t c) {
   if (c < 0x20) return c != '\t' && c != '\n';
-  return (c >= 0x7F && c < 0xA0) || (c >= 0x202A && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
+  constexpr std::pair<char32_t, char32_t> kRanges[] = {
+      {0x7F, 0x9F},     {0x61C, 0x61C},   {0x180E, 0x180E}, {0x200B, 0x200B}, {0x200E, 0x200F},
+      {0x2028, 0x202E}, {0x2060, 0x206F}, {0xFEFF, 0xFEFF}, {0xFFF9, 0xFFFB}, {0xE0000, 0xE007F}};
+  return std::any_of(std::begin(kRanges), std::end(kRanges),
+                     [c](const auto& range) { return c >= range.first && c <= range.second; });
 }
 
 // Requires one complete code point.
@@ -92,6 +98,12 @@ void append_hex(std::string& out, const char* prefix, char32_t value, int digits
   while (digits-- > 0) out += "0123456789abcdef"[value >> 4 * digits & 15];
 }
 
+// Above U+FFFF as two surrogates, as in JSON.
+void append_escape(std::string& out, char32_t c) {
+  if (c > 0xFFFF) append_hex(out, "\\u", 0xD800 + ((c - 0x10000) >> 10), 4);
+  append_hex(out, "\\u", c > 0xFFFF ? 0xDC00 + (c & 0x3FF) : c, 4);
+}
+
 }  // namespace
 
 std::string escape_controls(std::string_view text) {
@@ -102,7 +114,7 @@ std::string escape_controls(std::string_view text) {
     const std::string_view point = text.substr(position, scan_code_point(text.substr(position), whole));
     position += point.size();
     if (whole && !is_control(decode(point))) out += point;
-    else if (whole) append_hex(out, "\\u", decode(point), 4);
+    else if (whole) append_escape(out, decode(point));
     for (size_t i = 0; !whole && i < point.size(); ++i)
       append_hex(out, "\\x", static_cast<unsigned char>(point[i]), 2);
   }

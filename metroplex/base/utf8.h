@@ -17,8 +17,9 @@ inline bool is_utf8(std::string_view text) { return valid_utf8_prefix(text) == t
 // Replaces each maximal invalid part with one U+FFFD (Unicode 3.9, "substitution of maximal subparts").
 std::string replace_invalid_utf8(std::string_view text);
 
-// For terminals: control characters (C0 except tab and newline, DEL, C1) and bidirectional controls (U+202A to
-// U+202E, U+2066 to U+2069) become \uXXXX, as in JSON strings. Bytes that are not UTF-8 become \xHH.
+// For terminals: control characters (C0 except tab and newline, DEL, C1), line separators and invisible format
+// characters (bidirectional controls, byte order marks, tags; not the joiners U+200C and U+200D) become \uXXXX, as in
+// JSON strings. Bytes that are not UTF-8 become \xHH.
 std::string escape_controls(std::string_view text);
 // Returns the number of bytes at the end of `text` that may start an incomplete code point; 0 to 3.
 size_t incomplete_utf8_suffix(std::string_view text);

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "base/error.h"
 #include "comm/spawn_child.h"
@@ -68,12 +69,23 @@ std::vector<Note> read_words(Child& child) {
   return notes;
 }
 
+// Updates whether a signal has stopped a child, and whether it has ended.
+void read_state(Child& child) {
+  int status = 0;
+  while (!child.ended && ::waitpid(child.pid, &status, WNOHANG | WUNTRACED | WCONTINUED) == child.pid) {
+    child.paused = WIFSTOPPED(status);
+    child.paused_for = {};
+    child.ended = !WIFSTOPPED(status) && !WIFCONTINUED(status);
+    if (child.ended) child.status = status;
+  }
+}
+
 // Updates which ranks have ended or reported a failure. Returns the notes about signals of all ranks.
 std::vector<Note> look_after(std::vector<Child>& children, int64_t round, int stopped_code) {
   std::vector<Note> all;
   for (Child& child : children) {
     if (child.ended) continue;
-    child.ended = ::waitpid(child.pid, &child.status, WNOHANG) == child.pid;
+    read_state(child);
     const std::vector<Note> notes = read_words(child);
     all.insert(all.end(), notes.begin(), notes.end());
     if (child.ended) {
@@ -88,6 +100,23 @@ std::vector<Note> look_after(std::vector<Child>& children, int64_t round, int st
 void kill_all(std::vector<Child>& children) {
   for (Child& child : children) {
     if (child.ended) continue;
+    ::kill(child.pid, SIGKILL);
+    child.killed_by_us = true;
+  }
+}
+
+// Ends ranks that a signal has stopped for too long. `elapsed` is since the last call.
+void end_paused(std::vector<Child>& children, const SpawnOptions& options, Clock::duration elapsed) {
+  constexpr int kPeerCode = 4;
+  constexpr std::chrono::milliseconds kLongestRound{100};  // a longer one: the launcher was stopped too
+  for (Child& child : children) {
+    if (child.ended || !child.paused || child.ready || child.report) continue;
+    child.paused_for += std::min(std::chrono::duration_cast<std::chrono::milliseconds>(elapsed), kLongestRound);
+    if (child.paused_for < options.pause_limit) continue;
+    child.report = Report{true, kPeerCode,
+                          base::concat("a signal such as SIGSTOP stopped it for ",
+                                       static_cast<double>(options.pause_limit.count()) / 1000,
+                                       " s; start the run again, and send SIGCONT sooner")};
     ::kill(child.pid, SIGKILL);
     child.killed_by_us = true;
   }
@@ -195,9 +224,12 @@ SpawnResult spawn_processes(const SpawnOptions& options) {
   }
   Orders orders(options, children);
   std::optional<Clock::time_point> failed_at;
+  auto last_round = Clock::now();
   for (int64_t round = 0; any(children, [](const Child& child) { return !child.ended; }); ++round) {
     orders.heard(signals.next());
     orders.told(look_after(children, round, options.stopped_code));
+    const auto now = Clock::now();
+    end_paused(children, options, now - std::exchange(last_round, now));
     const bool fails = orders.ended_by() != 0 || any(children, [](const Child& child) { return child.failed(); });
     if (!failed_at && fails) failed_at = Clock::now();
     if (failed_at && Clock::now() - *failed_at > options.grace) kill_all(children);

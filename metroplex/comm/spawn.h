@@ -26,6 +26,9 @@ struct SpawnOptions {
   uint16_t port = 0;  // of the store, on the loopback; 0: a free port
   // Time for the other ranks to stop after the first failure, before they are killed.
   std::chrono::milliseconds grace{800};
+  // A rank that a signal stops for longer before it is ready (report.h) fails, because the other ranks wait for its
+  // connection.
+  std::chrono::milliseconds pause_limit{15000};
   int stopped_code = -1;  // exit code of a requested stop, which is not a failure: no time limit for the other ranks
   DescribeRank describe = describe_plainly;
   // The ranks read from a terminal, which sends SIGINT to each of them. Once all ranks are ready (report.h), they

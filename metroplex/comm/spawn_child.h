@@ -4,6 +4,7 @@
 #include <sys/types.h>
 #include <sys/wait.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <optional>
@@ -24,6 +25,8 @@ struct Child {
   std::string text;    // received through cause_fd, not yet parsed
   bool ready = false;  // a signal stops it after a step instead of ending it
   std::optional<Report> report;
+  bool paused = false;  // stopped by a signal such as SIGSTOP
+  std::chrono::milliseconds paused_for{0};
   int64_t noticed = -1;  // polling round in which the launcher first noticed the failure
 
   bool failed() const { return ended && status != 0 && !stopped; }

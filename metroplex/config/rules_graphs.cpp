@@ -12,6 +12,12 @@ namespace {
 constexpr const char* kImpl = "train.cuda_graph_impl";
 constexpr const char* kScope = "train.cuda_graph_modules";
 
+std::string comma_separated(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : ",") + word;
+  return text;
+}
+
 // The value that the host reads in MoE layers, and the setting that avoids the read; both empty if there is none.
 struct HostReads {
   std::string what, instead;
@@ -120,7 +126,7 @@ void check_cuda_graphs(Rules& rules) {
   if (!rules.trains()) return;
   const Train& t = rules.config.train;
   rules.require(t.cuda_graph_impl != CudaGraphImpl::none || t.cuda_graph_modules.empty(), kScope,
-                concat(t.cuda_graph_modules.size(), " modules"), concat("are for capture, but ", kImpl, " = none"),
+                comma_separated(t.cuda_graph_modules), concat("has no effect with ", kImpl, " = none"),
                 "leave the list empty, or use transformer_engine");
   const Run& run = rules.config.run;
   const bool shares_gpu = run.device == Device::cuda && run.backend == Backend::threads && rules.world_size > 1;

@@ -31,6 +31,12 @@ int open_retrying(const char* path, int flags, mode_t mode = 0) {
   return fd;
 }
 
+bool is_at(int fd, const std::string& path) {
+  struct stat held, named;
+  return ::fstat(fd, &held) == 0 && ::stat(path.c_str(), &named) == 0 && held.st_dev == named.st_dev &&
+         held.st_ino == named.st_ino;
+}
+
 // A read-only memory map, released with the object. Pages are read on access, so opening a large file is cheap and
 // rank threads share one copy.
 class MappedFile {
@@ -187,23 +193,32 @@ void FileSystem::remove_quietly(const std::string& path) {
 }
 
 void FileSystem::make_whole(const std::string& path, const std::function<void(const std::string& part)>& write) {
-  const std::string part = part_path(path), mark = join_path(part, kUnfinished);
-  if (exists(part)) {
-    const bool ours = is_directory(part) && (exists(mark) || list(part).empty());
-    MPX_CHECK(ours, "files", "'", part, "' is in the way: '", path,
-              "' is made there first; move it, or choose another directory");
-    remove_tree(part);
-  }
-  make_directories(part);
+  const std::string part = part_path(path), mark = join_path(part, kUnfinished), lock_file = part + ".lock";
+  make_directories(parent_directory(path));
+  const auto lock = try_lock(lock_file);
+  MPX_CHECK(lock != nullptr, "files", "another run writes '", path,
+            "' at this moment; wait for it, or choose another directory");
+  bool ours = false;
   try {
+    MPX_CHECK(!exists(path), "files", "'", path, "' is there already; choose another directory");
+    if (exists(part)) {
+      ours = is_directory(part) && (exists(mark) || list(part).empty());
+      MPX_CHECK(ours, "files", "'", part, "' is in the way: '", path,
+                "' is made there first; move it, or choose another directory");
+      remove_tree(part);
+    }
+    ours = true;
+    make_directories(part);
     create(mark)->close();
     write(part);
     remove(mark);
     rename(part, path);
   } catch (const base::Error&) {
-    remove_quietly(part);
+    if (ours) remove_quietly(part);
+    remove_quietly(lock_file);
     throw;
   }
+  remove_quietly(lock_file);
   sync_directory(parent_directory(path));
 }
 
@@ -335,16 +350,23 @@ void PosixFileSystem::sync_directory(const std::string& path) {
 }
 
 std::unique_ptr<FileLock> PosixFileSystem::try_lock(const std::string& path) {
-  const int fd = open_retrying(path.c_str(), O_RDWR | O_CREAT, 0666);
-  if (fd < 0) fail("open", path, errno);
-  auto lock = std::make_unique<PosixLock>(fd);
-  if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return lock;
-  if (errno == EWOULDBLOCK) return nullptr;
-  for (const int no_locks :
-       {ENOLCK, ENOTSUP, ENOSYS, EINVAL}) {  // file systems without locks, such as Lustre without flock
-    if (errno == no_locks) return lock;
+  constexpr int kMostAttempts = 100;
+  for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
+    const int fd = open_retrying(path.c_str(), O_RDWR | O_CREAT, 0666);
+    if (fd < 0) fail("open", path, errno);
+    auto lock = std::make_unique<PosixLock>(fd);
+    if (::flock(fd, LOCK_EX | LOCK_NB) == 0) {
+      if (is_at(fd, path)) return lock;
+      continue;  // the holder removed the file: another process may lock a new one
+    }
+    if (errno == EWOULDBLOCK) return nullptr;
+    for (const int no_locks :
+         {ENOLCK, ENOTSUP, ENOSYS, EINVAL}) {  // file systems without locks, such as Lustre without flock
+      if (errno == no_locks) return lock;
+    }
+    fail("lock", path, errno);
   }
-  fail("lock", path, errno);
+  return nullptr;
 }
 
 }  // namespace metroplex::files

@@ -132,6 +132,11 @@ for broken in '[' 'no configuration' 'model: {num_layers: two}'; do
   json "len(it['problems']) == 2 and it['problems'][0].startswith('ck/run.yaml: ')"
 done
 mv run.yaml.kept ck/run.yaml
+cp ck/iter_0000002/manifest.json manifest.kept
+printf '\377\033' >> ck/iter_0000002/manifest.json
+run 3 inspect ck --json
+json "any('iter_0000002/manifest.json' in problem for problem in it['problems'])"
+mv manifest.kept ck/iter_0000002/manifest.json
 holds "--verify lists problems, --diff counts what differs; exit codes 0, 1 and 3 are the same as without --json"
 
 echo "Hugging Face directories"
@@ -167,6 +172,9 @@ cp "$cases/llama_sharded/config.json" torn
 truncate -s -1 torn/model-00003-of-00005.safetensors
 run 3 inspect torn --verify --json
 json "any('model-00003-of-00005.safetensors' in p for p in it['problems'])"
+printf '{"model_type": "\377"}' > torn/config.json
+run 3 inspect torn --json
+json "it['model_type'] is None and any('UTF-8' in problem for problem in it['problems'])"
 holds "a directory: files, tensors, settings; what its files, its index and its config.json say of each other"
 run 0 inspect "$cases/qwen2" --diff "$cases/qwen2" --json
 json "it['different'] == 0 and {t['kind'] for t in it['tensors']} == {'weight'}"

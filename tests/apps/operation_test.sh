@@ -29,6 +29,52 @@ for fraction in 1 2 3 4 5; do # kill convert at any time: the target is whole or
 done
 holds "a killed convert --to checkpoint can be repeated"
 
+echo "Two commands that write one directory"
+exec 9> locked.part.lock
+flock 9
+for to in checkpoint hf; do
+  run 3 convert saved --to $to locked
+  warns "another run writes 'locked' at this moment; wait for it, or choose another directory"
+done
+[ ! -e locked ] && [ ! -e locked.part ] || fail "a refused convert writes"
+exec 9>&-
+run 0 convert saved --to hf locked
+[ ! -e locked.part ] && [ ! -e locked.part.lock ] || fail "a lock stays"
+run 0 train "${tiny[@]}" --run.seed=8 --checkpoint.save=other
+run 0 convert saved --to hf from_saved
+run 0 convert other --to hf from_other
+for turn in 1 2 3 4; do
+  for from in saved other; do
+    timeout -k 5 60 "$metroplex" convert $from --to hf at_once_$turn > $from.out 2> $from.err &
+    declare "pid_$from=$!"
+  done
+  written=
+  for from in saved other; do
+    code=0
+    pid=pid_$from
+    wait "${!pid}" || code=$?
+    case $code in
+      0) written=$written$from ;;
+      3) grep -qE "another run writes 'at_once_$turn'|'at_once_$turn' is there already" $from.err || fail "$from: $(cat $from.err)" ;;
+      *) fail "convert of $from ended with $code: $(cat $from.err)" ;;
+    esac
+  done
+  [ "$written" = saved ] || [ "$written" = other ] || fail "'$written' says that it wrote the directory"
+  cmp at_once_$turn/model.safetensors "from_$written/model.safetensors" || fail "the weights are not those of $written"
+  held
+done
+holds "of two commands one writes the directory, the other is refused"
+
+echo "Limits of memory that libtorch does not survive"
+for limit in "d 40000 RLIMIT_DATA" "s 64 RLIMIT_STACK"; do
+  read -r option kibibytes name <<< "$limit"
+  code=0
+  (ulimit -$option $kibibytes && timeout -k 5 60 "$metroplex" train "${tiny[@]}" --nproc 2) > out 2> err < /dev/null || code=$?
+  [ $code = 2 ] || fail "$name: ended with $code"
+  warns "$name = [0-9]+ bytes: must be at least [0-9]+; raise it"
+done
+holds "limits that are too low are named"
+
 echo "Checkpoint folders changed by hand"
 cp -a saved swapped
 mv swapped/iter_0000004 swapped/x && mv swapped/iter_0000008 swapped/iter_0000004 && mv swapped/x swapped/iter_0000008

@@ -18,8 +18,12 @@ TEST(Utf8, EscapesWhatControlsATerminal) {
   EXPECT_EQ(escape_controls(std::string_view("\x1b[2J\r\x07\0\x7f", 8)), "\\u001b[2J\\u000d\\u0007\\u0000\\u007f");
   EXPECT_EQ(escape_controls("\xc2\x80\xc2\x9b\xc2\xa0"), "\\u0080\\u009b\xc2\xa0");  // U+0080, CSI, no-break space
   EXPECT_EQ(escape_controls("\xe2\x80\xaa\xe2\x80\xae\xe2\x81\xa6\xe2\x81\xa9"), "\\u202a\\u202e\\u2066\\u2069");
-  EXPECT_EQ(escape_controls("\xe2\x80\xa9\xe2\x80\xaf\xe2\x81\xa5\xe2\x81\xaa"),
-            "\xe2\x80\xa9\xe2\x80\xaf\xe2\x81\xa5\xe2\x81\xaa");  // their neighbors
+  EXPECT_EQ(escape_controls("\xe2\x80\xa8\xe2\x80\x8f\xd8\x9c\xef\xbb\xbf\xe2\x80\x8b"),
+            "\\u2028\\u200f\\u061c\\ufeff\\u200b");
+  EXPECT_EQ(escape_controls("\xf3\xa0\x81\x81"), "\\udb40\\udc41");  // tag A, U+E0041
+  const std::string shown =
+      "\xe2\x80\x8c\xe2\x80\x8d\xe2\x80\xaf\xe2\x81\x9f\xe2\x81\xb0\xd8\x9b\xef\xbb\xbe\xf3\xa0\x82\x80";
+  EXPECT_EQ(escape_controls(shown), shown);  // U+200C and U+200D join letters and emoji; neighbors of the others
   EXPECT_EQ(escape_controls("\xff\x9b|\xe2\x80|\xed\xa0\x80|\xc0\x80"),
             "\\xff\\x9b|\\xe2\\x80|\\xed\\xa0\\x80|\\xc0\\x80");
 }

@@ -303,6 +303,28 @@ TEST(Spawn, AStopOnRequestIsNoFailureAndLeavesTheOthersTheirTime) {
   EXPECT_GE(Clock::now() - start, 500ms);
 }
 
+TEST(Spawn, NamesARankThatASignalStopped) {
+  if (launch_from_environment()) return;
+  SpawnOptions spawn;
+  spawn.num_processes = 3;
+  spawn.pause_limit = 500ms;
+  spawn.command = {"sh", "-c", "[ $METROPLEX_RANK != 1 ] || kill -STOP $$; sleep 60"};
+  const auto start = Clock::now();
+  const SpawnResult result = spawn_processes(spawn);
+  EXPECT_LT(Clock::now() - start, 30s);
+  EXPECT_EQ(result.rank, 1);
+  EXPECT_EQ(result.exit_code, 4);
+  expect_contains(result.message, "rank 1 failed: a signal such as SIGSTOP stopped it for 0.5 s");
+}
+
+TEST(Spawn, KeepsARankThatContinues) {
+  if (launch_from_environment()) return;
+  SpawnOptions spawn;
+  spawn.pause_limit = 3s;
+  spawn.command = {"sh", "-c", "(kill -STOP $$; sleep 0.5; kill -CONT $$) & wait; sleep 5"};
+  EXPECT_EQ(spawn_processes(spawn).rank, -1);
+}
+
 TEST(Spawn, TellsWhatEveryRankNeedsToKnow) {
   if (launch_from_environment()) return;
   SpawnOptions spawn;

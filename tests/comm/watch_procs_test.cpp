@@ -6,10 +6,12 @@
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <atomic>
 #include <cstdlib>
 #include <thread>
 
 #include "comm/backends/gloo.h"
+#include "comm/backends/gloo_state.h"
 #include "comm/backends/nccl.h"
 #include "comm/collectives.h"
 #include "comm/network.h"
@@ -324,12 +326,107 @@ TEST(Meeting, AStoreThatDoesNotAnswerIsNamed) {
 TEST(Meeting, WhoDoesNotComeIsNamed) {
   const Notes notes("meeting_missing");
   if (const auto launch = launch_from_environment()) {
-    if (launch->rank != 1) return say_why_it_ended(notes, {.timeout = 2s});
+    if (launch->rank != 1) return say_why_it_ended(notes, {.timeout = 8s});
     notes.write(1, "ended by itself");
     ::_exit(3);
   }
   const auto said = said_by_three(notes, [](int) { return test::Variables{}; });
-  expect_contains(said[0], "[comm] rank 0 (tp 0 pp 0 dp 0) failed: rank 1 (tp 0 pp 0 dp 1) did not start within 2 s");
+  for (const int rank : {0, 2}) expect_contains(said[rank], "rank 1 (tp 0 pp 0 dp 1) did not start within 8 s");
+}
+
+GlooOptions options_of_two(int rank, uint16_t port, std::chrono::milliseconds timeout) {
+  GlooOptions options;
+  options.rank = rank;
+  options.world_size = 2;
+  options.master_port = port;
+  options.timeout = timeout;
+  return options;
+}
+
+// A rank that is stopped after it has taken its place counts as one that has come.
+TEST(Meeting, ARankThatDoesNotCountItselfHasCome) {
+  if (launch_from_environment()) return;
+  const auto port = static_cast<uint16_t>(test::free_port());
+  const RunStore run = open_store(options_of_two(0, port, 1s));
+  run.store->set("come/1", as_bytes("another machine, process 1"));
+  meet(run, options_of_two(0, port, 1s), "127.0.0.1");
+}
+
+TEST(Meeting, RefusedSecretsAreNamedWithTheMissingRank) {
+  if (launch_from_environment()) return;
+  GlooOptions options = options_of_two(0, static_cast<uint16_t>(test::free_port()), 1s);
+  options.secret = "one";
+  const RunStore run = open_store(options);
+  GlooOptions other = options_of_two(1, options.master_port, 10s);
+  other.secret = "another";
+  EXPECT_THROW(open_store(other), base::Error);
+  try {
+    meet(run, options, "127.0.0.1");
+    ADD_FAILURE() << "rank 1 has not come";
+  } catch (const base::Error& error) {
+    expect_contains(error.what(),
+                    "rank 1 did not start within 1 s; rank 0 refused 1 connections (the last from "
+                    "127.0.0.1) because their METROPLEX_SECRET differs");
+  }
+}
+
+// Rank 1 is stopped after it has joined the watch.
+TEST(Meeting, ARankThatDoesNotConnectToTheOthersIsNamed) {
+  if (launch_from_environment()) return;
+  const auto port = static_cast<uint16_t>(test::free_port());
+  std::atomic<bool> over{false};
+  std::thread rank_1([&] {
+    const GlooOptions options = options_of_two(1, port, 60s);
+    const RunStore run = open_store(options);
+    meet(run, options, "127.0.0.1");
+    WatchOptions watch;
+    watch.rank = 1;
+    watch.world_size = 2;
+    watch.address = "127.0.0.1";
+    watch.host = host_name();
+    watch.secret = agree_on_secret(*run.store, options);
+    watch.publish = [&](const std::string& key, const std::string& value) { run.store->set(key, as_bytes(value)); };
+    watch.look_up = [&](const std::string& key) { return look_up(*run.store, key); };
+    watch.on_failure = [](const std::string&) {};
+    const WatchTree tree(watch);
+    while (!over) std::this_thread::sleep_for(5ms);
+  });
+  GlooOptions options = options_of_two(0, port, 4s);
+  options.meet_first = true;
+  try {
+    const GlooContext context(options);
+    ADD_FAILURE() << "rank 1 has connected";
+  } catch (const base::Error& error) {
+    expect_contains(error.what(), "within 4 s: rank 1 has not connected (not running, or stopped); ");
+  }
+  over = true;
+  rank_1.join();
+}
+
+// A program at the port of the launcher's agent.
+TEST(Meeting, AnotherProgramInPlaceOfTheAgentIsNamedInOneLine) {
+  if (launch_from_environment()) return;
+  const auto [fd, port] = listen_at("127.0.0.1");
+  std::atomic<bool> over{false};
+  std::thread program([&over, fd = fd] {
+    while (!over) {
+      const int peer = ::accept(fd, nullptr, nullptr);
+      if (peer >= 0) ::close(peer);
+      std::this_thread::sleep_for(5ms);
+    }
+  });
+  GlooOptions options = options_of_two(1, port, 2s);
+  options.agent_store = true;
+  testing::internal::CaptureStderr();
+  std::string error;
+  try {
+    open_store(options);
+  } catch (const base::Error& refused) { error = refused.what(); }
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  expect_contains(error, "another program has the port");
+  over = true;
+  program.join();
+  ::close(fd);
 }
 
 }  // namespace

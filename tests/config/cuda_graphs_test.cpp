@@ -91,7 +91,7 @@ TEST(CudaGraphs, WhatItCannotDoIsRefusedWithTheRule) {
   const std::vector<Wrong> cases = {
       {{"train.cuda_graph_impl=partial"}, impl, "one of none, local"},
       {{"train.cuda_graph_warmup_steps=-1"}, "train.cuda_graph_warmup_steps", "at least 0"},
-      {{te_scope + "attn"}, scope, "are for capture"},
+      {{te_scope + "attn"}, scope, "has no effect with train.cuda_graph_impl = none"},
       {{kTe, te_scope + "attention"}, scope, "must be attn, mlp"},
       {{te_scope + "full"}, scope, "must be attn, mlp"},
       {{kIteration, te_scope + "attn"}, scope, "must be empty"},

@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <thread>
 
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -158,6 +160,50 @@ TEST(FileSystem, ADirectoryIsMadeWholeAndNothingOfOthersIsRemovedForIt) {
   put(disk, part, "1");
   EXPECT_TRUE(is_refused());
   EXPECT_EQ(disk.read(part), "1");
+}
+
+TEST(FileSystem, ADirectoryIsMadeByOneProcessAtATime) {
+  TemporaryDirectory directory;
+  PosixFileSystem disk, other;
+  const std::string path = directory.path + "/new";
+  const auto refusal = [&] {
+    try {
+      other.make_whole(path, [&](const std::string& at) { put(other, at + "/file", "other"); });
+    } catch (const base::Error& error) { return std::string(error.what()); }
+    return std::string();
+  };
+  disk.make_whole(path, [&](const std::string& at) {
+    put(disk, at + "/file", "x");
+    EXPECT_NE(refusal().find("another run writes '" + path + "' at this moment"), std::string::npos);
+    other.make_whole(directory.path + "/second", [&](const std::string& part) { put(other, part + "/file", "y"); });
+  });
+  EXPECT_NE(refusal().find("'" + path + "' is there already"), std::string::npos);
+  EXPECT_EQ(disk.read(path + "/file"), "x");
+  EXPECT_EQ(disk.list(directory.path), (std::vector<std::string>{"new", "second"}));
+}
+
+// Each holder removes the file, which ends its lock; another process may have opened the file before.
+TEST(FileSystem, TwoProcessesNeverHoldALockWhoseFileIsRemoved) {
+  TemporaryDirectory directory;
+  const std::string path = directory.path + "/lock";
+  std::atomic<int> holders{0}, most{0};
+  const auto take = [&] {
+    PosixFileSystem disk;
+    for (int taken = 0; taken < 3000;) {
+      const auto lock = disk.try_lock(path);
+      if (!lock) continue;
+      ++taken;
+      const int now = ++holders;
+      if (now > most) most = now;
+      --holders;
+      disk.remove_quietly(path);
+    }
+  };
+  std::thread one(take), two(take), three(take);
+  one.join();
+  two.join();
+  three.join();
+  EXPECT_EQ(most, 1);
 }
 
 TEST(FileSystem, AnOutputGoesThroughLinksAndIntoPipes) {

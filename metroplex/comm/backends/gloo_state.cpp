@@ -50,16 +50,15 @@ void check_members(const GlooMesh& mesh, const std::string& secret, const std::s
 }
 
 GlooState::GlooState(GlooOptions options) : options_(std::move(options)) {
-  RunStore opened = open_store(options_);
-  store_ = std::move(opened.store);
-  server_ = std::move(opened.server);
+  run_ = open_store(options_);
+  store_ = run_.store;
   try {
     choose_addresses();
   } catch (const base::Error& error) {
     if (options_.meet_first) refuse(*store_, options_, error.what());
     throw;
   }
-  if (options_.meet_first) meet(*store_, options_, addresses_.front());
+  if (options_.meet_first) meet(run_, options_, addresses_.front());
   monitor_ = std::thread([this] { monitor(); });
   try {
     connect_all();
@@ -80,6 +79,7 @@ void GlooState::connect_all() {
   try {
     join_watch();
     if (options_.full_mesh) world_mesh_ = connect("world", options_.rank, options_.world_size);
+    if (run_.client) run_.client->stay();
     wait_for_all(*store_, options_, [this] { throw_if_aborted(); });
   } catch (const c10::DistError&) {
     wait_for_hearsay();
@@ -87,7 +87,7 @@ void GlooState::connect_all() {
     throw_store_failure(options_);
   }
   all_joined_ = true;
-  if (server_) server_->close_port();
+  if (run_.server) run_.server->close_port();
 }
 
 void GlooState::end_monitor() {
@@ -150,8 +150,20 @@ GlooMesh GlooState::connect(const std::string& key, int index, int size) {
     throw_if_aborted();
     throw base::Error("comm",
                       base::concat("the ", size, " ranks of ", key, " could not connect to each other within ",
-                                   options_.timeout.count() / 1000.0, " s: ", error));
+                                   options_.timeout.count() / 1000.0, " s: ", unconnected(key, size), error));
   }
+}
+
+// "rank 1 (tp 1 pp 0 dp 0) has not connected; ": members of the world that have stored no address of theirs.
+std::string GlooState::unconnected(const std::string& key, int size) {
+  std::string names;
+  try {
+    for (int rank = 0; rank < size && options_.full_mesh; ++rank) {
+      if (!store_->check({base::concat("mesh/", key, "/0/", rank)}))
+        names += (names.empty() ? "" : ", ") + options_.describe(rank);
+    }
+  } catch (const c10::DistError&) { return ""; }
+  return names.empty() ? "" : names + " has not connected (not running, or stopped); ";
 }
 
 int GlooState::number_of_group(const GroupSpec& spec) {

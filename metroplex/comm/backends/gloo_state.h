@@ -21,7 +21,8 @@
 namespace metroplex::comm {
 
 struct RunStore {
-  std::unique_ptr<StoreServer> server;  // null if another process serves the store
+  std::unique_ptr<StoreServer> server;     // null if another process serves the store
+  c10::intrusive_ptr<StoreClient> client;  // null if the launcher's agent serves the store
   c10::intrusive_ptr<c10d::Store> store;
 };
 // Opens the store, served by rank 0 or by the launcher's agent. Throws base::Error("comm") if the port cannot be
@@ -38,7 +39,7 @@ std::optional<std::string> look_up(c10d::Store& store, const std::string& key);
 // Waits until every rank has called this with the same backend and world size and a distinct rank. Throws PeerFailure
 // with the cause if a rank refused. Throws base::Error("comm") with the missing ranks at the timeout. `address` of
 // this machine is used in messages.
-void meet(c10d::Store& store, const GlooOptions& options, const std::string& address);
+void meet(const RunStore& run, const GlooOptions& options, const std::string& address);
 // Rethrows the current exception of a store call as PeerFailure.
 [[noreturn]] void throw_store_failure(const GlooOptions& options);
 // Replaces meet() on a rank that cannot start: meet() throws on all other ranks. Rank 0, which serves the store,
@@ -93,11 +94,12 @@ class GlooState {
   void monitor();
   void wait_for_hearsay();
   void abort_here(const std::string& cause);
+  std::string unconnected(const std::string& key, int size);
 
   const GlooOptions options_;
   std::vector<std::string> addresses_;  // of this machine, one per interface
   std::string secret_;
-  std::unique_ptr<StoreServer> server_;
+  RunStore run_;
   c10::intrusive_ptr<c10d::Store> store_;
   std::unique_ptr<WatchTree> watch_;
   GlooMesh world_mesh_;

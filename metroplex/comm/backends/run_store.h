@@ -21,39 +21,60 @@ namespace metroplex::comm {
 
 std::vector<uint8_t> as_bytes(const std::string& text);
 
+inline double in_seconds(std::chrono::milliseconds time) { return static_cast<double>(time.count()) / 1000; }
+
+// A client that exceeds `bytes` or `message` is dropped.
+struct StoreLimits {
+  size_t bytes = 0;    // keys and values, with kKeyBytes more for each key
+  size_t message = 0;  // bytes of a request
+  size_t members = 0;  // clients that may stay after the start; before it kSpareClients more are admitted
+};
+
 class StoreServer {
  public:
-  // Takes ownership of the listening socket. Stores at most `most_bytes` of keys and values; a client that sends more
-  // is disconnected.
-  StoreServer(OwnedFd listening, std::string secret, size_t most_bytes);
+  static constexpr size_t kKeyBytes = 256, kSpareClients = 8;
+
+  // Takes ownership of the listening socket.
+  StoreServer(OwnedFd listening, std::string secret, const StoreLimits& limits);
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
 
-  // Accepts no new connections after it returns. Existing connections continue.
+  // Accepts no new connections after it returns. Connections whose clients called stay() continue.
   void close_port();
+  // "; 2 connections were refused ...": why clients were not admitted; empty if all were.
+  std::string problems();
 
  private:
   void work();
   void wake() const;
-  void read_from(int fd);
+  void drop(int fd);
+  void close_connections(bool port_closes);
+  void accept();
+  bool serve(int fd, WatchLink& link, bool readable);
   bool handle(WatchLink& link, const WatchMessage& message);
-  bool admit(WatchLink& link, const WatchMessage& message) const;
+  bool admit(WatchLink& link, const WatchMessage& message);
+  bool refuse(WatchLink& link, const std::string& cause);
+  bool keep(WatchLink& link);
   // Returns nullopt for an invalid request.
   std::optional<std::vector<std::string>> answer(const WatchMessage& request);
   bool store(const std::string& key, const std::string& value);
 
   const std::string secret_;
-  const size_t most_bytes_;
+  const StoreLimits limits_;
   const int listening_fd_;
   OwnedFd wake_fd_;
-  std::mutex mutex_;  // guards the two flags
+  std::mutex mutex_;  // guards the members up to lacked_files_
   bool closing_ = false, port_closes_ = false;
+  int num_other_secrets_ = 0, num_too_many_ = 0;
+  std::string other_secret_at_;  // the last such address
+  bool lacked_files_ = false;
   // Only the serving thread uses these.
   LinkPort port_;
   WatchLinks links_;
   std::map<std::string, std::string> values_;
   size_t bytes_ = 0;
+  bool busy_ = false;  // a received message may wait for the next turn
   std::thread thread_;
 };
 
@@ -61,7 +82,8 @@ class StoreServer {
 // ("Socket Timeout").
 class StoreClient final : public c10d::Store {
  public:
-  // Connects within `patience` and proves the secret within `answer_limit`. Throws base::Error("comm").
+  // Connects within `patience` and proves the secret within `answer_limit`, by further connections if the server
+  // closes one without an answer. Throws base::Error("comm").
   struct Address {
     std::string host;
     uint16_t port = 0;
@@ -69,6 +91,8 @@ class StoreClient final : public c10d::Store {
     std::chrono::milliseconds patience, answer_limit;
   };
   explicit StoreClient(const Address& address);
+  // The connection continues after StoreServer::close_port.
+  void stay();
 
   c10::intrusive_ptr<c10d::Store> clone() override;  // shares the connection
   void set(const std::string& key, const std::vector<uint8_t>& value) override;
@@ -86,7 +110,7 @@ class StoreClient final : public c10d::Store {
 
  private:
   using Clock = std::chrono::steady_clock;
-  void prove_secret(const Address& address, Clock::time_point end);
+  bool prove_secret(const Address& address, Clock::time_point end, bool first);
   std::vector<std::string> call(char kind, const std::vector<std::string>& fields);
   void send_all(const std::string& bytes, Clock::time_point end);
   WatchMessage receive(Clock::time_point end);

@@ -1,16 +1,20 @@
 #include "comm/backends/gloo_state.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <sstream>
 #include <thread>
+#include <utility>
 
 #include "base/error.h"
+#include "comm/backends/store_messages.h"
 #include "comm/network.h"
 
 namespace metroplex::comm {
@@ -19,15 +23,14 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
-constexpr const char* kCome = "come";             // number of ranks that have joined
+constexpr const char* kCome = "come";             // number of ranks that have joined, each after setting its come_key
 constexpr const char* kWorldSize = "world size";  // from the first rank that joined, with its rank and machine
 constexpr const char* kBackend = "backend";       // from the first rank that joined
-constexpr const char* kDeciders = "deciders";     // the first rank to increment it writes the decision
-constexpr const char* kDecision = "decision";     // kAllHaveCome, kRefused or kMiscounted, and the cause
+constexpr const char* kDecision = "decision";     // kAllHaveCome, kRefused, kMiscounted or kMissing, and the cause
 constexpr const char* kGone = "gone";             // number of ranks that have read a refusal
 constexpr const char* kJoined = "joined";         // number of ranks that are connected to all others
 constexpr const char* kSecret = "secret";
-constexpr char kAllHaveCome = 'c', kRefused = 'r', kMiscounted = 'm';
+constexpr char kAllHaveCome = 'c', kRefused = 'r', kMiscounted = 'm', kMissing = 'x';
 // kPatience: how long the store stays open for ranks that have not read a refusal. kMiscountPatience: the same after
 // a wrong number of processes, counted from the latest rank.
 constexpr Milliseconds kPatience{20000}, kMiscountPatience{1500};
@@ -38,8 +41,6 @@ constexpr std::chrono::seconds kFirstAnswer{15}, kFirstTimeout{14};
 constexpr Milliseconds kNamePatience{10000};
 
 std::string come_key(int rank) { return "come/" + std::to_string(rank); }
-
-double in_seconds(Milliseconds time) { return static_cast<double>(time.count()) / 1000; }
 
 // Polls, because a wait inside the store has no limit if rank 0 is stopped.
 template <class Condition>
@@ -66,21 +67,33 @@ std::string place_at(const std::string& address) {
   return base::concat(host_name(), is_loopback(address) ? "" : " (" + address + ")", ", process ", ::getpid());
 }
 
-void decide(c10d::Store& store, char kind, const std::string& cause) {
-  if (store.add(kDeciders, 1) == 1) store.set(kDecision, as_bytes(kind + cause));
+// Returns the first decision of any rank, which is final.
+std::string decide(c10d::Store& store, char kind, const std::string& cause) {
+  const std::vector<uint8_t> first = store.compareSet(kDecision, {}, as_bytes(kind + cause));
+  return {first.begin(), first.end()};
 }
 
-// The store ends with rank 0, so rank 0 waits for the other ranks.
+std::vector<int> missing_ranks(c10d::Store& store, const GlooOptions& options) {
+  std::vector<int> missing;
+  for (int rank = 0; rank < options.world_size; ++rank) {
+    if (!store.check({come_key(rank)})) missing.push_back(rank);
+  }
+  return missing;
+}
+
+// The store ends with rank 0, so rank 0 waits for the other ranks; with kMissing only for those that have joined.
 void leave_refused(c10d::Store& store, const GlooOptions& options, char kind) {
   try {
     int64_t gone = store.add(kGone, 1);
     if (!serves_store(options)) return;
+    const auto missing = kind == kMissing ? missing_ranks(store, options).size() : 0;
+    const auto readers = options.world_size - static_cast<int64_t>(missing);
     auto changed = Clock::now();
     poll_until(Clock::now() + std::min(options.timeout, kPatience), [&] {
       const int64_t now_gone = store.add(kGone, 0);
       if (now_gone != gone) changed = Clock::now();
       gone = now_gone;
-      return gone == options.world_size || (kind == kMiscounted && Clock::now() - changed > kMiscountPatience);
+      return gone >= readers || (kind == kMiscounted && Clock::now() - changed > kMiscountPatience);
     });
   } catch (const c10::DistError&) {
     // The store has ended.
@@ -96,30 +109,38 @@ void refuse_as(c10d::Store& store, const GlooOptions& options, char kind, const 
   leave_refused(store, options, kind);
 }
 
-// Makes all ranks refuse to start if the processes are not ranks 0 to world_size - 1 of one world.
-void check_places(c10d::Store& store, const GlooOptions& options, const std::string& place) {
-  const auto claim = [&](const std::string& key, const std::string& value) {
-    const std::vector<uint8_t> first = store.compareSet(key, {}, as_bytes(value));
-    return std::string(first.begin(), first.end());
-  };
-  std::string problem;
-  const std::string world =
-      claim(kWorldSize, base::concat(options.world_size, " rank ", options.rank, " on ", place));
-  const size_t space = world.find(' ');
-  if (space != std::string::npos && world.substr(0, space) != std::to_string(options.world_size)) {
-    problem = base::concat("rank ", options.rank, " on ", place, " was started with a world size of ",
-                           options.world_size, ", ", world.substr(space + 1), " with ", world.substr(0, space),
-                           "; give all processes the same world size");
-  } else {
-    const std::string mine = place + ", " + random_secret();
-    const std::string owner = claim(come_key(options.rank), mine);
-    if (owner != mine)
-      problem = base::concat("two processes were started as rank ", options.rank, " of ", options.world_size, ": on ",
-                             owner.substr(0, owner.rfind(',')), ", and on ", place, "; give each a rank of its own");
-  }
-  if (problem.empty()) return;
+// Returns the first value of `key`.
+std::string claim(c10d::Store& store, const std::string& key, const std::string& value) {
+  const std::vector<uint8_t> first = store.compareSet(key, {}, as_bytes(value));
+  return {first.begin(), first.end()};
+}
+
+[[noreturn]] void refuse_miscounted(c10d::Store& store, const GlooOptions& options, const std::string& problem) {
   refuse_as(store, options, kMiscounted, problem);
   throw base::Error("comm", problem);
+}
+
+// Refuses for all ranks if the processes were not started in one world.
+void check_world_size(c10d::Store& store, const GlooOptions& options, const std::string& place) {
+  const std::string world =
+      claim(store, kWorldSize, base::concat(options.world_size, " rank ", options.rank, " on ", place));
+  const size_t space = world.find(' ');
+  if (space == std::string::npos || world.substr(0, space) == std::to_string(options.world_size)) return;
+  refuse_miscounted(store, options,
+                    base::concat("rank ", options.rank, " on ", place, " was started with a world size of ",
+                                 options.world_size, ", ", world.substr(space + 1), " with ", world.substr(0, space),
+                                 "; give all processes the same world size"));
+}
+
+// Refuses for all ranks if another process was started as this rank.
+void take_place(c10d::Store& store, const GlooOptions& options, const std::string& place) {
+  const std::string mine = place + ", " + random_secret();
+  const std::string owner = claim(store, come_key(options.rank), mine);
+  if (owner == mine) return;
+  refuse_miscounted(
+      store, options,
+      base::concat("two processes were started as rank ", options.rank, " of ", options.world_size, ": on ",
+                   owner.substr(0, owner.rfind(',')), ", and on ", place, "; give each a rank of its own"));
 }
 
 void check_backend(c10d::Store& store, const GlooOptions& options) {
@@ -134,26 +155,46 @@ void check_backend(c10d::Store& store, const GlooOptions& options) {
   throw base::Error("config", problem);
 }
 
-[[noreturn]] void throw_missing(c10d::Store& store, const GlooOptions& options) {
-  constexpr int kMostNamed = 8;
+std::string names_of(const std::vector<int>& ranks, const GlooOptions& options) {
+  constexpr size_t kMostNamed = 8;
   std::string names;
-  int missing = 0;
-  for (int rank = 0; rank < options.world_size; ++rank) {
-    if (store.check({come_key(rank)}) || ++missing > kMostNamed) continue;
-    names += (names.empty() ? "" : ", ") + options.describe(rank);
-  }
-  if (missing > kMostNamed) names += base::concat(" and ", missing - kMostNamed, " more");
-  throw base::Error("comm", base::concat(names, " did not start within ", in_seconds(options.timeout), " s"));
+  for (size_t i = 0; i < std::min(ranks.size(), kMostNamed); ++i)
+    names += (names.empty() ? "" : ", ") + options.describe(ranks[i]);
+  return ranks.size() > kMostNamed ? base::concat(names, " and ", ranks.size() - kMostNamed, " more") : names;
 }
 
-c10::intrusive_ptr<c10d::Store> connect_to_rank_0(const GlooOptions& options) {
+// At the timeout. A rank that has taken its place may be stopped before it counts itself: nothing is missing then.
+std::string decide_late(c10d::Store& store, const GlooOptions& options, const std::string& problems) {
+  const std::vector<int> missing = missing_ranks(store, options);
+  if (missing.empty()) return decide(store, kAllHaveCome, "");
+  const std::string cause =
+      base::concat(names_of(missing, options), " did not start within ", in_seconds(options.timeout), " s", problems);
+  const std::string decision = decide(store, kMissing, cause);
+  if (decision != kMissing + cause) return decision;
+  leave_refused(store, options, kMissing);
+  throw base::Error("comm", cause);
+}
+
+c10::intrusive_ptr<StoreClient> connect_to_rank_0(const GlooOptions& options) {
   auto client = c10::make_intrusive<StoreClient>(
       StoreClient::Address{options.master_addr, options.master_port, options.secret, options.timeout, kFirstAnswer});
   client->setTimeout(options.timeout);
   return client;
 }
 
-// Checks the connection first: c10d logs its own attempts, which may take twice its timeout.
+// Suppresses the log of failed connection attempts in c10d, which includes a backtrace for each.
+class QuietLibrary {
+ public:
+  QuietLibrary() : before_(std::exchange(FLAGS_caffe2_log_level, c10::GLOG_FATAL)) {}
+  ~QuietLibrary() { FLAGS_caffe2_log_level = before_; }
+  QuietLibrary(const QuietLibrary&) = delete;
+  QuietLibrary& operator=(const QuietLibrary&) = delete;
+
+ private:
+  int before_;
+};
+
+// Checks the connection first: c10d's own attempts may take twice its timeout.
 c10::intrusive_ptr<c10d::Store> connect_to_agent(const GlooOptions& options) {
   const std::string where = options.master_addr + ":" + std::to_string(options.master_port);
   std::string error;
@@ -161,6 +202,7 @@ c10::intrusive_ptr<c10d::Store> connect_to_agent(const GlooOptions& options) {
   MPX_CHECK(reached.get() >= 0, "comm", "no connection to the store of the launcher's agent at ", where, " within ",
             in_seconds(options.timeout), " s: ", error);
   try {
+    const QuietLibrary quiet;
     const CallLimit limit(options.master_port, kFirstAnswer);
     c10d::TCPStoreOptions store;
     store.port = options.master_port;
@@ -172,17 +214,18 @@ c10::intrusive_ptr<c10d::Store> connect_to_agent(const GlooOptions& options) {
     return connected;
   } catch (const std::exception&) {
     throw base::Error("comm", base::concat("MASTER_PORT = ", options.master_port, ": ", where,
-                                           " accepts connections but has not answered as a rendezvous store for ",
-                                           kFirstAnswer.count(),
-                                           " s; the launcher's agent is stopped, or another program has the port (",
+                                           " accepts connections but does not answer as a rendezvous store; the "
+                                           "launcher's agent is stopped, or another program has the port (",
                                            cause_of(std::current_exception()).substr(0, 300), ")"));
   }
 }
 
-// gloo stores the addresses of all connections of each rank, up to 200 bytes each.
-size_t most_bytes(int world_size) {
+// gloo stores the addresses of all connections of each rank, up to 200 bytes each, in one value a rank.
+StoreLimits limits_for(int world_size) {
   const auto ranks = static_cast<size_t>(world_size);
-  return (64 << 20) + 1024 * ranks * ranks;
+  return {.bytes = (64 << 20) + 1024 * ranks * ranks,
+          .message = std::min<size_t>(kLongestStoreMessage, (1 << 20) + 1024 * ranks),
+          .members = ranks};
 }
 
 }  // namespace
@@ -211,12 +254,13 @@ RunStore open_store(const GlooOptions& options) {
     const int fd = options.listen_fd >= 0
                        ? options.listen_fd
                        : listen_at_name(options.master_addr, options.master_port, options.other_machines);
-    run.server = std::make_unique<StoreServer>(OwnedFd(fd), options.secret, most_bytes(options.world_size));
+    run.server = std::make_unique<StoreServer>(OwnedFd(fd), options.secret, limits_for(options.world_size));
   }
   // The store of an agent outlives an attempt, so the attempt is part of the prefix.
+  if (!options.agent_store) run.client = connect_to_rank_0(options);
   run.store = c10::make_intrusive<OneConnectionStore>(
       base::concat("metroplex/attempt_", options.attempt),
-      options.agent_store ? connect_to_agent(options) : connect_to_rank_0(options));
+      options.agent_store ? connect_to_agent(options) : c10::intrusive_ptr<c10d::Store>(run.client));
   return run;
 }
 
@@ -236,21 +280,24 @@ void wait_for_all(c10d::Store& store, const GlooOptions& options, const std::fun
   MPX_CHECK(all, "comm", "not all ranks have connected to each other within ", in_seconds(options.timeout), " s");
 }
 
-void meet(c10d::Store& store, const GlooOptions& options, const std::string& address) {
+void meet(const RunStore& run, const GlooOptions& options, const std::string& address) {
+  c10d::Store& store = *run.store;
+  const auto problems = [&] { return run.server ? run.server->problems() : ""; };
   try {
-    check_places(store, options, place_at(address));
+    check_world_size(store, options, place_at(address));
     check_backend(store, options);
+    take_place(store, options, place_at(address));
     if (store.add(kCome, 1) == options.world_size) decide(store, kAllHaveCome, "");
     std::optional<std::string> decision;
     const bool decided = poll_until(Clock::now() + options.timeout, [&] {
       decision = look_up(store, kDecision);
       return decision && !decision->empty();
     });
-    if (!decided) throw_missing(store, options);
+    if (!decided) decision = decide_late(store, options, problems());
     const char kind = decision->front();
     if (kind == kAllHaveCome) return;
     leave_refused(store, options, kind);
-    throw PeerFailure(decision->substr(1));
+    throw PeerFailure(decision->substr(1) + (kind == kMissing ? problems() : ""));
   } catch (const c10::DistError&) { throw_store_failure(options); }
 }
 

@@ -14,6 +14,9 @@
 namespace metroplex::comm {
 namespace {
 
+constexpr const char *kTimeout = "Socket Timeout", *kTooLong = "a message that is too long",
+                     *kOtherProtocol = "the store sent another protocol";
+
 std::string text_of(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
 
 void wait_for(int fd, short events, std::chrono::steady_clock::time_point end) {
@@ -23,7 +26,7 @@ void wait_for(int fd, short events, std::chrono::steady_clock::time_point end) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
     ready = ::poll(&waiting, 1, static_cast<int>(std::max<int64_t>(0, left.count())));
   } while (ready < 0 && errno == EINTR);
-  if (ready == 0) C10_THROW_ERROR(DistNetworkError, "Socket Timeout");
+  if (ready == 0) C10_THROW_ERROR(DistNetworkError, kTimeout);
 }
 
 }  // namespace
@@ -34,41 +37,58 @@ StoreClient::StoreClient(const Address& address) {
   std::string error;
   fd_ = OwnedFd(connect_by_name(address.host, address.port, address.patience, error));
   MPX_CHECK(fd_.get() >= 0, "comm", "no connection to the rendezvous store of rank 0 at ", address.host, ":",
-            address.port, " within ", static_cast<double>(address.patience.count()) / 1000, " s: ", error);
-  prepare_socket(fd_.get(), kSilence);
-  prove_secret(address, Clock::now() + address.answer_limit);
+            address.port, " within ", in_seconds(address.patience), " s: ", error);
+  const auto end = Clock::now() + address.answer_limit;
+  constexpr std::chrono::milliseconds kFirstPause{20}, kLongestPause{500};
+  bool first = true;
+  for (auto pause = kFirstPause; fd_.get() < 0 || !prove_secret(address, end, first);
+       pause = std::min(2 * pause, kLongestPause)) {
+    first = false;
+    MPX_CHECK(Clock::now() < end, "comm", "MASTER_PORT = ", address.port, ": ", address.host, ":", address.port,
+              " closes connections and has not answered for ", in_seconds(address.answer_limit),
+              " s; rank 0 has ended or has no free file descriptors, or another program has the "
+              "port");
+    std::this_thread::sleep_for(pause);
+    link_ = WatchLink();
+    fd_ = OwnedFd(connect_by_name(address.host, address.port, pause, error));
+  }
   link_.proven = true;
   link_.longest = kLongestStoreMessage;
 }
 
-void StoreClient::prove_secret(const Address& address, Clock::time_point end) {
-  bool sent = false;
-  std::string problem;
+// False: the server closed the connection without an answer, as a store does if the hello arrives too late.
+bool StoreClient::prove_secret(const Address& address, Clock::time_point end, bool first) {
+  const std::string where = base::concat(address.host, ":", address.port);
+  prepare_socket(fd_.get(), kSilence);
   try {
     const WatchMessage nonce = receive(end);
+    if (nonce.kind != kNonce) C10_THROW_ERROR(DistNetworkError, kOtherProtocol);
     link_.nonce = random_secret();
-    if (nonce.kind == kNonce) {
-      WatchLink hello;
-      hello.put(kHello, link_.nonce + " " + prove(address.secret, store_claim("client", nonce.text, link_.nonce)));
-      send_all(hello.out, end);
-      sent = true;
-      const WatchMessage welcome = receive(end);
-      if (welcome.kind == kWelcome &&
-          equal_secrets(welcome.text, prove(address.secret, store_claim("server", nonce.text, link_.nonce))))
-        return;
-    }
-    problem = "sent another protocol";
-  } catch (const c10::DistNetworkError& exception) { problem = exception.what_without_backtrace(); }
-  const std::string where = base::concat(address.host, ":", address.port);
-  MPX_CHECK(!sent || problem == "Socket Timeout", "comm", "the rendezvous store at ", where,
-            " closed the connection: METROPLEX_SECRET differs between ranks, or another program has the port (",
-            problem, ")");
-  throw base::Error("comm",
-                    base::concat("MASTER_PORT = ", address.port, ": ", where,
-                                 " accepts connections but has not answered as a rendezvous store for ",
-                                 std::chrono::duration_cast<std::chrono::seconds>(address.answer_limit).count(),
-                                 " s; rank 0 is stopped, or another program has the port (", problem, ")"));
+    WatchLink hello;
+    hello.put(kHello, link_.nonce + " " + prove(address.secret, store_claim("client", nonce.text, link_.nonce)));
+    send_all(hello.out, end);
+    const WatchMessage welcome = receive(end);
+    MPX_CHECK(welcome.kind != kRefusal || welcome.text.empty(), "comm", "the rendezvous store of rank 0 at ", where,
+              " refused the connection: ", welcome.text);
+    if (welcome.kind == kWelcome &&
+        equal_secrets(welcome.text, prove(address.secret, store_claim("server", nonce.text, link_.nonce))))
+      return true;
+    throw base::Error("comm", base::concat("the rendezvous store at ", where,
+                                           " has another secret: METROPLEX_SECRET differs between ranks, or another "
+                                           "program has the port"));
+  } catch (const c10::DistNetworkError& exception) {
+    const std::string problem = exception.what_without_backtrace();
+    MPX_CHECK(problem != kTimeout || !first, "comm", "MASTER_PORT = ", address.port, ": ", where,
+              " accepts connections but has not answered as a rendezvous store for ",
+              in_seconds(address.answer_limit),
+              " s; rank 0 is stopped or has no free file descriptors, or another program has the port");
+    MPX_CHECK(problem != kTooLong && problem != kOtherProtocol, "comm", "MASTER_PORT = ", address.port, ": ", where,
+              " does not answer as a rendezvous store; another program has the port: choose another MASTER_PORT");
+    return false;
+  }
 }
+
+void StoreClient::stay() { call(kStay, {}); }
 
 void StoreClient::send_all(const std::string& bytes, Clock::time_point end) {
   for (size_t done = 0; done < bytes.size();) {
@@ -84,7 +104,7 @@ WatchMessage StoreClient::receive(Clock::time_point end) {
   while (true) {
     bool refused = false;
     if (auto message = link_.take(refused)) return *std::move(message);
-    if (refused) C10_THROW_ERROR(DistNetworkError, "a message that is too long");
+    if (refused) C10_THROW_ERROR(DistNetworkError, kTooLong);
     const ssize_t size = ::recv(fd_.get(), buffer, std::min(sizeof buffer, link_.room()), 0);
     if (size > 0) link_.in.append(buffer, static_cast<size_t>(size));
     else if (size == 0) C10_THROW_ERROR(DistNetworkError, "the connection was closed");
@@ -108,7 +128,7 @@ std::vector<std::string> StoreClient::call(char kind, const std::vector<std::str
     send_all(request.out, end);
     const WatchMessage answer = receive(end);
     auto out = unpack(answer.text);
-    if (answer.kind != kind || !out) C10_THROW_ERROR(DistNetworkError, "the store sent another protocol");
+    if (answer.kind != kind || !out) C10_THROW_ERROR(DistNetworkError, kOtherProtocol);
     return *std::move(out);
   } catch (const c10::DistNetworkError&) {
     fd_ = OwnedFd();

@@ -9,10 +9,14 @@
 namespace metroplex::comm {
 
 inline constexpr size_t kLongestStoreMessage = 16 << 20;
-// Requests: set {key, value}, get {key}, compare {key, expected, desired}, add {key, amount}, delete {key}, check
-// {keys...}, count {}. The answer has the letter of the request: set {}, get {value} or {}, compare {value}, add
-// {sum}, delete and check {"1"} or {"0"}, count {number}.
-inline constexpr char kSet = 's', kGet = 'g', kCompare = 'c', kAdd = 'a', kDelete = 'd', kCheck = 'k', kCount = '#';
+// Requests: set {key, value}, get {key}, compare {key, expected, desired}, add {key, amount}, delete {key},
+// check {keys...}, count {}. The answer has the request's letter: set {}, get {value} or {}, compare {value},
+// add {sum}, delete and check {"1"} or {"0"}, count {number}. stay {}: the client remains after the start.
+inline constexpr char kSet = 's', kGet = 'g', kCompare = 'c', kAdd = 'a', kDelete = 'd', kCheck = 'k', kCount = '#',
+                      kStay = 'j';
+// The server sends kRefusal with the reason instead of kWelcome before it closes the connection. An empty reason: the
+// client proved another secret.
+inline constexpr char kRefusal = 'x';
 
 inline std::string pack(const std::vector<std::string>& fields) {
   std::string text;

@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -13,9 +14,9 @@
 
 namespace metroplex::comm {
 
-StoreServer::StoreServer(OwnedFd listening, std::string secret, size_t most_bytes)
+StoreServer::StoreServer(OwnedFd listening, std::string secret, const StoreLimits& limits)
     : secret_(std::move(secret)),
-      most_bytes_(most_bytes),
+      limits_(limits),
       listening_fd_(listening.get()),
       wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       port_(std::move(listening)) {
@@ -55,72 +56,124 @@ void StoreServer::work() {
       if (closing_) return;
       port_closes = port_closes_;
     }
-    for (const int fd : port_.expired(links_, port_closes)) {
-      links_.erase(fd);
-      ::close(fd);
-    }
-    if (port_closes) port_.close();
+    if (port_closes) close_connections(true);
     std::vector<pollfd> waiting{{wake_fd_.get(), POLLIN, 0}, {port_.pollable(links_), POLLIN, 0}};
     for (const auto& [fd, link] : links_)
-      waiting.push_back({fd, static_cast<short>(link.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
-    ::poll(waiting.data(), waiting.size(),
-           port_.has_limits(links_) ? static_cast<int>(LinkPort::kPause.count()) : -1);
+      waiting.push_back({fd, static_cast<short>(link.out.empty() ? POLLIN : POLLOUT), 0});
+    const auto patience = port_.has_limits(links_) ? static_cast<int>(LinkPort::kPause.count()) : -1;
+    ::poll(waiting.data(), waiting.size(), busy_ ? 0 : patience);
     uint64_t count = 0;
     if (waiting[0].revents != 0) [[maybe_unused]]
       const ssize_t size = ::read(wake_fd_.get(), &count, sizeof count);
-    if (waiting[1].revents != 0) port_.accept(links_);
+    busy_ = false;
     for (size_t i = 2; i < waiting.size(); ++i) {
-      if ((waiting[i].revents & ~POLLOUT) != 0) read_from(waiting[i].fd);
+      if (!serve(waiting[i].fd, links_.at(waiting[i].fd), (waiting[i].revents & ~POLLOUT) != 0)) drop(waiting[i].fd);
     }
-    for (auto& [fd, link] : links_) link.flush(fd);
+    if (waiting[1].revents != 0) accept();
+    close_connections(false);  // after the reads: a server that was stopped has hellos to read
   }
 }
 
-void StoreServer::read_from(int fd) {
-  WatchLink& link = links_.at(fd);
-  char buffer[65536];
-  bool accepted = true, refused = false;
-  ssize_t size = 0;
-  while (accepted && (size = ::recv(fd, buffer, std::min(sizeof buffer, link.room()), 0)) > 0) {
-    link.in.append(buffer, static_cast<size_t>(size));
-    while (accepted) {
-      const auto message = link.take(refused);
-      if (!message) break;
-      accepted = handle(link, *message);
-    }
-    accepted = accepted && !refused;
-  }
-  const bool open = size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
-  if (accepted && open) return;
+void StoreServer::drop(int fd) {
   links_.erase(fd);
   ::close(fd);
+}
+
+// Closes expired connections; with `port_closes` also all connections whose clients do not stay.
+void StoreServer::close_connections(bool port_closes) {
+  std::vector<int> fds = port_.expired(links_, port_closes);
+  for (const auto& [fd, link] : links_) {
+    if (port_closes && link.proven && !link.stays) fds.push_back(fd);
+  }
+  for (const int fd : fds) drop(fd);
+  if (port_closes) port_.close();
+}
+
+void StoreServer::accept() {
+  port_.accept(links_);
+  const std::lock_guard lock(mutex_);
+  lacked_files_ = lacked_files_ || port_.lacks_files();
+}
+
+// Handles at most one read and one message per call, and none before the client has received the last answer, so that
+// no client can block the thread or fill its memory. Returns false if the connection must be closed.
+bool StoreServer::serve(int fd, WatchLink& link, bool readable) {
+  link.flush(fd);
+  if (!link.out.empty()) return true;
+  if (readable && link.room() > 0) {
+    char buffer[65536];
+    const ssize_t size = ::recv(fd, buffer, std::min(sizeof buffer, link.room()), 0);
+    if (size == 0 || (size < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) return false;
+    if (size > 0) link.in.append(buffer, static_cast<size_t>(size));
+  }
+  bool refused = false;
+  const auto message = link.take(refused);
+  const bool accepted = !refused && (!message || handle(link, *message));
+  link.flush(fd);
+  busy_ = busy_ || (message && !link.in.empty());
+  return accepted;
 }
 
 // Returns false if the connection must be closed.
 bool StoreServer::handle(WatchLink& link, const WatchMessage& message) {
   if (!link.proven) return admit(link, message);
-  const auto fields = answer(message);
+  if (message.kind == kStay && !keep(link)) return false;
+  const auto fields = message.kind == kStay ? std::vector<std::string>{} : answer(message);
   if (fields) link.put(message.kind, pack(*fields));
   return fields.has_value();
 }
 
-bool StoreServer::admit(WatchLink& link, const WatchMessage& message) const {
+bool StoreServer::admit(WatchLink& link, const WatchMessage& message) {
   const size_t space = message.text.find(' ');
   if (message.kind != kHello || space == std::string::npos) return false;
   const std::string nonce = message.text.substr(0, space), proof = message.text.substr(space + 1);
-  if (!equal_secrets(proof, prove(secret_, store_claim("client", link.nonce, nonce)))) return false;
+  if (!equal_secrets(proof, prove(secret_, store_claim("client", link.nonce, nonce)))) return refuse(link, "");
+  const auto proven =
+      std::count_if(links_.begin(), links_.end(), [](const auto& entry) { return entry.second.proven; });
+  if (static_cast<size_t>(proven) >= limits_.members + kSpareClients)
+    return refuse(link, base::concat("it has ", proven, " clients, for ", limits_.members,
+                                     " ranks; another program holds connections to it, or more processes than "
+                                     "ranks were started"));
   link.rank = 0;
   link.proven = true;
-  link.longest = kLongestStoreMessage;
+  link.longest = limits_.message;
   link.put(kWelcome, prove(secret_, store_claim("server", link.nonce, nonce)));
   return true;
 }
 
+bool StoreServer::refuse(WatchLink& link, const std::string& cause) {
+  link.put(kRefusal, cause);
+  const std::lock_guard lock(mutex_);
+  ++(cause.empty() ? num_other_secrets_ : num_too_many_);
+  if (cause.empty()) other_secret_at_ = link.address;
+  return false;
+}
+
+bool StoreServer::keep(WatchLink& link) {
+  const auto kept = std::count_if(links_.begin(), links_.end(), [](const auto& entry) { return entry.second.stays; });
+  if (static_cast<size_t>(kept) < limits_.members) link.stays = true;
+  return link.stays;
+}
+
+std::string StoreServer::problems() {
+  const std::lock_guard lock(mutex_);
+  std::string text;
+  if (num_other_secrets_ > 0)
+    text += base::concat("; rank 0 refused ", num_other_secrets_, " connections (the last from ", other_secret_at_,
+                         ") because their METROPLEX_SECRET differs from its own; set one value on all ranks");
+  if (num_too_many_ > 0)
+    text += base::concat("; rank 0 refused ", num_too_many_, " connections because its store had more than ",
+                         limits_.members, " clients; keep other programs away from its port");
+  if (lacked_files_) text += "; rank 0 had no free file descriptor for a connection; raise RLIMIT_NOFILE (ulimit -n)";
+  return text;
+}
+
 bool StoreServer::store(const std::string& key, const std::string& value) {
   const auto found = values_.find(key);
-  const size_t before = found == values_.end() ? 0 : key.size() + found->second.size();
-  if (bytes_ - before + key.size() + value.size() > most_bytes_) return false;
-  bytes_ += key.size() + value.size() - before;
+  const size_t after = kKeyBytes + key.size() + value.size();
+  const size_t before = found == values_.end() ? 0 : kKeyBytes + key.size() + found->second.size();
+  if (bytes_ - before + after > limits_.bytes) return false;
+  bytes_ += after - before;
   values_[key] = value;
   return true;
 }
@@ -153,7 +206,7 @@ std::optional<std::vector<std::string>> StoreServer::answer(const WatchMessage& 
   }
   if (is(kDelete, 1)) {
     if (found == values_.end()) return Fields{"0"};
-    bytes_ -= found->first.size() + found->second.size();
+    bytes_ -= kKeyBytes + found->first.size() + found->second.size();
     values_.erase(found);
     return Fields{"1"};
   }

@@ -56,12 +56,13 @@ std::optional<WatchMessage> WatchLink::take(bool& refused) {
 }
 
 void WatchLink::flush(int fd) {
-  while (!out.empty()) {
-    const ssize_t sent = ::send(fd, out.data(), out.size(), MSG_NOSIGNAL);
-    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-    if (sent < 0) out.clear();  // the next read reports the loss
-    else out.erase(0, static_cast<size_t>(sent));
+  size_t done = 0;
+  while (done < out.size()) {
+    const ssize_t sent = ::send(fd, out.data() + done, out.size() - done, MSG_NOSIGNAL);
+    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    done = sent < 0 ? out.size() : done + static_cast<size_t>(sent);  // the next read reports the loss
   }
+  out.erase(0, done);
 }
 
 LinkPort::LinkPort(OwnedFd fd) : fd_(std::move(fd)) {

@@ -28,7 +28,8 @@ struct WatchLink {
   std::string nonce, parent_nonce;  // of this end; of the parent
   std::string host, address;        // of the other end
   std::string in, out;
-  bool done = false;  // a child whose whole subtree is leaving
+  bool done = false;   // a child whose whole subtree is leaving
+  bool stays = false;  // a client of the store that remains after the start
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();  // last bytes received
 
   void put(char kind, const std::string& text);
@@ -56,6 +57,8 @@ class LinkPort {
   void accept(WatchLinks& links);
   // Returns the unproven connections to close: expired ones, or all.
   std::vector<int> expired(const WatchLinks& links, bool all);
+  // True if the process had no free file descriptor for the last connection.
+  bool lacks_files() const { return out_of_files_.has_value(); }
   // True if the owner must return within kPause even without an event.
   bool has_limits(const WatchLinks& links) const;
 
