@@ -75,13 +75,13 @@ std::string replace_invalid_utf8(std::string_view text) {
 
 namespace {
 
-bool is_control(char32_t c) {
-  if (c < 0x20) return c != '\t' && c != '\n';
+bool is_control(char32_t code_point) {
+  if (code_point < 0x20) return code_point != '\t' && code_point != '\n';
   constexpr std::pair<char32_t, char32_t> kRanges[] = {
       {0x7F, 0x9F},     {0x61C, 0x61C},   {0x180E, 0x180E}, {0x200B, 0x200B}, {0x200E, 0x200F},
       {0x2028, 0x202E}, {0x2060, 0x206F}, {0xFEFF, 0xFEFF}, {0xFFF9, 0xFFFB}, {0xE0000, 0xE007F}};
   return std::any_of(std::begin(kRanges), std::end(kRanges),
-                     [c](const auto& range) { return c >= range.first && c <= range.second; });
+                     [=](const auto& range) { return code_point >= range.first && code_point <= range.second; });
 }
 
 // Requires one complete code point.

@@ -155,7 +155,7 @@ void check_backend(c10d::Store& store, const GlooOptions& options) {
   throw base::Error("config", problem);
 }
 
-std::string names_of(const std::vector<int>& ranks, const GlooOptions& options) {
+std::string list_ranks(const std::vector<int>& ranks, const GlooOptions& options) {
   constexpr size_t kMostNamed = 8;
   std::string names;
   for (size_t i = 0; i < std::min(ranks.size(), kMostNamed); ++i)
@@ -167,8 +167,8 @@ std::string names_of(const std::vector<int>& ranks, const GlooOptions& options) 
 std::string decide_late(c10d::Store& store, const GlooOptions& options, const std::string& problems) {
   const std::vector<int> missing = missing_ranks(store, options);
   if (missing.empty()) return decide(store, kAllHaveCome, "");
-  const std::string cause =
-      base::concat(names_of(missing, options), " did not start within ", in_seconds(options.timeout), " s", problems);
+  const std::string cause = base::concat(list_ranks(missing, options), " did not start within ",
+                                         in_seconds(options.timeout), " s", problems);
   const std::string decision = decide(store, kMissing, cause);
   if (decision != kMissing + cause) return decision;
   leave_refused(store, options, kMissing);
