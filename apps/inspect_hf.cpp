@@ -87,7 +87,7 @@ void print(const OrderedJson& json, bool with_config) {
   print_tensors(json.at("tensors"));
   if (!json.at("not_built").is_null())
     std::cout << "not a model that is built here: " << json.at("not_built").get<std::string>() << '\n';
-  if (!with_config) return;
+  if (!with_config || json.at("settings").empty()) return;
   std::cout << "settings:\n";
   for (const OrderedJson& setting : json.at("settings")) std::cout << "  " << setting.get<std::string>() << '\n';
 }

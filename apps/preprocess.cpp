@@ -301,7 +301,7 @@ int run_preprocess(const std::vector<std::string>& arguments) {
     a.options.format = data::TextFormat::jsonl;
     const std::string folder = tokenizer_folder(disk, a);
     chat_template.emplace(chat_template_of(folder, a));
-    report.emplace(*chat_template, end_tokens(*tokenizer, *chat_template, folder));
+    report.emplace(*chat_template, *tokenizer, end_tokens(*tokenizer, *chat_template, folder));
     encode_chats(encoder, *tokenizer, *chat_template, *report, a);
   }
   const auto done = data::preprocess(disk, a.options, encoder);

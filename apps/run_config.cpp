@@ -124,6 +124,11 @@ void add_megatron(config::Draft& draft, const megatron::Arguments& args, RunArgu
   out.notes.insert(out.notes.end(), args.notes.begin(), args.notes.end());
 }
 
+// Megatron raises where these have no effect.
+bool raises_in_megatron(const std::string& key) {
+  return key == "model.moe_pad_expert_input_to_capacity" || key == "model.moe_router_enable_expert_bias";
+}
+
 // Drops script flags without effect in this configuration, as Megatron ignores them.
 void drop_without_effect(config::Draft& draft, const MegatronFlags& flags, RunArguments& out) {
   for (bool found = !flags.from_scripts.empty(); found;) {
@@ -131,8 +136,9 @@ void drop_without_effect(config::Draft& draft, const MegatronFlags& flags, RunAr
     for (const config::Violation& violation : config::without_effect(draft.finish())) {
       const auto flag = flags.from_scripts.find(violation.key);
       if (flag == flags.from_scripts.end() || !draft.given().contains(violation.key)) continue;
+      if (raises_in_megatron(violation.key)) continue;
       draft.retract(violation.key);
-      out.notes.push_back(flag->second + ": ignored, as Megatron does: " + violation.rule);
+      out.notes.push_back(flag->second + ": ignored, as Megatron does: " + violation.key + " " + violation.rule);
       found = true;
     }
   }

@@ -66,7 +66,7 @@ void check_frequencies(Rules& rules) {
     refuse_without(rules, "model.rope_type = yarn", scales_softmax ? of_yarn_alone : of_yarn);
   } else {
     rules.require(rope, "model.rope_type", m.rope_type, "needs model.position_embedding_type = rope",
-                  "use rope, or leave rope_type out");
+                  "use rope, or set model.rope_type to rope");
     rules.require(!m.use_rope_scaling, "model.use_rope_scaling", "true",
                   "excludes yarn (model.rope_type, which is auto with model.multi_latent_attention)",
                   "turn it off, or set model.rope_type to rope");

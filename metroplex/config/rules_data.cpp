@@ -104,11 +104,12 @@ void check_data(Rules& rules) {
   check_split(rules);
   check_tokenizer(rules);
   const Checkpoint& c = rules.config.checkpoint;
-  rules.require(d.dataloader_type != Dataloader::cyclic || !d.data_sharding || (c.save.empty() && c.load.empty()),
-                "data.data_sharding", "true",
-                "a cyclic loader whose ranks shuffle their own shares cannot resume on another number of "
-                "data-parallel ranks, so it excludes checkpoint.save and checkpoint.load",
-                "set data.data_sharding to false, or data.dataloader_type to single");
+  rules.require(
+      d.dataloader_type != Dataloader::cyclic || !d.data_sharding || (c.save.empty() && c.load.empty()),
+      "data.data_sharding", "true",
+      "a cyclic loader whose ranks shuffle their own shares cannot resume on another number of "
+      "data-parallel ranks, so it excludes checkpoint.save and checkpoint.load",
+      "set data.data_sharding to false, or data.dataloader_type to single: each changes the order of samples");
 }
 
 static void check_allow(Rules& rules) {

@@ -64,7 +64,7 @@ static void check_widths(Rules& rules) {
                 "must divide " + key_is("model.num_attention_heads", m.num_attention_heads),
                 "choose a divisor of the heads");
   rules.require(groups >= tp || tp % groups != 0, "model.num_query_groups", groups,
-                "must be a multiple of " + tensor_ranks + ": a key/value head is stored on one rank",
+                "must be a multiple of " + tensor_ranks + ": heads on several ranks are not implemented",
                 "choose a tensor-parallel size that divides the query groups");
   check_ffn(rules);
   const int64_t head = m.kv_channels > 0 ? m.kv_channels : m.hidden_size / m.num_attention_heads;

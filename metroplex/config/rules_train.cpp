@@ -156,7 +156,7 @@ void check_optim(Rules& rules) {
   for (const auto& [key, value] : ends) {
     rules.require(!constant || value == unset || value == o.weight_decay, key, value,
                   "has no meaning with optim.weight_decay_incr_style = constant",
-                  "use linear or cosine, or leave it -1");
+                  "use linear or cosine, or leave it out");
     rules.require(value >= 0 || value == unset, key, value, "must be at least 0, or -1 for optim.weight_decay",
                   "choose 0 or more");
     rules.require(constant || value != unset, key, value,

@@ -51,7 +51,7 @@ class SettingsChecker {
     const int64_t groups = s_.num_query_groups.value_or(s_.num_attention_heads);
     if (groups % s_.tp != 0 && (groups == 0 || s_.tp % groups != 0)) {
       refuse(list_, "model.num_query_groups", groups,
-             base::concat("must be a multiple or a divisor of parallel.tensor_model_parallel_size = ", s_.tp),
+             base::concat("must be a multiple of parallel.tensor_model_parallel_size = ", s_.tp),
              "choose a tensor-parallel size that divides the query groups");
     }
   }

@@ -105,6 +105,9 @@ std::string no_json_lines_form(std::string_view text) {
                           (json[0].contains("role") || json[0].contains("from"));
     return messages ? "" : "is a JSON array, not JSON lines; write one object per line (jq -c '.[]')";
   }
+  if (line.starts_with('{') && line.ends_with("},") &&
+      Json::accept(without_python_json(line.substr(0, line.size() - 1))))
+    return "has a comma after each object, not JSON lines; remove the commas (sed 's/,$//')";
   const bool open = line == "{" || (line.starts_with('{') && (line.ends_with(',') || line.ends_with('[') ||
                                                               line.ends_with('{') || line.ends_with(':')));
   return open ? "holds JSON objects of several lines, not JSON lines; write one object per line (jq -c .)" : "";

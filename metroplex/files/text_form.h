@@ -14,8 +14,8 @@ std::string_view without_byte_order_mark(std::string_view text);
 // else "".
 std::string no_text_form(std::string_view bytes);
 
-// Returns why a file is not JSON lines: it is one array, or objects span several lines. "" if the first line shows
-// neither.
+// Returns why a file is not JSON lines: it is one array, objects span several lines, or lines end with a comma. "" if
+// the first line shows none of these.
 std::string no_json_lines_form(std::string_view text);
 
 bool has_python_json(std::string_view text);

@@ -5,7 +5,16 @@
 namespace metroplex::hf {
 namespace {
 
-constexpr const char* kIdKeys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
+constexpr const char* kIdKeys[] = {"bos_token_id", "eos_token_id", "pad_token_id",
+                                   "unk_token_id", "sep_token_id", "decoder_start_token_id"};
+
+// Settings of generation that older directories have in config.json.
+constexpr const char* kGenerationKeys[] = {
+    "max_length",          "max_new_tokens",     "min_length",      "do_sample",
+    "num_beams",           "temperature",        "top_k",           "top_p",
+    "typical_p",           "repetition_penalty", "length_penalty",  "no_repeat_ngram_size",
+    "bad_words_ids",       "early_stopping",     "suppress_tokens", "begin_suppress_tokens",
+    "forced_bos_token_id", "forced_eos_token_id"};
 
 Json object_of(const std::string& text) {
   Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -20,6 +29,21 @@ Json ids_of(const Json& config) {
   return ids;
 }
 
+// Returns the generation_config.json that transformers derives from the generation settings of a config.json. Empty
+// if there are none, because then the ids alone give the same file.
+Json read_generation(const Json& config) {
+  Json generation = Json::object();
+  for (const char* key : kGenerationKeys) {
+    if (config.contains(key) && !config[key].is_null()) generation[key] = config[key];
+  }
+  if (generation.empty()) return generation;
+  generation.update(ids_of(config));
+  generation.erase("unk_token_id");
+  generation.erase("sep_token_id");
+  generation["_from_model_config"] = true;
+  return generation;
+}
+
 }  // namespace
 
 std::vector<std::string> special_id_settings(const Json& config, const Json& generation) {
@@ -29,7 +53,8 @@ std::vector<std::string> special_id_settings(const Json& config, const Json& gen
       settings.push_back(std::string("model.") + key + "=" + json.dump(-1, ' ', /*ensure_ascii=*/true));
   };
   add("special_token_ids", ids_of(config));
-  add("generation_config", generation);
+  if (generation.is_object() && generation.empty()) settings.push_back("model.generation_config={}");
+  add("generation_config", generation.is_object() ? generation : read_generation(config));
   return settings;
 }
 

@@ -84,11 +84,16 @@ class Reader {
   }
 
   // NullTokenizer always uses its last token as end of document.
-  bool is_last_token(const std::string& flag, const std::vector<std::string>& values) const {
+  bool is_default(const std::string& flag, const std::vector<std::string>& values) const {
+    if (flag == "--no-rope-freq") return values == std::vector<std::string>{"0"};
     if (flag != "--null-tokenizer-eod-id" || values.size() != 1) return false;
-    for (size_t i = 0; i + 1 < tokens_.size(); ++i) {
-      if (with_dashes(tokens_[i]) == "--vocab-size")
-        return values[0] == std::to_string(std::atoll(tokens_[i + 1].c_str()) - 1);
+    const auto is_last_of = [&](const std::string& size) {
+      return values[0] == std::to_string(std::atoll(size.c_str()) - 1);
+    };
+    for (size_t i = 0; i < tokens_.size(); ++i) {
+      const std::string token = with_dashes(tokens_[i]), with_value = "--vocab-size=";
+      if (token.starts_with(with_value)) return is_last_of(token.substr(with_value.size()));
+      if (token == "--vocab-size" && i + 1 < tokens_.size()) return is_last_of(tokens_[i + 1]);
     }
     return false;
   }
@@ -101,7 +106,7 @@ class Reader {
 
   void refuse(const std::string& flag, std::vector<std::string>& values) {
     while (is_value(at_)) values.push_back(tokens_[at_++]);
-    if (is_last_token(flag, values)) return;
+    if (is_default(flag, values)) return;
     const std::string reason = refusal_reason(flag), near = reason.empty() ? nearest_flag(flag) : "";
     refused_.push_back(joined(flag, values) + ": " +
                        (!reason.empty() ? reason

@@ -30,10 +30,23 @@ metroplex_test() {
   case "${*:2:3}" in
     "-"[efrs]" "*.py*) return 0 ;;
     "! -"[efrs]" "*.py) return 1 ;;
-    "-"[efrsx]" "/*-smi*) return 0 ;;
+    "-"[efrsx]" "/*nvidia-smi*) return 0 ;;
+    "-"[efrsx]" "/*-smi*) metroplex_assumed_status "${3##*/}" 1 0 1; return ;;
+    "-"[efrsx]" "/usr/bin/*) [[ $metroplex_trial == 1 ]] && return 0 ;;  # metroplex_which
   esac
   [[ $* == *@not@run@* ]] || { builtin "$@"; return; }
   if metroplex_other_branch "$*" "$*" 1; then ! builtin "$@" 2> /dev/null; else builtin "$@" 2> /dev/null; fi
+}
+# The status of a program that a trial does not start. A trial for it exists only where the script may read the status:
+# its line, or the next three, have an operator or "$?".
+metroplex_ended() {  # TOOL
+  local mpx_lines=() mpx_text='||' mpx_line=${metroplex_line:-1}
+  [[ ${metroplex_source-} == "$0" || -f ${metroplex_source-} ]] &&
+    mapfile -t -s $((mpx_line > 3 ? mpx_line - 3 : 0)) -n 7 mpx_lines < "$metroplex_source"
+  [[ ${#mpx_lines[@]} == 0 ]] || mpx_text=" ${mpx_lines[*]}"
+  [[ $mpx_text == *@('&&'|'||'|'$?'|'${?'|[[:space:]\;]@(if|elif|while|until|!)[[:space:]])* ]] || return 0
+  ! metroplex_other_branch "@not@run@${1//[!A-Za-z0-9_+-]/_}@${metroplex_line-}@${metroplex_file//[!A-Za-z0-9_.+-]/_}@" \
+    "status of $1" 1
 }
 # Prepares "[[" and "case". Returns 1 if bash is to skip the command, which then succeeds. A subshell evaluates the
 # command, for $((n++)) has an effect.

@@ -37,7 +37,13 @@ int rank_of_program(const std::string& path) {
 }
 
 std::optional<Program> find_program(const std::vector<std::string>& words) {
-  const auto file = std::find_if(words.begin(), words.end(), is_program);
+  auto file = std::find_if(words.begin(), words.end(), is_program);
+  // A .py program that starts a launcher: "launch.py torchrun pretrain_gpt.py".
+  for (auto word = file; word != words.end() && word + 1 != words.end(); ++word) {
+    if (!is_launcher_module(*word) || (word - 1)->rfind("--", 0) == 0) continue;
+    const auto inner = std::find_if(word, words.end(), is_program);
+    if (inner != words.end()) file = inner;
+  }
   if (file != words.end()) return Program{*file, static_cast<size_t>(file - words.begin())};
   for (size_t i = 0; i + 1 < words.size(); ++i) {
     if ((words[i] != "-m" && words[i] != "--module") || is_launcher_module(words[i + 1])) continue;

@@ -49,7 +49,7 @@ Launcher launcher_named(const std::string& word) {
   if (name.rfind("mpirun", 0) == 0 || name.rfind("mpiexec", 0) == 0 ||
       is_any(name, {"orterun", "prterun", "prun", "aprun"}))
     return Launcher::kMpi;
-  if (is_any(name, {"srun", "flux"})) return Launcher::kSlurm;
+  if (is_any(name, {"srun", "flux", "ibrun", "yhrun", "lrun", "ccc_mprun"})) return Launcher::kSlurm;
   if (is_any(name, {"sbatch", "salloc"})) return Launcher::kSlurmJob;
   if (name == "horovodrun") return Launcher::kHorovod;
   if (name == "msrun") return Launcher::kMsrun;
@@ -311,6 +311,11 @@ LauncherRanks count_ranks(const LauncherWords& words, const LauncherWords& slurm
   return {0, silent};
 }
 
+std::string first_array_task(const LauncherWords& options) {
+  const std::string tasks = find_value(options, "--array").value_or(find_value(options, "-a").value_or(""));
+  return tasks.substr(0, tasks.find_first_not_of("0123456789"));
+}
+
 std::string slurm_variables(const LauncherWords& options) {
   // Also accepts the 8 of "--gres=gpu:a100:8".
   const auto count = [&](std::initializer_list<const char*> names) {
@@ -330,6 +335,8 @@ std::string slurm_variables(const LauncherWords& options) {
   for (const auto& [name, value] : variables) {
     if (value > 0) text += base::concat("export ", name, "=", value, "\n");
   }
+  const std::string task = first_array_task(options);
+  if (!task.empty()) text += "export SLURM_ARRAY_TASK_ID=${SLURM_ARRAY_TASK_ID:-" + task + "}\n";
   return "if [[ -z ${SLURM_JOB_ID-} ]]; then :\n" + text + "fi\n";
 }
 

@@ -23,6 +23,9 @@ std::vector<std::string> read_slurm_options(const std::string& script);
 // these options.
 std::string slurm_variables(const std::vector<std::string>& slurm_options);
 
+// Returns the first task of a job array with these options: "1" for --array=1-3; empty without an array.
+std::string first_array_task(const std::vector<std::string>& slurm_options);
+
 // Returns the options of sbatch or salloc in a command.
 std::vector<std::string> job_options(const std::vector<std::string>& words);
 

@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <random>
+#include <regex>
 #include <set>
 #include <sstream>
 
@@ -24,6 +25,7 @@
 #include "megatron/launch_ranks.h"
 #include "megatron/launch_tools.h"
 #include "megatron/launch_trial.h"
+#include "megatron/launch_variables.h"
 #include "megatron/trial.h"
 
 namespace metroplex::megatron {
@@ -84,6 +86,12 @@ struct Assumption {
   std::string branch;  // a key of trial 0
 };
 
+// Whether a script with #SBATCH lines is read as the job; one that submits itself is not.
+bool is_job(const Source& source) {
+  return !source.slurm_options.empty() && source.text.find("SLURM_") != std::string::npos &&
+         source.text.find("sbatch ") == std::string::npos;
+}
+
 std::string quoted_for_bash(const std::string& text) {
   std::string quoted = "'";
   for (const char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
@@ -98,7 +106,7 @@ Trial run_bash(const Source& source, const Assumption& assumed, std::chrono::mil
           ": ~root > /dev/null\nRANDOM=", source.seed, " metroplex_trial=", assumed.number,
           " metroplex_only=", quoted_for_bash(assumed.branch), " metroplex_folders=", source.assumes_folders ? 1 : 0,
           "\n", slurm_variables(source.slurm_options), kLaunchTools, kLaunchFilters, kLaunchFiles, kLaunchBranches,
-          kLaunchTrial,
+          kLaunchTrial, kLaunchVariables, is_job(source) ? "metroplex_job\n" : "",
           "shopt -s extdebug; trap '[[ ${FUNCNAME-} == metroplex_* ]] || metroplex_step \"$@\" && true' DEBUG; "
           ". \"$0\" \"$@\""),
       source.script};
@@ -180,10 +188,27 @@ bool is_harmless(std::string flag) {
   return known != nullptr && known->only.empty();
 }
 
+// How many words belong to a translated flag; any number for other flags.
+int64_t most_values(const std::string& flag) {
+  for (const FlagRow& row : flag_table()) {
+    if (flag != row.flag) continue;
+    return row.take == Take::kNone ? 0 : row.take == Take::kOne ? 1 : row.take == Take::kThree ? 3 : INT64_MAX;
+  }
+  return INT64_MAX;
+}
+
 void check_flags_are_known(const LaunchScript& script, const std::string& path) {
+  const bool parallel = std::find(script.flags.begin(), script.flags.end(), ":::") != script.flags.end();
+  MPX_CHECK(
+      !parallel, "config", path,
+      ": GNU parallel starts one training for each word after :::, of which one can be read; write the command of "
+      "that one into the script");
   std::string flag = "an argument", unknown;
+  int64_t values = 0;
   for (const std::string& word : script.flags) {
-    if (word.rfind("--", 0) == 0) flag = word.substr(0, word.find('='));
+    const bool is_flag = word.rfind("--", 0) == 0;
+    if (is_flag) flag = word.substr(0, word.find('=')), values = word.find('=') == std::string::npos ? 0 : 1;
+    if (!is_flag && ++values > most_values(flag)) flag = "an argument";
     if (has_mark(flag)) flag = "a flag";
     if (has_mark(word) && !is_harmless(flag))
       add_once(unknown, base::concat(flag, " (", program_of_mark(word, path), ")"));
@@ -211,15 +236,26 @@ void check_course_is_known(const std::vector<Command>& commands, size_t end, con
             kByHand);
 }
 
+// The programs in whose place a mark stands: their output may hold the training command.
 std::string programs_of_marks(const std::vector<Command>& commands, const std::string& path) {
   std::string found;
   for (const Command& command : commands) {
-    if (command.words[0].rfind(kMark, 0) == 0) add_once(found, program_of_mark(command.words[0], path));
+    const std::vector<std::string>& words = command.words;
+    const bool swift = words[0] == "megatron" && words.size() > 1 && words[1].rfind("-", 0) != 0;
+    if (swift) return base::concat("; megatron ", words[1], " is a command of ms-swift, which is not read");
+    if (words.size() == 1 && words[0].rfind(kMark, 0) == 0) add_once(found, program_of_mark(words[0], path));
   }
-  return found.empty() ? "" : base::concat("; it reads what programs print that a trial does not start: ", found);
+  return found.empty() ? ""
+                       : base::concat("; a trial does not start these programs, nor read what they start: ", found);
 }
 
-std::string last_lines(std::string text) {
+// Without lines of marks, which print_mark and metroplex_unknown wrote.
+std::string last_lines(const std::string& printed) {
+  std::istringstream lines(printed);
+  std::string text;
+  for (std::string line; std::getline(lines, line);) {
+    if (!has_mark(line)) text += line + '\n';
+  }
   while (!text.empty() && text.back() == '\n') text.pop_back();
   size_t begin = text.size();
   for (int lines = 0; lines < 5 && begin != std::string::npos && begin > 0; ++lines)
@@ -227,6 +263,30 @@ std::string last_lines(std::string text) {
   return text.substr(begin == std::string::npos ? 0 : begin + (begin > 0 ? 1 : 0));
 }
 
+// Returns a message about `NAME=<Specify path>` with its line; empty if the text has none.
+std::string find_placeholder(const std::string& text) {
+  static const std::regex kPlaceholder("^\\s*(export\\s+)?\\w+=(<[^<>]+>)");
+  std::istringstream stream(text);
+  int64_t number = 0;
+  std::smatch found;
+  for (std::string line; std::getline(stream, line);) {
+    ++number;
+    if (line.size() < 4096 && std::regex_search(line, found, kPlaceholder))
+      return base::concat("the placeholder ", found[2].str(), " in line ", number, " needs a value");
+  }
+  return "";
+}
+
+// Guesses the cause of a syntax error from the message of bash.
+std::string cause_of_syntax_error(const std::string& said, const std::string& text) {
+  const auto has = [&](const char* part) { return said.find(part) != std::string::npos; };
+  if (has("operand expected")) return ": a variable in an arithmetic expression is empty?";
+  if (!has("unexpected EOF") && !has("syntax error")) return "";
+  const std::string placeholder = find_placeholder(text);
+  return placeholder.empty() ? ": a quote or bracket is never closed?" : ": " + placeholder;
+}
+
+// One trial and the training command that it found.
 struct Reading {
   Assumption assumed;
   Trial trial;
@@ -236,8 +296,10 @@ struct Reading {
   LaunchScript script;
 };
 
+// Up to the ":" that begins the next program of mpiexec.
 std::vector<std::string> flags_of(const Command& command, const Program& program) {
-  return {command.words.begin() + static_cast<std::ptrdiff_t>(program.at) + 1, command.words.end()};
+  const auto begin = command.words.begin() + static_cast<std::ptrdiff_t>(program.at) + 1;
+  return {begin, std::find(begin, command.words.end(), ":")};
 }
 
 void find_training_command(Reading& reading) {
@@ -280,10 +342,20 @@ std::string note_of_others(const Reading& reading) {
                                      " words is read; these other commands are not: ", list);
 }
 
+bool starts_several_programs(const Reading& reading) {
+  if (reading.at >= reading.commands.size()) return false;
+  const std::vector<std::string>& words = reading.commands[reading.at].words;
+  return std::find(words.begin(), words.end(), ":") != words.end();
+}
+
 void read_ranks(Reading& reading, const Source& source) {
   const LauncherRanks ranks = count_ranks(reading.launcher, source.slurm_options);
   reading.script.ranks = ranks.count;
   reading.script.unknown_ranks = ranks.unknown;
+  if (starts_several_programs(reading)) {
+    reading.script.ranks = 0;
+    reading.script.unknown_ranks = "a launcher of several programs with : between them";
+  }
   const size_t mark = ranks.unknown.find(kMark);
   if (mark != std::string::npos)
     reading.script.unknown_ranks =
@@ -302,13 +374,27 @@ Reading read_once(const Source& source, const Assumption& assumed, std::chrono::
   return reading;
 }
 
+// SLURM_JOB_ID in the three trials (metroplex_job of launch_variables.h).
+constexpr const char* kJobIds[] = {"1000001", "1000002", "1000003"};
+
+// Replaces the job id in a path by that of trial 0, because a folder may have the id in its name.
+std::string with_first_job_id(std::string word) {
+  if (word.find('/') == std::string::npos) return word;
+  for (const char* id : kJobIds) {
+    for (size_t at = word.find(id); at != std::string::npos; at = word.find(id, at + 1))
+      word.replace(at, std::string(id).size(), kJobIds[0]);
+  }
+  return word;
+}
+
+// The flags whose values differ between two trials.
 std::set<std::string> different_flags(const LaunchScript& first, const LaunchScript& second) {
   std::map<std::string, std::string> values[2];
   for (const int side : {0, 1}) {
     std::string flag = "the words before the first flag";
     for (const std::string& word : (side == 0 ? first : second).flags) {
       if (word.rfind("--", 0) == 0) flag = word.substr(0, word.find('='));
-      values[side][has_mark(flag) ? "a flag" : flag] += word + '\n';
+      values[side][has_mark(flag) ? "a flag" : flag] += with_first_job_id(word) + '\n';
     }
   }
   std::set<std::string> different;
@@ -344,6 +430,31 @@ bool misses_folder(const Reading& reading) {
 }
 
 bool ends_with_error(const Reading& reading) { return reading.script.flags.empty() && reading.trial.status != 0; }
+
+// Adds the scripts whose text the trial does not know.
+void note_unknown_scripts(const Reading& reading, const std::string& path, std::string& note) {
+  for (const Command& command : reading.commands) {
+    const std::vector<std::string>& words = command.words;
+    if (words.size() != 3 || words[1] != "-" || words[0].rfind(kMark, 0) != 0) continue;
+    const std::string text =
+        base::concat("the text of ", words[2], " comes from ", program_of_mark(words[0], path),
+                     ", which a trial does not start: the commands of ", words[2], " are not read");
+    if (note.find(text) == std::string::npos) note += (note.empty() ? "" : "; ") + text;
+  }
+}
+
+// Returns a note about the values used in place of those of a Slurm job.
+std::string note_of_job(const Source& source, const Reading& reading) {
+  const std::string task = first_array_task(source.slurm_options);
+  std::string note;
+  if (!task.empty())
+    note = base::concat("task ", task, " of the job array is read, unless SLURM_ARRAY_TASK_ID is set");
+  const bool named = std::any_of(reading.script.flags.begin(), reading.script.flags.end(),
+                                 [](const std::string& word) { return word.find(kJobIds[0]) != std::string::npos; });
+  if (named)
+    note += base::concat(note.empty() ? "" : "; ", kJobIds[0], " stands for SLURM_JOB_ID; set it for another");
+  return note;
+}
 
 // Returns the keys of branches that trial 0 did not take.
 std::vector<std::string> other_branches(const Reading& reading) {
@@ -461,15 +572,15 @@ LaunchScript read_launch_script(const std::string& path, const std::vector<std::
   check_course_is_known(first.commands, first.at, first.trial.printed, path);
   check_flags_are_known(first.script, path);
   const std::string said = last_lines(first.trial.printed);
-  const bool broken =
-      said.find("unexpected EOF") != std::string::npos || said.find("syntax error") != std::string::npos;
   MPX_CHECK(!first.script.flags.empty(), "config", path, ": starts no training (bash ends with ", first.trial.status,
-            broken ? ": a quote or bracket is never closed?" : "",
+            cause_of_syntax_error(said, source.text),
             "); expected a command such as torchrun ... pretrain_gpt.py --num-layers 12 ...",
             programs_of_marks(first.commands, path), said.empty() ? "" : "; the script said:\n" + said);
   check_against_assumptions(first, source, std::max<std::chrono::milliseconds>(std::chrono::seconds(2), 3 * took));
-  const std::string others = note_of_others(first);
+  const std::string others = note_of_others(first), job = note_of_job(source, first);
   std::string& note = first.script.note;
+  note_unknown_scripts(first, path, note);
+  if (!job.empty()) note += (note.empty() ? "" : "; ") + job;
   if (!others.empty()) note += (note.empty() ? "" : "; ") + others;
   if (source.assumes_folders) {
     note += base::concat(note.empty() ? "" : "; ",

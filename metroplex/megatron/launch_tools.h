@@ -145,12 +145,15 @@ metroplex_hostname() {
   [[ $# == 1 ]] && mpx_name=${mpx_name%%.*}
   builtin printf '%s\n' "$mpx_name"
 }
+metroplex_machine=$HOSTTYPE
+metroplex_arch() { metroplex_uname -m; }
 metroplex_uname() {
   local mpx_text
   case "$*" in
     "" | -s) mpx_text=Linux ;;
     -n) IFS= read -r mpx_text < /proc/sys/kernel/hostname ;;
     -r) IFS= read -r mpx_text < /proc/sys/kernel/osrelease ;;
+    -m) mpx_text=$metroplex_machine ;;
     *) metroplex_unknown uname; return ;;
   esac
   builtin printf '%s\n' "$mpx_text"
@@ -169,13 +172,14 @@ metroplex_id() {
   esac
 }
 
-# A launcher counts by its name; its folder does not matter.
+# A launcher counts by its name; its folder does not matter. The trials differ on whether other programs exist.
 metroplex_which() {
   case ${1-}:$# in
-    torchrun:1 | python*:1 | deepspeed:1 | accelerate:1 | mpirun:1 | mpiexec:1 | srun:1 | bash:1 | *-smi:1)
-      builtin printf '/usr/bin/%s\n' "$1" ;;
-    *) metroplex_unknown which ;;
+    torchrun:1 | python*:1 | deepspeed:1 | accelerate:1 | mpirun:1 | mpiexec:1 | srun:1 | bash:1 | nvidia-smi:1) ;;
+    [!-]*:1) metroplex_assumed_status "$1" 1 0 1 || return ;;
+    *) metroplex_unknown which; return ;;
   esac
+  builtin printf '/usr/bin/%s\n' "$1"
 }
 
 metroplex_expr() {
@@ -194,7 +198,7 @@ metroplex_expr() {
 
 metroplex_ls() {
   local mpx_path mpx_found=$(($# == 0)) mpx_failed=0
-  [[ "$*" == */dev/@(nvidia|dri|kfd|davinci|accel)* ]] && { metroplex_unknown ls; return; }
+  [[ "$*" == */dev/@(nvidia|dri|kfd|davinci|accel)* ]] && { metroplex_unknown ls; metroplex_assumed_status ls 0 1 0; return; }
   for mpx_path; do
     [[ $mpx_path == -* ]] && continue
     [[ -e $mpx_path || -L $mpx_path ]] && { mpx_found=1; continue; }

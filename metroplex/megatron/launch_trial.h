@@ -15,7 +15,7 @@ namespace metroplex::megatron {
 //   mark and "?" or "~": see launch_branches.h
 inline constexpr const char* kLaunchTrial = R"BASH(
 shopt -s extglob
-builtin exec 197>&1
+exec 197>&1
 # Several processes may write at once, so it takes small pieces, each written as one: the process, "." where a word ends
 # there or else "+", the piece. A new line would be two writes and goes as \1.
 metroplex_record() {
@@ -68,7 +68,7 @@ metroplex_devices() {
 }
 metroplex_refuse() { metroplex_unknown "$1" !; }
 
-metroplex_tools="dirname basename realpath readlink date seq nproc hostname uname whoami id expr ls getopt which \
+metroplex_tools="dirname basename realpath readlink date seq nproc hostname uname arch whoami id expr ls getopt which \
   cat tee head tail wc tr cut grep touch rm unlink cp mv ln"
 for metroplex_tool in $metroplex_tools; do
   eval "$metroplex_tool() { local -; set -f +eTu; metroplex_$metroplex_tool \"\$@\"; }"
@@ -77,12 +77,14 @@ done
 # The text that a shell is given with -c, its name, and its arguments.
 launched_text() {
   local metroplex_text=$1
+  metroplex_enter
   shift $(($# > 1 ? 2 : 1))
   eval "$metroplex_text"
 }
 # Runs a script file with its arguments as a program of its own.
 launched_file() {
   local metroplex_script=$1
+  metroplex_enter
   BASH_ARGV0=$1
   shift
   . "$metroplex_script" "$@"
@@ -141,7 +143,7 @@ metroplex_slurm_file() {  # FILE, the words of sbatch before it
   local mpx_text
   IFS= read -r -d '' -n 1048576 mpx_text < "$1"
   metroplex_slurm_job "$mpx_text" "${@:2}"
-  export SLURM_JOB_ID=${SLURM_JOB_ID:-1}
+  [[ $2 != sbatch ]] || metroplex_job
 }
 # Records the words of a command. The variables and files that may hold its number of ranks come first.
 metroplex_launch() {
@@ -189,21 +191,33 @@ metroplex_note() {
   local metroplex_at metroplex_text metroplex_before=("${metroplex_outer[@]}")
   local metroplex_outer  # the launchers of an inner shell: its commands are recorded with them
   if [[ $1 == *@not@run@* && $* != *.py* ]]; then
+    [[ ${metroplex_child-} != 1 || ${metroplex_script-} == '' ]] ||
+      metroplex_record "@not@run@${1#*@not@run@}" - "$metroplex_script"
     [[ ${metroplex_child-} == 1 ]] || metroplex_run_output "$1"
     return 0
   fi
   local metroplex_child=1  # the commands of an inner shell cannot set variables of the script
+  case ${1##*/} in
+    env | nohup | nice | timeout | sudo | time | stdbuf)
+      for ((metroplex_at = 2; metroplex_at <= $#; metroplex_at++)); do
+        [[ ${!metroplex_at##*/} == @(sbatch|qsub|bsub|msub|ssh|pdsh|clush|pssh|parallel-ssh|mpssh|dsh) ]] || continue
+        metroplex_outer=("${metroplex_before[@]}" "${@:1:metroplex_at-1}")
+        (metroplex_enter; metroplex_note "${@:metroplex_at}")
+        return 0
+      done ;;
+  esac
   for ((metroplex_at = 1; metroplex_at <= $#; metroplex_at++)); do
     metroplex_outer=("${metroplex_before[@]}" "${@:1:metroplex_at-1}")
     [[ "${metroplex_outer[*]}" == *.py* ]] && metroplex_outer=()
     case ${!metroplex_at##*/} in
       sh | bash | dash | zsh | ksh) metroplex_shell "${@:metroplex_at}" && return 0 ;;
     esac
-    if [[ ${1##*/} != sbatch && ($metroplex_at == 1 || $* != *.py*) ]] && metroplex_is_script "${!metroplex_at}"; then
+    if [[ ${1##*/} != @(sbatch|qsub|bsub|msub) && ($metroplex_at == 1 || $* != *.py*) ]] &&
+      metroplex_is_script "${!metroplex_at}"; then
       (launched_file "${@:metroplex_at}")
       return 0
     fi
-    [[ ${1##*/} != sbatch || $metroplex_at == 1 ]] && continue
+    [[ ${1##*/} != @(sbatch|qsub|bsub|msub) || $metroplex_at == 1 ]] && continue
     metroplex_text=${!metroplex_at}
     [[ $metroplex_text == --wrap ]] && { (launched_text "${@:metroplex_at+1:1}"); return 0; }
     [[ $metroplex_text == --wrap=* ]] && { (launched_text "${metroplex_text#*=}"); return 0; }
@@ -215,13 +229,16 @@ metroplex_note() {
   metroplex_text=
   case ${1##*/}:$* in
     @(ssh|pdsh|clush|pssh|parallel-ssh|mpssh|dsh):*)
-      [[ ${!#} == *@(.py|-m *train*)*[[:space:]]* ]] && { (launched_text "${!#}"); return 0; }
+      [[ ${!#} == *@(.py|-m *train*)*[[:space:]]* || ${!#} == *[[:space:]]@(*.sh*|bash *|sbatch *) ]] &&
+        { (launched_text "${!#}"); return 0; }
       [[ ${1##*/} == ssh && $* != *' -n '* ]] && IFS= read -r -d '' metroplex_text
       [[ $metroplex_text == *.py*[[:space:]]* ]] && { (launched_text "$metroplex_text"); return 0; } ;;
     @(sbatch|qsub|bsub|msub):*)
       IFS= read -r -d '' metroplex_text
       if [[ -n $metroplex_text ]]; then
-        (metroplex_slurm_job "$metroplex_text" "$@"; launched_text "$metroplex_text")
+        (metroplex_slurm_job "$metroplex_text" "$@"
+          [[ $1 != sbatch ]] || metroplex_job
+          launched_text "$metroplex_text")
         return 0
       fi ;;
     xargs:*@(.py|-m *train*)*) metroplex_xargs "$@"; return 0 ;;
@@ -232,8 +249,10 @@ metroplex_note() {
     # These print nothing.
     mkdir:* | rmdir:* | chmod:* | chown:* | sleep:* | sync:*) ;;
     mktemp:*) metroplex_marks 1 mktemp ;;
-    *-smi:* | python*"print(torch.cuda.device_count())"*) metroplex_devices "$@" ;;
-    *) metroplex_unknown "${1##*/}" ;;
+    nvidia-smi:* | python*"print(torch.cuda.device_count())"*) metroplex_devices "$@" ;;
+    @(torchrun|deepspeed|accelerate):* | *@(train|finetune|sft)*.py* | *"-m "*train*) metroplex_unknown "${1##*/}" ;;
+    *-smi:*) metroplex_devices "$@"; metroplex_ended "${1##*/}" ;;
+    *) metroplex_unknown "${1##*/}"; metroplex_ended "${1##*/}" ;;
   esac
 }
 command_not_found_handle() { metroplex_note "$@"; }
@@ -244,7 +263,7 @@ command() {
   [[ $# == 0 ]] && return 0
   if [[ $1 == -[vV] && $# == 2 ]]; then
     builtin command "$@" && return 0
-    [[ $2 == *-smi ]] || metroplex_assumed_status "$2" 1 0 1 || return
+    [[ $2 == nvidia-smi ]] || metroplex_assumed_status "$2" 1 0 1 || return
     builtin printf '%s\n' "/usr/bin/${2##*/}"
   elif [[ $1 == -* ]]; then
     builtin command "$@"
@@ -273,7 +292,7 @@ hash() { metroplex_find hash "$@"; }
 # A trial assumes for other programs what command -v does.
 metroplex_find() {  # type or hash, its words
   builtin "$@" 2> /dev/null && return 0
-  [[ ${!#} == -* || ${!#} == *-smi ]] || metroplex_assumed_status "${!#}" 1 0 1
+  [[ ${!#} == -* || ${!#} == nvidia-smi ]] || metroplex_assumed_status "${!#}" 1 0 1
 }
 # The folders of another source tree need not be on this machine: a second reading assumes that they exist. The error
 # of cd is still printed, and the result carries a note.
@@ -284,13 +303,14 @@ fi
 kill() { :; }
 [() { metroplex_test "[" "$@"; }
 test() { metroplex_test test "$@"; }
+metroplex_names=" $(IFS=$' \t\n'; builtin echo $(builtin compgen -v)) metroplex_names "
 # Before every command, with the script's own $1, $2, ... A name with a slash becomes a function of that name; errors
 # do not end the trial.
 metroplex_step() {
   set +eu
   trap - ERR
   [[ ${BASH_SOURCE[1]-environment} != environment ]] &&
-    metroplex_line=${BASH_LINENO[0]} metroplex_file=${BASH_SOURCE[1]##*/}
+    metroplex_line=${BASH_LINENO[0]} metroplex_file=${BASH_SOURCE[1]##*/} metroplex_source=${BASH_SOURCE[1]}
   [[ ${1-} == *@not@run@getopt@* ]] && exit 1  # it would shift for ever
   PATH=/nonexistent
   # The function exec cannot change the descriptors of the shell.

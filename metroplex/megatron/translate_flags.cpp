@@ -64,8 +64,13 @@ void Translator::apply(const GivenFlag& given) {
   }
   if (row.take == Take::kList) value += "]";
   const auto& positive = positive_flags();
-  const bool must_be_positive =
-      std::any_of(positive.begin(), positive.end(), [&](const std::string& flag) { return flag == row.flag; });
+  // Without --group-query-attention Megatron ignores --num-query-groups.
+  const bool ignored = whole_ && row.sets == std::string("query_groups=$") &&
+                       std::none_of(flags_.begin(), flags_.end(), [](const GivenFlag& flag) {
+                         return std::string(flag.row->sets).find("gqa=true") != std::string::npos;
+                       });
+  const bool must_be_positive = !ignored && std::any_of(positive.begin(), positive.end(),
+                                                        [&](const std::string& flag) { return flag == row.flag; });
   MPX_CHECK(!must_be_positive || !is_zero(value), "config", "Megatron arguments: ", row.flag, " ", value,
             ": must be above 0; leave it out for Megatron's default");
   std::istringstream pairs(row.sets);
@@ -190,7 +195,7 @@ void Translator::wsd_decay() {
     if (!whole_ || !used || !given(key.c_str()) || !is_zero(assigned_[key])) continue;
     const std::string flag = out_.given_by[key], decay = "optim.lr_decay_" + unit;
     MPX_CHECK(!given(decay.c_str()) || number(decay) >= number(length), "config", "Megatron arguments: ", flag,
-              " = 0: needs --lr-decay-", unit, " of at least the length of the run, ", number(length), ", not ",
+              ": needs --lr-decay-", unit, " of at least the length of the run, ", number(length), ", not ",
               number(decay), "; raise it, or leave ", flag, " out");
     derive("optim.lr_decay_style=constant", "", flag);
   }
@@ -367,7 +372,7 @@ config::Config Translator::draft() const {
 
 int64_t Translator::counted_virtual_stages() {
   static constexpr const char* kFlag = "--num-layers-per-virtual-pipeline-stage";
-  MPX_CHECK(given("model.num_layers") && given("parallel.pipeline_model_parallel_size"), "config",
+  MPX_CHECK(given("model.num_layers") && (whole_ || given("parallel.pipeline_model_parallel_size")), "config",
             "Megatron arguments: ", kFlag, " needs --num-layers and --pipeline-model-parallel-size; or use ",
             "--num-virtual-stages-per-pipeline-rank");
   const config::Config c = draft();
@@ -381,6 +386,8 @@ int64_t Translator::counted_virtual_stages() {
   MPX_CHECK(each > 0 && c.parallel.pp() > 0 && units % c.parallel.pp() == 0 && units / c.parallel.pp() % each == 0,
             "config", "Megatron arguments: ", kFlag, " ", each, " does not divide the ", units, " layers over ",
             c.parallel.pp(), " pipeline stages; choose a divisor of the layers of a stage");
+  MPX_CHECK(c.parallel.pp() > 1 || units == each, "config", "Megatron arguments: ", kFlag, " ", each,
+            " needs --num-layers and --pipeline-model-parallel-size above 1; raise it, or leave the flag out");
   return units / c.parallel.pp() / each;
 }
 
@@ -395,6 +402,12 @@ void Translator::whole_command() {
     missing += (missing.empty() ? "" : ", ") + flag;
   }
   MPX_CHECK(missing.empty(), "config", "Megatron arguments: missing ", missing, "; Megatron has no default for them");
+  const bool by_iterations = given("train.train_iters");
+  MPX_CHECK(!by_iterations || !given("train.train_samples"), "config",
+            "Megatron arguments: --train-iters and --train-samples exclude each other; keep one");
+  const std::string unit = by_iterations ? "iters" : "samples", warmup = "optim.lr_warmup_" + unit;
+  MPX_CHECK(!given("optim.lr_warmup_fraction") || !given(warmup.c_str()) || is_zero(assigned_[warmup]), "config",
+            "Megatron arguments: --lr-warmup-fraction and --lr-warmup-", unit, " exclude each other; keep one");
   for (const auto& [interval, flag] : {std::pair("checkpoint.save_interval", "--save-interval"),
                                        std::pair("checkpoint.save_retain_interval", "--save-retain-interval")}) {
     MPX_CHECK(!given("checkpoint.save") || !given(interval) || !is_zero(assigned_[interval]), "config",

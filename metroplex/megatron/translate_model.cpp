@@ -97,6 +97,8 @@ void Translator::experts() {
   } else if (later("shared_width")) {
     ignore("--shared-moe-ffn-hidden-size " + later_["shared_width"], "without --enable-shared-expert");
   }
+  if (whole_ && !given("model.moe_router_group_topk"))
+    drop("model.moe_router_num_groups", "without --moe-router-group-topk");
   const std::tuple<const char*, const char*, const char*> lists[] = {
       {"cp_comm_type", "parallel.cp_comm_type=$", "--cp-comm-type"},
       {"context_levels", "parallel.hierarchical_context_parallel_sizes=$", "--hierarchical-context-parallel-sizes"},
@@ -118,8 +120,10 @@ void Translator::window() {
              text.end());
   const size_t comma = text.find(',');
   if (comma != std::string::npos) first = text.substr(0, comma), second = text.substr(comma + 1);
-  MPX_CHECK(comma != std::string::npos && second == "0", "config", "Megatron arguments: --window-size ",
-            later_["window"], ": expected two numbers with a comma, of which the second, later positions, is 0");
+  const bool is_number = !second.empty() && second.find_first_not_of("-0123456789") == std::string::npos;
+  MPX_CHECK(comma != std::string::npos && is_number, "config", "Megatron arguments: --window-size ", later_["window"],
+            ": expected two numbers with a comma");
+  if (first == "-1") return;  // all earlier positions
   derive("model.window_size=$", first, "--window-size");
 }
 
@@ -134,6 +138,10 @@ void Translator::positions() {
   MPX_CHECK(!later("no_position") || type == "rope", "config",
             "Megatron arguments: --no-position-embedding: only accepted with --position-embedding-type rope; use "
             "--position-embedding-type none");
+  const bool latent = assigned("model.multi_latent_attention", "true");
+  MPX_CHECK(
+      !whole_ || latent || !assigned("model.rope_type", "yarn"), "config",
+      "Megatron arguments: --rope-type yarn: needs --multi-latent-attention; use --position-embedding-type yarn");
   if (type == "yarn") yarn_type();
   yarn_frequencies(type == "yarn");
   if (type == "yarn") return;
@@ -203,9 +211,16 @@ void Translator::tokenizer() {
 // --padded-vocab-size sets the rows of the embedding, independent of the tokenizer's vocabulary.
 void Translator::padded_vocabulary(bool own_vocabulary) {
   static constexpr const char* kFlag = "--padded-vocab-size";
-  MPX_CHECK(own_vocabulary || !later("vocab_size"), "config", "Megatron arguments: ", kFlag,
-            " excludes --vocab-size; use --make-vocab-size-divisible-by");
   drop("model.make_vocab_size_divisible_by", "with --padded-vocab-size");
+  if (!own_vocabulary && later("vocab_size")) {
+    // One multiple of all rows.
+    derive("model.make_vocab_size_divisible_by=$", later_["padded_vocabulary"], kFlag);
+    const int64_t rows = number("model.make_vocab_size_divisible_by"), tp = draft().parallel.tp();
+    derive("model.vocab_size=$", later_["vocab_size"], "--vocab-size");
+    MPX_CHECK(rows > number("model.vocab_size") && tp > 0 && rows % tp == 0, "config", "Megatron arguments: ", kFlag,
+              " ", rows, ": must be above --vocab-size and a multiple of --tensor-model-parallel-size; raise it");
+    return derive(base::concat("model.make_vocab_size_divisible_by=", rows / tp), "", kFlag);
+  }
   derive("model.vocab_size=$", later_["padded_vocabulary"], kFlag);
   derive("model.make_vocab_size_divisible_by=1", "", kFlag);
 }

@@ -109,11 +109,15 @@ constexpr Reason kReplacements[] = {
     {"use --vocab-size and --make-vocab-size-divisible-by 1", "--extra-vocab-size"},
     {"use --moe-shared-expert-intermediate-size", "--n-shared-experts"},
     {"use --moe-layer-freq", "--first-k-dense-replace"},
-    {"use --swiglu", "--glu-activation"},
+    {"use --moe-aux-loss-coeff", "--moe-loss-coeff"},
+    {"use --expert-model-parallel-size", "--moe-expert-parallel-size"},
+    {"use --pipeline-model-parallel-size", "--pipe-parallel-size"},
+    {"use --swiglu and --ffn-hidden-size, which is 4 * hidden_size in Megatron-LLM; --swiglu alone derives 8/3",
+     "--glu-activation"},
     {"counts tokens, one iteration late; use --lr-warmup-samples", "--lr-warmup-tokens"},
     {"counts tokens, one iteration late; use --lr-decay-samples", "--lr-decay-tokens"},
     {"counts tokens; use --train-samples", "--train-tokens"},
-    {"the settings in this file are not read; write them as flags", "--deepspeed-config"},
+    {"the settings in this file are not read; write them as flags in its place", "--deepspeed-config"},
 };
 
 template <class Reasons>
@@ -144,6 +148,22 @@ bool has_word(const std::string& name, const std::vector<std::string>& words) {
   });
 }
 
+// Whether all words of `flag` occur in `name`, in order, with few other letters: "--clip-gard" for "--clip-grad", but
+// not "--keep-last" for "--beta-fast".
+bool is_misspelling(const std::string& flag, const std::string& name) {
+  const std::vector<std::string> known = name_words(name);
+  size_t at = 0;
+  int different = 0;
+  for (const std::string& word : name_words(flag)) {
+    const auto distance = [&] { return base::edit_distance(word, known[at]); };
+    while (at < known.size() && 3 * distance() > static_cast<int>(word.size()) + 2) ++at;
+    if (at == known.size()) return false;
+    different += distance();
+    ++at;
+  }
+  return 4 * different <= static_cast<int>(flag.size()) - 2;
+}
+
 size_t base_name_start(const std::string& program) {
   const size_t slash = program.rfind('/');
   return slash == std::string::npos ? 0 : slash + 1;
@@ -161,7 +181,8 @@ std::string nearest_flag(const std::string& flag) {
   std::vector<std::string> names;
   for (const FlagRow& row : flag_table()) names.emplace_back(row.flag);
   for (const HarmlessFlag& known : harmless_flags()) names.push_back(known.flag);
-  return base::nearest_name(flag, names);
+  const std::string name = base::nearest_name(flag, names);
+  return is_misspelling(flag, name) ? name : "";
 }
 
 bool trains_codegeex(const std::string& program) {

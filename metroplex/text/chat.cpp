@@ -51,6 +51,12 @@ OrderedJson read_objects(const char* key, const OrderedJson& value, std::set<std
   return list;
 }
 
+OrderedJson read_variables(const OrderedJson& value, std::set<std::string>& notes) {
+  if (!value.is_string() || !OrderedJson::accept(value.get<std::string>())) return value;
+  notes.insert("have chat_template_kwargs as a JSON text, which is read as an object");
+  return files::parse_ordered_json(value.get<std::string>());
+}
+
 // Parses ShareGPT's function call: {"name", "arguments"} or a list of them, usually as JSON text.
 OrderedJson read_calls(const OrderedJson& value) {
   OrderedJson calls = value;
@@ -171,7 +177,8 @@ void read_object(const OrderedJson& json, Chat& chat) {
   for (const auto& [key, value] : json.items()) {
     if (value.is_null() || key == list || is_one_of(kIdentifiers, key)) continue;
     if (key == "tools") chat.tools = read_objects("tools", value, chat.notes);
-    else if (key == "chat_template_kwargs") chat.variables = value;
+    else if (key == "documents") chat.documents = read_objects("documents", value, chat.notes);
+    else if (key == "chat_template_kwargs") chat.variables = read_variables(value, chat.notes);
     else if (key != "system") chat.chat_keys.insert(key);
   }
   MPX_CHECK(chat.variables.is_null() || chat.variables.is_object(), "text",
@@ -190,8 +197,8 @@ void read_object(const OrderedJson& json, Chat& chat) {
 }  // namespace
 
 void check_variable_name(const std::string& name) {
-  static constexpr const char* kTaken[] = {"messages",  "tools",     "documents", "add_generation_prompt",
-                                           "bos_token", "eos_token", "pad_token", "unk_token"};
+  static constexpr const char* kTaken[] = {"messages",  "tools",    "add_generation_prompt", "bos_token", "eos_token",
+                                           "pad_token", "unk_token"};
   MPX_CHECK(!is_one_of(kTaken, name), "config", "'", name,
             "' is set by the chat or its tokenizer; choose another name");
   const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; };

@@ -15,6 +15,7 @@ namespace metroplex::text {
 struct Chat {
   nlohmann::ordered_json messages;   // [{"role", "content", ...}, ...]
   nlohmann::ordered_json tools;      // null if absent
+  nlohmann::ordered_json documents;  // null if absent
   nlohmann::ordered_json variables;  // "chat_template_kwargs": an object, or null
   std::vector<bool> not_learned;  // by message, may be shorter than `messages`; set by "weight": 0 and similar keys
 
@@ -25,8 +26,8 @@ struct Chat {
 };
 
 // Accepts {"messages": [...]}, {"conversations": [...]} or the bare list. Turns may have ShareGPT's keys {"from",
-// "value"}. An object may also have "tools", "system" and "chat_template_kwargs". Keys of messages with the value
-// null are dropped, as in transformers. Throws base::Error with the name of the missing or invalid key.
+// "value"}. An object may also have "tools", "documents", "system" and "chat_template_kwargs". Keys of messages with
+// the value null are dropped, as in transformers. Throws base::Error with the name of the missing or invalid key.
 Chat chat_from_json(nlohmann::ordered_json json);
 Chat parse_chat(std::string_view json_text);
 

@@ -36,36 +36,30 @@ bool is_written(const OrderedJson& content, std::string_view rendered) {
                      [&](const OrderedJson& part) { return is_written(part, rendered); });
 }
 
-struct Turns {
-  int64_t all = 0, without_end = 0;
-};
-
-// A turn is a run of learned tokens. White space may follow its end token.
-Turns count_turns(std::string_view text, const ChatTokens& tokens, size_t num_kept,
-                  const std::vector<int32_t>& end_tokens) {
-  Turns turns;
-  num_kept = std::min(num_kept, tokens.ids.size());
-  for (size_t i = 0; i < num_kept; ++i) {
-    if (!tokens.learned[i]) continue;
-    bool ended = false;
-    for (; i < num_kept && tokens.learned[i]; ++i) {
-      const auto [begin, end] = tokens.ranges[i];
-      const bool is_end = std::find(end_tokens.begin(), end_tokens.end(), tokens.ids[i]) != end_tokens.end();
-      ended = is_end || (ended && trimmed(text.substr(begin, end - begin)).empty());
-    }
-    ++turns.all;
-    turns.without_end += !ended;
-  }
-  return turns;
+// The first characters of a list or an object as Python writes it, which a template does that expects a text.
+std::string python_source(const OrderedJson& content) {
+  if (content.empty()) return "";
+  if (content.is_object()) return "{'" + content.begin().key() + "'";
+  if (!content.is_array()) return "";
+  return "[" + (content[0].is_string() ? "'" + content[0].get<std::string>() : python_source(content[0]));
 }
 
-void add_facts_about_content(const OrderedJson& message, std::set<std::string>& facts) {
+void add_facts_about_content(const OrderedJson& message, std::string_view rendered, std::set<std::string>& facts) {
   if (!message.contains("content")) {
     if (!message.contains("tool_calls")) facts.insert("have messages without \"content\" and \"tool_calls\"");
     return;
   }
-  if (!message["content"].is_array()) return;
-  for (const OrderedJson& part : message["content"]) {
+  const OrderedJson& content = message["content"];
+  if (content.is_string()) return;
+  const std::string source = python_source(content);
+  if (source.size() > 1 && rendered.find(source) != std::string_view::npos)
+    facts.insert(
+        "have contents that are lists or objects, which the template writes as Python source; store each "
+        "\"content\" as one text, or give a template that reads parts");
+  else if (!content.is_array() && !(content.is_object() && content.contains("text")))
+    facts.insert(base::concat("have contents that are no text (type ", content.type_name(), ")"));
+  if (!content.is_array()) return;
+  for (const OrderedJson& part : content) {
     if (part.is_string() || (part.is_object() && part.contains("text"))) continue;
     const std::string type = part.is_object() && part.contains("type") ? part["type"].dump() : part.type_name();
     facts.insert(base::concat("have parts of contents that are not text (type ", files::printable(type),
@@ -73,7 +67,9 @@ void add_facts_about_content(const OrderedJson& message, std::set<std::string>& 
   }
 }
 
-std::set<std::string> facts_about_keys(const Chat& chat, const ChatTemplate& chat_template) {
+// Returns facts about the keys and contents of a chat. `rendered` is the longest of its texts.
+std::set<std::string> facts_about_keys(const Chat& chat, const ChatTemplate& chat_template,
+                                       std::string_view rendered) {
   std::set<std::string> facts;
   for (const std::string& key : chat.chat_keys)
     facts.insert(
@@ -85,9 +81,11 @@ std::set<std::string> facts_about_keys(const Chat& chat, const ChatTemplate& cha
       facts.insert(base::concat("have messages with the key \"", files::printable(key),
                                 "\", which the template does not read"));
   }
-  for (const OrderedJson& message : chat.messages) add_facts_about_content(message, facts);
+  for (const OrderedJson& message : chat.messages) add_facts_about_content(message, rendered, facts);
   if (!chat.tools.is_null() && !chat_template.mentions("tools"))
     facts.insert("have tools, which the template does not read");
+  if (!chat.documents.is_null() && !chat_template.mentions("documents"))
+    facts.insert("have documents, which the template does not read");
   if (chat.variables.is_object()) {
     for (const auto& [name, value] : chat.variables.items()) {
       if (!chat_template.mentions(name))
@@ -97,24 +95,53 @@ std::set<std::string> facts_about_keys(const Chat& chat, const ChatTemplate& cha
   return facts;
 }
 
+bool is_known_role(const std::string& role) {
+  static constexpr const char* kRoles[] = {"system", "developer", "user",    "assistant",
+                                           "tool",   "function",  "ipython", "observation"};
+  return std::find(std::begin(kRoles), std::end(kRoles), role) != std::end(kRoles);
+}
+
 }  // namespace
 
 void ChatReport::add_chat(const Chat& chat, const ChatText& text) {
-  std::set<std::string> facts = facts_about_keys(chat, template_);
+  std::set<std::string> facts = facts_about_keys(chat, template_, text.text);
   facts.insert(chat.notes.begin(), chat.notes.end());
-  std::vector<std::string> unwritten;
+  std::vector<std::string> unwritten, other_roles;
   for (size_t i = 0; i < text.num_messages; ++i) {
     const OrderedJson& message = chat.messages[i];
+    const std::string role = message["role"];
+    if (!is_known_role(role)) other_roles.push_back(files::printable(role));
     if (message.contains("content") && !is_written(message["content"], text.text))
-      unwritten.push_back(files::printable(message["role"].get<std::string>()));
+      unwritten.push_back(files::printable(role));
   }
   const std::lock_guard lock(mutex_);
   for (const std::string& fact : facts) ++chats_[fact];
   for (const std::string& role : unwritten) ++unwritten_[role];
+  for (const std::string& role : other_roles) ++other_roles_[role];
+}
+
+// White space and other special tokens may follow the token that ends a turn.
+ChatReport::Turns ChatReport::count_turns(const ChatText& text, const ChatTokens& tokens, size_t num_kept) const {
+  Turns turns;
+  num_kept = std::min(num_kept, tokens.ids.size());
+  for (size_t i = 0; i < num_kept; ++i) {
+    if (!tokens.learned[i]) continue;
+    bool ended = false;
+    for (; i < num_kept && tokens.learned[i]; ++i) {
+      const auto [begin, end] = tokens.ranges[i];
+      const int32_t id = tokens.ids[i];
+      const bool is_end = std::find(end_tokens_.begin(), end_tokens_.end(), id) != end_tokens_.end();
+      const bool may_follow = tokenizer_.is_special(id) || trimmed(text.text.substr(begin, end - begin)).empty();
+      ended = is_end || (ended && may_follow);
+    }
+    ++turns.all;
+    turns.without_end += !ended;
+  }
+  return turns;
 }
 
 void ChatReport::add_turns(const ChatText& text, const ChatTokens& tokens, size_t num_kept) {
-  const Turns turns = count_turns(text.text, tokens, num_kept, end_tokens_);
+  const Turns turns = count_turns(text, tokens, num_kept);
   const std::lock_guard lock(mutex_);
   turns_ += turns.all;
   turns_without_end_ += turns.without_end;
@@ -126,6 +153,9 @@ std::vector<std::string> ChatReport::lines() const {
   for (const auto& [fact, count] : chats_) out.push_back(base::concat(count, " chats ", fact));
   for (const auto& [role, count] : unwritten_)
     out.push_back(base::concat("the template does not write the text of ", count, " messages of the role ", role));
+  for (const auto& [role, count] : other_roles_)
+    out.push_back(base::concat(count, " messages have the role ", role,
+                               ", which is not known; only messages of the role assistant are learned"));
   if (turns_without_end_ > 0)
     out.push_back(base::concat("in ", turns_without_end_, " of ", turns_,
                                " turns the last learned token is no end of turn, so the model does not learn to stop "

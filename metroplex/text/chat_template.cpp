@@ -71,6 +71,21 @@ void change_texts(OrderedJson& json) {
   }
 }
 
+// A template may end any chat that has no generation prompt with a text, as Phi-3's does with eos_token. The whole
+// chat has this text only after its last message. Returns this end of `until`, a rendering of the chat's first
+// messages.
+std::string closing_text(const std::string& until, const std::string& whole) {
+  const auto differs = std::mismatch(until.begin(), until.end(), whole.begin(), whole.end()).first;
+  auto end = static_cast<size_t>(differs - until.begin());
+  if (end == until.size()) return "";
+  // The closing token and the next token of the chat may begin alike: "<|".
+  const size_t bracket = until.find_last_of("<>[]", end - (end > 0 ? 1 : 0));
+  if (end > 0 && bracket != std::string::npos && (until[bracket] == '<' || until[bracket] == '[')) end = bracket;
+  while (end > 0 && (static_cast<unsigned char>(until[end]) & 0xC0) == 0x80) --end;
+  const std::string closing = until.substr(end);
+  return whole.ends_with(closing) ? closing : "";
+}
+
 bool is_word_character(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
@@ -135,7 +150,7 @@ jinja::Rendered ChatTemplate::render(const Chat& chat, size_t messages, bool add
   for (size_t i = 0; i < messages; ++i) list.push_back(chat.messages[i]);
   variables.set("messages", jinja::from_json(list));
   variables.set("tools", jinja::from_json(chat.tools));
-  variables.set("documents", jinja::None{});
+  variables.set("documents", jinja::from_json(chat.documents));
   variables.set("add_generation_prompt", add_generation_prompt);
   for (const auto& [name, value] : variables_.items()) variables.set(name, value);
   if (chat.variables.is_object()) {
@@ -153,14 +168,21 @@ std::string ChatTemplate::text(const Chat& chat, bool add_generation_prompt) con
 }
 
 // Returns the text that message `turn` adds after its common prefix with the generation prompt. Returns nullopt if
-// the prompt is no prefix. `until`: the chat up to and including the turn.
-std::optional<LearnedRange> ChatTemplate::turn_range(const Chat& chat, size_t turn, const std::string& until) const {
+// the prompt is no prefix, or if the whole chat has another text there. `until`: the chat up to and including the
+// turn.
+std::optional<LearnedRange> ChatTemplate::turn_range(const Chat& chat, size_t turn, std::string until,
+                                                     const std::string& whole) const {
+  const std::string closing = closing_text(until, whole);
+  if (!closing.empty() && (turn == 0 || !render(chat, turn, false).text.ends_with(closing))) return std::nullopt;
+  until.resize(until.size() - closing.size());
+  if (!whole.starts_with(until)) return std::nullopt;
   const std::string prompt = render(chat, turn, true).text;
   const auto differs = std::mismatch(prompt.begin(), prompt.end(), until.begin(), until.end());
   auto begin = static_cast<size_t>(differs.first - prompt.begin());
   if (begin == prompt.size()) return LearnedRange{begin, until.size()};
   // The generation prompt may contain text that a finished turn lacks, such as an opened <think>.
-  const std::string before = turn == 0 ? "" : render(chat, turn, false).text;
+  std::string before = turn == 0 ? "" : render(chat, turn, false).text;
+  before.resize(before.size() - closing_text(before, whole).size());
   if (begin < before.size() || !prompt.starts_with(before)) return std::nullopt;
   const auto content = chat.messages[turn].find("content");
   if (content != chat.messages[turn].end() && content->is_string()) {
@@ -207,7 +229,7 @@ std::vector<LearnedRange> ChatTemplate::ranges_by_prefixes(const Chat& chat, siz
   for (size_t i = learned == Learned::all ? 0 : count - 1; i < count; ++i) {
     if (!is_learned(chat, i)) continue;
     const std::string until = i + 1 == count ? text : render(chat, i + 1, false).text;
-    std::optional<LearnedRange> range = text.starts_with(until) ? turn_range(chat, i, until) : std::nullopt;
+    std::optional<LearnedRange> range = turn_range(chat, i, until, text);
     if (!range && learned == Learned::each) range = take_prompt(chat, i, text);
     MPX_CHECK(range, "text", variant(chat).where, " has no {% generation %} blocks, and it renders message ", i + 1,
               " or those before it differently than in the whole chat, so the learned text is unknown; ",

@@ -74,7 +74,8 @@ class ChatTemplate {
                                                Learned learned) const;
   std::vector<LearnedRange> generated_ranges(const Chat& chat, size_t count, const jinja::Rendered& whole,
                                              bool only_last) const;
-  std::optional<LearnedRange> turn_range(const Chat& chat, size_t turn, const std::string& until) const;
+  std::optional<LearnedRange> turn_range(const Chat& chat, size_t turn, std::string until,
+                                         const std::string& whole) const;
   std::optional<LearnedRange> take_prompt(const Chat& chat, size_t turn, std::string& text) const;
 
   std::string source_;

@@ -44,7 +44,7 @@ JsonTokenizer::JsonTokenizer(JsonTokenizerParts parts, SpecialNames names, Inval
     vocab_size_ = std::max<int64_t>(vocab_size_, int64_t{token.id} + 1);
     added_ids_.emplace(token.content, token.id);
     const std::string stored = token.normalized ? parts_.normalizer.apply(token.content, regex) : token.content;
-    (token.normalized ? normalized_ : plain_).add(token, stored);
+    if (!token.special || !names.splits_special) (token.normalized ? normalized_ : plain_).add(token, stored);
     added_by_id_.emplace(token.id, Stored{i, stored, special.contains(stored)});
   }
   const auto text = std::find(parts_.around.begin(), parts_.around.end(), JsonTokenizerParts::kText);

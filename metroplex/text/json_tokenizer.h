@@ -35,9 +35,12 @@ struct JsonTokenizerParts {
 };
 
 // `where` names the file in error messages. Throws base::Error for damaged or unsupported content.
-JsonTokenizerParts parse_tokenizer_json(std::string_view json_text, const std::string& where);
+// The class of `names` may replace parts of the file (text/tokenizer_class.h).
+JsonTokenizerParts parse_tokenizer_json(std::string_view json_text, const std::string& where,
+                                        const SpecialNames& names = {});
 
-// Appends the tokens of `names.added` that `parts` lacks. Throws base::Error for an id that is already in use.
+// Appends the tokens of `names.added` and `names.special` that `parts` lacks. Throws base::Error for an id that is
+// already in use, and for an id after a gap, which transformers would change.
 void add_tokens(JsonTokenizerParts& parts, const SpecialNames& names);
 
 // Parses GPT-2's two files. The end token is named by `names`, else <|endoftext|>; it gets the next id if the

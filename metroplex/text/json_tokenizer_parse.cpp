@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "files/json_text.h"
 #include "text/json_tokenizer.h"
+#include "text/tokenizer_class.h"
 #include "text/utf8.h"
 
 namespace metroplex::text {
@@ -178,11 +179,29 @@ auto in_file(const std::string& where, Make make) {
   }
 }
 
+// `next_id` is the id that transformers assigns to the next token that the vocabulary lacks, even if the file has
+// another.
+void check_id_of_added(const JsonTokenizerParts& parts, const SpecialNames& names, const AddedToken& token,
+                       int64_t next_id) {
+  if (parts.model.id(token.content)) return;
+  const std::string* other = parts.model.token(token.id);
+  for (const AddedToken& earlier : parts.added) {
+    if (earlier.id == token.id) other = &earlier.content;
+  }
+  MPX_CHECK(!other, "text", names.added_where, ": '", files::printable(token.content), "' = ", token.id,
+            ": this id belongs to '", files::printable(other ? *other : ""), "'; give the token another id");
+  MPX_CHECK(token.id == next_id, "text", names.added_where, ": '", files::printable(token.content), "' = ", token.id,
+            ": ids of added tokens must follow the vocabulary without a gap; give the token the id ", next_id,
+            " or add tokens for the ids between");
+}
+
 }  // namespace
 
-JsonTokenizerParts parse_tokenizer_json(std::string_view json_text, const std::string& where) {
+JsonTokenizerParts parse_tokenizer_json(std::string_view json_text, const std::string& where,
+                                        const SpecialNames& names) {
   return in_file(where, [&] {
-    const Json json = files::parse_json_strictly(json_text, where);
+    Json json = files::parse_json_strictly(json_text, where);
+    apply_tokenizer_class(names, json);
     const JsonPart file(json, where);
     file.check(json.is_object(), "is not a JSON object");
     PreTokenizer pretokenizer(file.member("pre_tokenizer"));
@@ -200,20 +219,32 @@ JsonTokenizerParts parse_tokenizer_json(std::string_view json_text, const std::s
 }
 
 void add_tokens(JsonTokenizerParts& parts, const SpecialNames& names) {
-  std::unordered_map<int32_t, std::string> contents;
-  std::unordered_set<std::string> known;
-  for (const AddedToken& token : parts.added) {
-    contents.emplace(token.id, token.content);
-    known.insert(token.content);
-  }
-  for (AddedToken token : names.added) {
-    if (token.content.empty() || !known.insert(token.content).second) continue;
-    token.id = parts.model.id(token.content).value_or(token.id);
-    const std::string* piece = parts.model.token(token.id);
-    const std::string& other = contents.emplace(token.id, piece ? *piece : token.content).first->second;
-    MPX_CHECK(other == token.content, "text", names.added_where, ": '", files::printable(token.content),
-              "' = ", token.id, ": this id belongs to '", files::printable(other), "'; give the token another id");
+  int64_t next_id = parts.model.num_ids();
+  std::unordered_map<std::string, size_t> known;
+  const auto note = [&](size_t i) {
+    known.emplace(parts.added[i].content, i);
+    next_id = std::max<int64_t>(next_id, int64_t{parts.added[i].id} + 1);
+  };
+  for (size_t i = 0; i < parts.added.size(); ++i) note(i);
+  const auto add = [&](AddedToken token) {
     parts.added.push_back(std::move(token));
+    note(parts.added.size() - 1);
+  };
+  for (AddedToken token : names.added) {
+    if (token.content.empty()) continue;
+    if (const auto found = known.find(token.content); found != known.end()) {
+      token.id = parts.added[found->second].id;
+      if (names.has_added_decoder) parts.added[found->second] = std::move(token);
+      continue;
+    }
+    check_id_of_added(parts, names, token, next_id);
+    token.id = parts.model.id(token.content).value_or(token.id);
+    add(std::move(token));
+  }
+  for (AddedToken token : names.special) {
+    if (known.contains(token.content)) continue;
+    token.id = parts.model.id(token.content).value_or(static_cast<int32_t>(next_id));
+    add(std::move(token));
   }
 }
 
@@ -232,19 +263,14 @@ JsonTokenizerParts parse_vocab_and_merges(std::string_view vocab_json, std::stri
                              BpeModel(spec),
                              {},
                              {JsonTokenizerParts::kText}};
-    add_tokens(parts, names);
-    int64_t next_id = parts.model.num_ids();
-    for (const AddedToken& token : parts.added) next_id = std::max<int64_t>(next_id, int64_t{token.id} + 1);
-    for (const auto& name : {names.bos, std::optional(names.eos.value_or("<|endoftext|>")), names.unk, names.pad}) {
-      const auto same = [&](const AddedToken& token) { return token.content == *name; };
-      if (!name || name->empty() || std::any_of(parts.added.begin(), parts.added.end(), same)) continue;
-      AddedToken token;
-      token.content = *name;
-      const auto known = parts.model.id(*name);
-      token.id = known ? *known : static_cast<int32_t>(next_id++);
-      token.special = true;
-      parts.added.push_back(token);
+    SpecialNames named = names;
+    if (!names.eos) {
+      AddedToken end;
+      end.content = "<|endoftext|>";
+      end.special = true;
+      named.special.insert(named.special.begin() + (names.bos ? 1 : 0), end);
     }
+    add_tokens(parts, named);
     const auto id_of = [&](const std::optional<std::string>& name) {
       const auto same = [&](const AddedToken& token) { return token.content == name.value_or("<|endoftext|>"); };
       const auto found = std::find_if(parts.added.begin(), parts.added.end(), same);

@@ -48,7 +48,7 @@ std::unique_ptr<Tokenizer> load_file(files::FileSystem& disk, const std::string&
   const files::Bytes bytes = disk.map(path);
   const SpecialNames names = read_special_names(files::parent_directory(path));
   if (!json) return std::make_unique<SentencePieceTokenizer>(bytes.text(), path, names, invalid_utf8);
-  JsonTokenizerParts parts = parse_tokenizer_json(bytes.text(), path);
+  JsonTokenizerParts parts = parse_tokenizer_json(bytes.text(), path, names);
   add_tokens(parts, names);
   return std::make_unique<JsonTokenizer>(std::move(parts), names, invalid_utf8);
 }

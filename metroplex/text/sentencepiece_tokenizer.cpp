@@ -1,5 +1,7 @@
 #include "text/sentencepiece_tokenizer.h"
 
+#include <algorithm>
+
 #include <sentencepiece_processor.h>
 
 #include "base/error.h"
@@ -93,6 +95,14 @@ void SentencePieceTokenizer::add_tokens(const SpecialNames& names) {
               "' = ", token.id, ": this id belongs to '", files::printable(piece.text),
               "'; give the token another id");
     if (piece.type == PieceType::control || piece.type == PieceType::unknown) continue;
+    added_.add(token, token.content);
+    marks_.add(token, token.content);
+  }
+  for (AddedToken token : names.special) {
+    const auto same = [&](const OwnPiece& piece) { return piece.text == token.content; };
+    if (std::any_of(pieces_.begin(), pieces_.end(), same)) continue;
+    token.id = static_cast<int32_t>(pieces_.size());
+    pieces_.push_back({token.content, PieceType::user_defined, true});
     added_.add(token, token.content);
     marks_.add(token, token.content);
   }

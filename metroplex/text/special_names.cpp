@@ -1,24 +1,16 @@
 #include "text/tokenizer_files.h"
 
+#include <algorithm>
 #include <charconv>
 #include <set>
 
 #include "files/file_system.h"
 #include "files/json_text.h"
 #include "text/json_part.h"
+#include "text/tokenizer_class.h"
 
 namespace metroplex::text {
 namespace {
-
-void take_name(const JsonPart& file, const char* key, std::optional<std::string>& name) {
-  const JsonPart part = file.member(key);
-  if (name || part.is_null()) return;
-  if (part.value().is_string()) {
-    name = part.value().get<std::string>();
-  } else if (part.value().is_object()) {
-    name = part.string("content");
-  }
-}
 
 void take_id(const JsonPart& file, const char* key, std::optional<int32_t>& id) {
   const JsonPart part = file.member(key);
@@ -39,26 +31,92 @@ AddedToken added_token(const JsonPart& part, int32_t id) {
   return token;
 }
 
+// A token as a string or an object with "content"; nullopt for another value.
+std::optional<AddedToken> special_token(const JsonPart& part) {
+  AddedToken token;
+  if (part.value().is_string()) token.content = part.value().get<std::string>();
+  else if (part.value().is_object() && part.has("content")) token = added_token(part, -1);
+  if (token.content.empty()) return std::nullopt;
+  token.special = true;
+  return token;
+}
+
+// The files that name special tokens. The first file that has a key decides, even with null.
+using NameFiles = std::vector<JsonPart>;
+
+constexpr const char* kNamedTokens[] = {"bos_token", "eos_token", "unk_token", "sep_token",
+                                        "pad_token", "cls_token", "mask_token"};
+
+std::optional<AddedToken> named_token(const NameFiles& files, const SpecialNames& names, const std::string& key) {
+  for (const JsonPart& file : files) {
+    if (file.value().contains(key)) return special_token(file.member(key.c_str()));
+  }
+  for (const auto& [default_key, content] : default_tokens(names.tokenizer_class)) {
+    if (default_key != key) continue;
+    AddedToken token;
+    token.content = content;
+    token.special = true;
+    return token;
+  }
+  return std::nullopt;
+}
+
+void take_named_tokens(const NameFiles& files, SpecialNames& names) {
+  for (const std::string key : kNamedTokens) {
+    const std::optional<AddedToken> token = named_token(files, names, key);
+    if (!token) continue;
+    names.special.push_back(*token);
+    if (key == "bos_token") names.bos = token->content;
+    if (key == "eos_token") names.eos = token->content;
+    if (key == "unk_token") names.unk = token->content;
+    if (key == "pad_token") names.pad = token->content;
+  }
+}
+
+void take_tokens(const JsonPart& list, SpecialNames& names) {
+  for (const auto& [key, value] : list.value().items()) {
+    const auto token = special_token({value, list.where() + "." + key});
+    if (token) names.special.push_back(*token);
+  }
+}
+
+bool is_other_token_key(const std::string& key) {
+  return key.ends_with("_token") &&
+         std::find(std::begin(kNamedTokens), std::end(kNamedTokens), key) == std::end(kNamedTokens);
+}
+
+// Tokens under other keys: "image_token" and the like, extra_special_tokens, additional_special_tokens.
+void take_extra_tokens(const NameFiles& files, SpecialNames& names) {
+  for (const JsonPart& file : files) {
+    for (const auto& [key, value] : file.value().items()) {
+      if (!is_other_token_key(key) || !value.is_string()) continue;
+      if (const auto token = special_token(file.member(key.c_str()))) names.special.push_back(*token);
+    }
+  }
+  // additional_special_tokens is the older name: the first list under it counts if the newer key has no tokens.
+  bool found = false;
+  for (const char* key : {"extra_special_tokens", "additional_special_tokens"}) {
+    for (auto file = files.rbegin(); file != files.rend(); ++file) {
+      const JsonPart list = file->member(key);
+      if (!list.value().is_structured() || list.value().empty() || (found && key[0] == 'a')) continue;
+      take_tokens(list, names);
+      found = true;
+    }
+  }
+}
+
 // "added_tokens_decoder": {"32000": {"content": ...}}
 void take_added_decoder(const JsonPart& file, SpecialNames& names) {
   const JsonPart part = file.member("added_tokens_decoder");
   if (!part.value().is_object()) return;
   names.added_where = part.where();
+  names.has_added_decoder = true;
   for (const auto& [key, value] : part.value().items()) {
     int32_t id = 0;
     const auto read = std::from_chars(key.data(), key.data() + key.size(), id);
     part.check(read.ec == std::errc() && read.ptr == key.data() + key.size() && id >= 0 && id <= kMaxTokenId, "'",
                files::printable(key), "' is not an id");
     names.added.push_back(added_token(part.member(key.c_str()), id));
-  }
-}
-
-void add_names(const JsonPart& list, std::set<std::string>& special) {
-  if (!list.value().is_array()) return;
-  for (const auto& name : list.value()) {
-    if (name.is_string()) special.insert(name.get<std::string>());
-    else if (name.is_object() && name.contains("content") && name["content"].is_string())
-      special.insert(name["content"].get<std::string>());
   }
 }
 
@@ -87,45 +145,81 @@ void take_class_defaults(const std::string& tokenizer_class, SpecialNames& names
   if (!names.add_eos && tokenizer_class.starts_with("T5Tokenizer")) names.add_eos = true;
 }
 
-}  // namespace
+void take_flags(const JsonPart& file, SpecialNames& names) {
+  if (file.has("add_prefix_space")) names.add_prefix_space = file.flag("add_prefix_space", false);
+  if (file.has("add_bos_token")) names.add_bos = file.flag("add_bos_token", false);
+  if (file.has("add_eos_token")) names.add_eos = file.flag("add_eos_token", false);
+  names.legacy = file.flag("legacy", false);
+  names.splits_special = file.flag("split_special_tokens", false);
+}
 
-SpecialNames read_special_names(const std::string& directory) {
-  SpecialNames names;
-  std::set<std::string> special;
+// Reads a JSON object from a file whose errors do not concern a tokenizer; null if there is none.
+nlohmann::json optional_json(const std::string& path) {
   files::PosixFileSystem disk;
-  for (const char* file_name : {"tokenizer_config.json", "special_tokens_map.json"}) {
-    const std::string path = files::join_path(directory, file_name);
-    if (!disk.exists(path)) continue;
-    const nlohmann::json json = files::parse_json_strictly(disk.read(path), path);
-    const JsonPart file(json, path);
-    take_name(file, "bos_token", names.bos);
-    take_name(file, "eos_token", names.eos);
-    take_name(file, "pad_token", names.pad);
-    take_name(file, "unk_token", names.unk);
-    if (file.has("add_prefix_space")) names.add_prefix_space = file.flag("add_prefix_space", false);
-    if (file.has("add_bos_token")) names.add_bos = file.flag("add_bos_token", false);
-    if (file.has("add_eos_token")) names.add_eos = file.flag("add_eos_token", false);
-    if (file.member("tokenizer_class").value().is_string())
-      take_class_defaults(file.string("tokenizer_class"), names);
-    if (names.added_where.empty()) take_added_decoder(file, names);
-    add_names(file.member("additional_special_tokens"), special);
-    add_names(file.member("extra_special_tokens"), special);
-  }
-  for (const auto& name : {names.bos, names.eos, names.pad, names.unk}) {
-    if (name) special.insert(*name);
-  }
-  take_added_file(directory, special, names);
-  if (disk.exists(files::join_path(directory, "tokenizer_config.json"))) return names;
+  if (!disk.exists(path)) return nullptr;
+  const auto json = nlohmann::json::parse(disk.read(path), nullptr, /*allow_exceptions=*/false);
+  return json.is_object() ? json : nlohmann::json();
+}
+
+void take_class(const JsonPart& config, const std::string& directory, SpecialNames& names) {
+  const nlohmann::json model = optional_json(files::join_path(directory, "config.json"));
+  const auto text = [](const nlohmann::json& json, const char* key) {
+    return json.is_object() && json.contains(key) && json[key].is_string() ? json[key].get<std::string>() : "";
+  };
+  std::string declared = text(config.value(), "tokenizer_class");
+  take_class_defaults(declared, names);
+  if (declared.empty()) declared = text(model, "tokenizer_class");
+  files::PosixFileSystem disk;
+  const std::string tokenizer = files::join_path(directory, "tokenizer.json");
+  if (!disk.exists(tokenizer)) return;
+  names.tokenizer_class = choose_tokenizer_class(declared, text(model, "model_type"));
+  // transformers uses a byte-level file as it is, as Llama 3's is.
+  if (names.tokenizer_class == "LlamaTokenizer" &&
+      disk.map(tokenizer).text().find("\"ByteLevel\"") != std::string_view::npos)
+    names.tokenizer_class.clear();
+}
+
+void take_ids(const std::string& directory, SpecialNames& names) {
   for (const char* file_name : {"generation_config.json", "config.json"}) {
     const std::string path = files::join_path(directory, file_name);
-    if (!disk.exists(path)) continue;
-    const auto json = nlohmann::json::parse(disk.read(path), nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object()) continue;  // other code reports its errors
+    const nlohmann::json json = optional_json(path);
+    if (json.is_null()) continue;
     const JsonPart file(json, path);
     take_id(file, "bos_token_id", names.bos_id);
     take_id(file, "eos_token_id", names.eos_id);
     take_id(file, "pad_token_id", names.pad_id);
   }
+}
+
+}  // namespace
+
+SpecialNames read_special_names(const std::string& directory) {
+  SpecialNames names;
+  files::PosixFileSystem disk;
+  const std::string config_path = files::join_path(directory, "tokenizer_config.json"),
+                    map_path = files::join_path(directory, "special_tokens_map.json");
+  nlohmann::json config, map;
+  NameFiles sources;
+  const auto read = [&](const std::string& path, nlohmann::json& json) {
+    json = files::parse_json_strictly(disk.read(path), path);
+    sources.emplace(sources.begin(), json, path);
+    sources[0].check(json.is_object(), "is ", files::shortened(json), ", not an object");
+  };
+  if (disk.exists(config_path)) {
+    read(config_path, config);
+    take_flags(sources[0], names);
+    take_class(sources[0], directory, names);
+    take_added_decoder(sources[0], names);
+  }
+  if (disk.exists(map_path) && !names.has_added_decoder) read(map_path, map);
+  take_named_tokens(sources, names);
+  take_extra_tokens(sources, names);
+  std::set<std::string> special;
+  for (const AddedToken& token : names.special) special.insert(token.content);
+  take_added_file(directory, special, names);
+  std::sort(names.added.begin(), names.added.end(),
+            [](const AddedToken& left, const AddedToken& right) { return left.id < right.id; });
+  if (config.is_null()) take_ids(directory, names);
   return names;
 }
 

@@ -6,6 +6,7 @@
 #include "files/checksum.h"
 #include "files/file_system.h"
 #include "text/tokenizer.h"
+#include "text/tokenizer_class.h"
 
 namespace metroplex::text {
 namespace {
@@ -14,6 +15,17 @@ constexpr const char *kModel = "tokenizer.model", *kJson = "tokenizer.json", *kV
                      *kMerges = "merges.txt";
 constexpr const char* kBeside[] = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
                                    "chat_template.jinja",   kToolUseTemplate,          "generation_config.json"};
+
+// A copy of a folder has no config.json, so tokenizer_config.json must name the class that both files choose.
+std::string name_tokenizer_class(const std::string& config, const std::string& folder) {
+  const std::string chosen = read_special_names(folder).tokenizer_class;
+  auto json = nlohmann::ordered_json::parse(config);
+  const auto declared = json.find("tokenizer_class");
+  const bool named = declared != json.end() && declared->is_string();
+  if (choose_tokenizer_class(named ? declared->get<std::string>() : "", "") == chosen) return config;
+  json["tokenizer_class"] = chosen.empty() ? "PreTrainedTokenizerFast" : chosen;
+  return json.dump(2) + "\n";
+}
 
 }  // namespace
 
@@ -47,6 +59,8 @@ TokenizerFiles read_tokenizer_files(const std::string& type, const std::string& 
          {files::join_path(folder, path_in_directory(name)), files::join_path(folder, name)}) {
       if (!disk.exists(path)) continue;
       out.files.emplace_back(name, disk.read(path));
+      if (name == std::string("tokenizer_config.json") && out.files[0].first == kJson)
+        out.files.back().second = name_tokenizer_class(out.files.back().second, folder);
       break;
     }
   }

@@ -43,18 +43,26 @@ struct TokenizerPaths {
 };
 TokenizerPaths tokenizer_paths(const std::string& folder, const std::vector<std::string>& names);
 
-// The special tokens from the files next to a tokenizer: tokenizer_config.json, then special_tokens_map.json. A name
-// is a string or an object with "content". Without tokenizer_config.json, ids come from generation_config.json, then
+// The special tokens from the files next to a tokenizer, in the order of transformers:
+// special_tokens_map.json, then tokenizer_config.json; only the latter if it has added_tokens_decoder. A name is a
+// string or an object with "content". Without tokenizer_config.json, ids come from generation_config.json, then
 // config.json; the first of several.
 
 struct SpecialNames {
   std::optional<std::string> bos, eos, pad, unk;
   std::optional<int32_t> bos_id, eos_id, pad_id;
-  std::optional<bool> add_prefix_space;  // for GPT-2
+  std::string tokenizer_class;  // one that builds the tokenizer's steps itself (text/tokenizer_class.h), or ""
+  std::optional<bool> add_prefix_space;
+  bool legacy = false;                   // LlamaTokenizer only
+  bool splits_special = false;           // split_special_tokens: special tokens are not found in the text
   std::optional<bool> add_bos, add_eos;  // add_bos_token and add_eos_token, or the default of tokenizer_class
   // Tokens of added_tokens_decoder in tokenizer_config.json, else of added_tokens.json. `added_where` names the file.
   std::vector<AddedToken> added;
   std::string added_where;
+  bool has_added_decoder = false;  // `added` replaces tokens of tokenizer.json with the same content
+  // Every special token that the files name or the class has, without an id. transformers adds the missing ones to
+  // the vocabulary in this order.
+  std::vector<AddedToken> special;
 };
 
 // Returns empty fields if neither file exists. Throws base::Error for an unreadable file.

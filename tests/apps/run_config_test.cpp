@@ -113,6 +113,12 @@ TEST_F(LaunchScripts, DropFlagsWithoutEffect) {
     }
     EXPECT_EQ(out.notes.size(), noted.size()) << flags;
   }
+  // Megatron raises here.
+  for (const char* flag : {"--moe-pad-expert-input-to-capacity", "--moe-router-enable-expert-bias"}) {
+    write(std::string("torchrun pretrain_gpt.py ") + flag + kModel);
+    EXPECT_NE(config::violations(parse_run_arguments({"--from-megatron-args", "run.sh"}).config, 1).size(), 0u)
+        << flag;
+  }
   // An option that makes the flag effective keeps it; a key of the command line itself is never dropped.
   write(std::string("torchrun pretrain_gpt.py --save-interval 2") + kModel);
   EXPECT_EQ(

@@ -132,6 +132,7 @@ TEST(Documents, NameTheFormOfAFileThatIsNoJsonLines) {
                            Case{"a.json", "[\n  {\n\"text\": \"a\"}\n]\n", "a JSON array"},
                            Case{"a.json", "\xef\xbb\xbf{\n  \"text\": \"a\"\n}\n", "of several lines"},
                            Case{"a.jsonl", "{\"text\": \"a\",\n \"b\": 1}\n", "of several lines"},
+                           Case{"a.jsonl", "{\"text\": \"a\"},\n{\"text\": \"b\"},\n", "remove the commas"},
                            Case{"a.jsonl.gz", "\x1f\x8b\x08", "gzip"},
                            Case{"a.jsonl.zst", "\x28\xb5\x2f\xfd", "zstd"},
                            Case{"a.txt.bz2", "BZh91AY&SY", "bzip2"},

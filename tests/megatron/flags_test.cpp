@@ -186,6 +186,15 @@ TEST(MegatronFlags, OfPrecisionOptimizerShardingAndMemory) {
       {"--tokenizer-type PretrainedFromHF --tokenizer-name-or-path d", "data.tokenizer_type", "bpe"},
       {"--tokenizer-type PretrainedFromHF --vocab-size 7 --padded-vocab-size 500", "model.vocab_size", "500"},
       {"--padded-vocab-size 500 --make-vocab-size-divisible-by 64", "model.make_vocab_size_divisible_by", "1"},
+      {"--padded-vocab-size 300 --vocab-size 100 --tensor-model-parallel-size 2",
+       "model.make_vocab_size_divisible_by", "150"},
+      {"--padded-vocab-size 300 --vocab-size 100", "model.vocab_size", "100"},
+      {"--window-size 8,8", "model.window_size", "8"},
+      {"--window-size -1,-1", "model.window_size", "-1"},
+      {"--num-query-groups 0", "model.num_query_groups", "0"},
+      {"--no-rope-freq 0", "model.num_layers", "8"},
+      {"--num-experts 4 --moe-router-num-groups 2", "model.moe_router_num_groups", "0"},
+      {"--num-layers-per-virtual-pipeline-stage 8", "parallel.virtual_pipeline_model_parallel_size", "1"},
       {"--tokenizer-type PretrainedFromHF --tokenizer-model m --tokenizer-name-or-path d", "data.tokenizer_model",
        "d"},
       {"--tokenizer-type Llama2Tokenizer --tokenizer-model m --tokenizer-name-or-path d", "data.tokenizer_model",
@@ -326,6 +335,10 @@ TEST(MegatronFlags, MisspeltOnesNameTheNearest) {
     EXPECT_NE(error.find(std::string("unknown; did you mean ") + name + "?"), std::string::npos) << flags << "\n"
                                                                                                  << error;
   }
+  for (const char* flag : {"--apply-layernorm-rms", "--pipe-parallel-size", "--moe-expert-parallel-size",
+                           "--moe-loss-coeff", "--keep-last", "--sparsity", "--task", "--model-type-hf",
+                           "--norm-dtype", "--fix-router", "--load-state", "--embed-layernorm"})
+    EXPECT_EQ(error_of([&] { whole(flag); }).find("did you mean"), std::string::npos) << flag;
 }
 
 TEST(MegatronFlags, TakeOneExchangeALayer) {
@@ -436,11 +449,18 @@ TEST(MegatronFlags, RefusesWithTheFlagNamed) {
       {"--main-grads-dtype fp16", "expected fp32 or bf16"},
       {"--loss-scale big", "precision.loss_scale = big: expected a number"},
       {"--no-weight-decay-cond-type all", "expected apply_wd_to_qk_layernorm"},
-      {"--vocab-size 100 --padded-vocab-size 128", "--padded-vocab-size excludes --vocab-size"},
+      {"--vocab-size 100 --padded-vocab-size 100", "must be above --vocab-size"},
+      {"--train-iters 9 --lr-warmup-fraction 0 --lr-warmup-iters 5",
+       "--lr-warmup-fraction and --lr-warmup-iters exclude"},
+      {"--train-iters 9 --train-samples 0", "--train-iters and --train-samples exclude"},
+      {"--position-embedding-type rope --rope-type yarn", "--rope-type yarn: needs --multi-latent-attention"},
       {"--context-parallel-algo hybrid_cp_algo", "expected megatron_cp_algo or ulysses_cp_algo"},
-      {"--window-size 128,4", "expected two numbers with a comma"},
+      {"--window-size 128,x", "expected two numbers with a comma"},
       {"--window-size 128", "expected two numbers with a comma"},
       {"--model-parallel-size 4", "use --tensor-model-parallel-size"},
+      {"--glu-activation swiglu", "use --swiglu and --ffn-hidden-size"},
+      {"--lr-decay-style WSD --lr-wsd-decay-iters 0 --train-iters 9 --lr-decay-iters 5",
+       "--lr-wsd-decay-iters 0: needs --lr-decay-iters"},
       {"--num-virtual-stages-per-pipeline-rank 2 --pipeline-model-parallel-layout EtL", "at most one of"},
       {"--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 3", "does not divide the 8 layers"},
       {"--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage x", "expected an integer"},

@@ -336,14 +336,14 @@ TEST_F(LaunchScripts, AreReadIfAnAssumptionReachesNoFlag) {
 
 // A training machine has the tools of its devices, and a launcher.
 TEST_F(LaunchScripts, FindDeviceToolsAndLaunchers) {
-  for (const char* test : {"command -v nvidia-smi", "type nvidia-smi", "hash npu-smi",
+  for (const char* test : {"command -v nvidia-smi", "type nvidia-smi", "hash nvidia-smi",
                            "[ -x \"$(command -v nvidia-smi)\" ]", "test -x /usr/bin/nvidia-smi", "type cat"}) {
     EXPECT_EQ(read(std::string(test) + " && A=1 || A=2\ntorchrun p.py --a $A\n").flags, (Words{"--a", "1"})) << test;
   }
   const LaunchScript script = read("$(which torchrun) --nproc_per_node=4 p.py --a 1\n");
   EXPECT_EQ(script.flags, (Words{"--a", "1"}));
   EXPECT_EQ(script.ranks, 4);
-  EXPECT_NE(refused("torchrun p.py --a $(which jq)\n").find("--a (which in line 1"), std::string::npos);
+  EXPECT_NE(refused("torchrun p.py --a $(which jq)\n").find("--a (jq in line 1"), std::string::npos);
 }
 
 // A script's own functions and options do not interfere.

@@ -284,7 +284,7 @@ TEST(ChatData, LastTurnMayHaveSeveralBlocks) {
 TEST(ChatData, ReportCountsMessagesOfRenderedTurnsOnly) {
   const auto tokenizer = load_tokenizer("", "tests/vectors/tokenizers/qwen2");
   const ChatTemplate chat_template(kStrips, "template", {});
-  ChatReport report(chat_template, {*tokenizer->token_to_id(";")});
+  ChatReport report(chat_template, *tokenizer, {*tokenizer->token_to_id(";")});
   const Chat chat = parse_chat(kThreeTurns);
   const std::vector<ChatText> texts = chat_template.learned_texts(chat, Learned::each);
   report.add_chat(chat, texts.back());
@@ -320,7 +320,7 @@ std::vector<std::string> report_of(const char* source, const std::vector<const c
   const auto tokenizer = load_tokenizer("", "tests/vectors/tokenizers/qwen2");
   const ChatTemplate chat_template(source, "template", {});
   std::vector<int32_t> ends = {*tokenizer->token_to_id("<|im_end|>")};
-  ChatReport report(chat_template, ends);
+  ChatReport report(chat_template, *tokenizer, ends);
   for (const char* line : chats) {
     const Chat chat = parse_chat(line);
     const ChatText text = chat_template.learned_texts(chat, Learned::all)[0];
@@ -372,6 +372,80 @@ TEST(ChatData, ReportNamesContentsThatAreNotText) {
     EXPECT_TRUE(has_line(lines, wanted)) << wanted;
   }
   EXPECT_EQ(lines.size(), 5u);
+}
+
+constexpr const char* kChatMl =
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+TEST(ChatData, ReportNamesContentsWrittenAsPythonSource) {
+  const auto lines =
+      report_of(kChatMl, {R"([{"role": "user", "content": [{"type": "text", "text": "hi"}]},
+    {"role": "assistant", "content": "arr"}])",
+                          R"([{"role": "user", "content": {"x": 1}}, {"role": "user", "content": ["a"]},
+    {"role": "assistant", "content": "arr"}])",
+                          R"([{"role": "user", "content": "[{'type'"}, {"role": "user", "content": 5},
+    {"role": "assistant", "content": "arr"}])"});
+  EXPECT_TRUE(
+      has_line(lines, "2 chats have contents that are lists or objects, which the template writes as Python"));
+  EXPECT_TRUE(has_line(lines, "1 chats have contents that are no text (type number)"));
+  EXPECT_EQ(lines.size(), 2u);
+}
+
+TEST(ChatData, ReportNamesRolesThatAreNotKnown) {
+  const auto lines = report_of(kChatMl, {R"({"conversations": [{"from": "human", "value": "u"},
+    {"from": "bing", "value": "lost"}, {"from": "bing", "value": "lost"}, {"from": "gpt", "value": "z"}]})",
+                                         R"([{"role": "user", "content": "a"}, {"role": "model", "content": "lost"},
+    {"role": "assistant", "content": "b"}])"});
+  EXPECT_TRUE(has_line(lines, "2 messages have the role bing, which is not known"));
+  EXPECT_TRUE(has_line(lines, "1 messages have the role model, which is not known"));
+  EXPECT_EQ(lines.size(), 2u);
+}
+
+TEST(ChatData, TurnMayEndWithSeveralSpecialTokens) {
+  const char* chat = R"([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])";
+  const std::string closed = kChatMl;
+  EXPECT_TRUE(
+      report_of((closed + "{% if not add_generation_prompt %}<|endoftext|>{% endif %}").c_str(), {chat}).empty());
+  EXPECT_TRUE(has_line(report_of((closed + "{% if not add_generation_prompt %}more{% endif %}").c_str(), {chat}),
+                       "in 1 of 1 turns the last learned token is no end of turn"));
+}
+
+// Phi-3 ends a chat with eos_token where no generation prompt is requested.
+TEST(ChatData, LearnsTurnsBeforeTheClosingTextOfTheChat) {
+  const std::string closes = std::string(kChatMl) + "{% if not add_generation_prompt %}<|endoftext|>{% endif %}";
+  const char* chat = R"([{"role": "user", "content": "a<b"}, {"role": "assistant", "content": "b"},
+    {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}])";
+  EXPECT_EQ(learned(closes.c_str(), chat), (std::vector<std::string>{"b<|im_end|>\n", "d<|im_end|>\n<|endoftext|>"}));
+  const char* thinks =
+      "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}"
+      "{% if add_generation_prompt %}<assistant><think>{% else %}<eos>{% endif %}";
+  EXPECT_EQ(learned(thinks, chat), (std::vector<std::string>{"b;", "d;<eos>"}));
+  // Equal answers are no closing text.
+  const char* same = R"([{"role": "user", "content": "a", "reasoning_content": "1"},
+    {"role": "assistant", "content": "b", "reasoning_content": "1"}, {"role": "user", "content": "c"},
+    {"role": "assistant", "content": "b", "reasoning_content": "1"}])";
+  EXPECT_NE(error_of([&] { learned(kStrips, same); }).find("differently"), std::string::npos);
+}
+
+TEST(ChatData, DocumentsAreAVariableOfTheTemplate) {
+  const char* source = "{% for d in documents or [] %}({{ d.text }}){% endfor %}{{ messages[0].content }}{{ x }}";
+  const ChatTemplate chat_template(source, "template", {});
+  const auto text = [&](const char* line) { return chat_template.text(parse_chat(line), false); };
+  EXPECT_EQ(text(R"({"documents": [{"text": "D"}], "messages": [{"role": "user", "content": "a"}]})"), "(D)a");
+  EXPECT_EQ(text(R"({"documents": "[{\"text\": \"D\"}]", "messages": [{"role": "user", "content": "a"}]})"), "(D)a");
+  EXPECT_EQ(text(R"({"chat_template_kwargs": {"documents": [{"text": "K"}]},
+    "messages": [{"role": "user", "content": "a"}]})"),
+            "(K)a");
+  EXPECT_EQ(text(R"({"chat_template_kwargs": "{\"x\": 1}", "messages": [{"role": "user", "content": "a"}]})"), "a1");
+  EXPECT_EQ(text(R"([{"role": "user", "content": "a"}])"), "a");
+  EXPECT_NE(error_of([&] {
+              text(R"({"documents": ["D"], "messages": [{"role": "user", "content": "a"}]})");
+            }).find("\"documents\" = "),
+            std::string::npos);
+  EXPECT_TRUE(has_line(report_of(kChatMl, {R"({"documents": [{"text": "D"}], "messages": [{"role": "user",
+    "content": "a"}, {"role": "assistant", "content": "b"}]})"}),
+                       "1 chats have documents, which the template does not read"));
 }
 
 TEST(ChatData, ReportCountsTurnsWithoutEnd) {

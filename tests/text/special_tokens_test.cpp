@@ -163,5 +163,45 @@ TEST(StepsAfterByteLevel, EqualThePackage) {
   }
 }
 
+// Classes that build their own steps, special tokens that only other files name, and flags of tokenizer_config.json,
+// as AutoTokenizer of transformers 5.23.0 loads them.
+TEST(TokenizerFolder, EqualsTransformers) {
+  const json recorded = testing::read_json(METROPLEX_SOURCE_DIR "/tests/vectors/tokenizers/tokenizer_classes.json");
+  EXPECT_EQ(recorded["cases"].size(), 15u);
+  for (const json& item : recorded["cases"]) {
+    SCOPED_TRACE(item["base"].dump() + item["files"].dump());
+    std::vector<std::pair<std::string, std::string>> files;
+    for (const auto& [name, content] : item["files"].items()) files.emplace_back(name, content.dump());
+    const auto loaded = load(vector_json(item["base"]), files);
+    EXPECT_EQ(loaded->vocab_size(), item["size"]);
+    if (!item["eos"].is_null()) { EXPECT_EQ(loaded->eos(), item["eos"].get<int32_t>()); }
+    for (size_t i = 0; i < item["texts"].size(); ++i) {
+      const Ids ids = item["ids"][i].get<Ids>();
+      EXPECT_EQ(loaded->encode(item["texts"][i].get<std::string>()), ids) << item["texts"][i];
+      EXPECT_EQ(loaded->decode(ids), item["decoded"][i]);
+    }
+  }
+}
+
+TEST(TokenizerFolder, RefusesAddedIdsAfterAGap) {
+  const std::string where = testing::error_of([] {
+    load(vector_json("gpt2"), {{"added_tokens.json", R"({"<new>": 1010})"}});
+  });
+  EXPECT_NE(where.find("added_tokens.json: '<new>' = 1010: ids of added tokens must follow the vocabulary"),
+            std::string::npos)
+      << where;
+  EXPECT_NE(where.find("give the token the id 1004"), std::string::npos) << where;
+}
+
+TEST(TokenizerFolder, SentencePieceGetsTokensOfTheConfig) {
+  const TemporaryFolder folder;
+  folder.write("tokenizer_config.json", R"({"pad_token": "[PAD]", "eos_token": "</s>"})");
+  const auto loaded = load_tokenizer(
+      "", folder.write("tokenizer.model", testing::read_file(kVectors + "sentencepiece_bpe/tokenizer.model")));
+  EXPECT_EQ(loaded->pad(), 1200);
+  EXPECT_EQ(loaded->vocab_size(), 1201);
+  EXPECT_EQ(loaded->encode("[PAD]"), Ids{1200});
+}
+
 }  // namespace
 }  // namespace metroplex::text::special_tokens_test

@@ -70,12 +70,26 @@ TEST(TokenizerFiles, CarryTemplatesAndAddedTokens) {
   folder.write("tokenizer.json", testing::read_file(kVectors + "llama2/tokenizer.json"));
   folder.write("chat_template.jinja", "default");
   folder.write("additional_chat_templates/tool_use.jinja", "with tools");
-  folder.write("added_tokens.json", R"({"<new>": 5000})");
+  folder.write("added_tokens.json", R"({"<new>": 1202})");
   const TemporaryFolder copy;
   for (const auto& [name, bytes] : read({"", folder.path(), "", ""}).files) copy.write(name, bytes);
   EXPECT_EQ(find_chat_template(copy.path())->source(), "defaultwith tools");
-  EXPECT_EQ(load_tokenizer("", copy.path())->token_to_id("<new>"), 5000);
+  EXPECT_EQ(load_tokenizer("", copy.path())->token_to_id("<new>"), 1202);
   EXPECT_EQ(read({"", copy.path(), "", ""}).files.size(), 4u) << "a copy of a copy";
+}
+
+// config.json is not carried, although the class depends on its model_type.
+TEST(TokenizerFiles, CarryTheTokenizerClass) {
+  for (const char* model : {"mistral", "llama", "qwen2"}) {
+    SCOPED_TRACE(model);
+    const TemporaryFolder folder, copy;
+    folder.write("tokenizer.json", testing::read_file(kVectors + "llama2/tokenizer.json"));
+    folder.write("config.json", std::string(R"({"model_type": ")") + model + "\"}");
+    folder.write("tokenizer_config.json", R"({"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>"})");
+    for (const auto& [name, bytes] : read({"", folder.path(), "", ""}).files) copy.write(name, bytes);
+    EXPECT_EQ(load_tokenizer("", copy.path())->encode("</s> y"), load_tokenizer("", folder.path())->encode("</s> y"));
+    EXPECT_EQ(read_special_names(copy.path()).tokenizer_class, read_special_names(folder.path()).tokenizer_class);
+  }
 }
 
 TEST(TokenizerFiles, AreToldApartByTheirBytes) {

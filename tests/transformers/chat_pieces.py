@@ -254,6 +254,7 @@ a  {#- x -#}  b<NL>  {# y #}<NL>c {# z +#}<NL>d
 {% set s = '<' | safe %}{{ s + '<' }}{% set b %}<{{ s }}{% endset %}{{ b + '<' }}{% macro m(x) %}{{ x }}{% endmacro %}{{ m(s) + '<' }}{{ m(s + '<') }}{{ [s, '<'] | map('safe') | map('e') | join }}{{ {'a': s} | tojson }}{{ {'a': s, 'b': '<'} | xmlattr }}{{ s == '<' }}{{ s in '<<' }}{{ none | safe + '<' }}{{ 5 | e + '<' }}
 {{ ('<' | safe) + 1 }}
 {{ -0.0 }} {{ [-0.0, -1.5] | tojson }} {{ - (0.0) }} {{ +1.5 }}
+{% macro f(a, b=1) %}{% endmacro %}{{ f.name }} {{ f.arguments | join(',') }} {{ f.arguments }} {{ f.x }} {{ nope is callable }} {{ f is callable }} {{ name is callable }}
 """.strip("\n").split("\n")
 
 

@@ -236,6 +236,7 @@ Value Interpreter::closure(const std::string& name, const Statement& s, const Sc
   auto made = std::make_shared<Callable>();
   made->name = name;
   made->is_macro = true;
+  for (const Parameter& parameter : s.parameters) made->parameters.push_back(parameter.name);
   made->call = [this, &s, scope](Arguments& arguments) { return call_closure(s, scope, arguments); };
   return Value(std::shared_ptr<const Callable>(std::move(made)));
 }

@@ -196,6 +196,14 @@ Value attribute(Interpreter& run, const Value& object, const std::string& name) 
     return found != object.space()->attributes.end() ? found->second : missing(object, name);
   }
   if (object.is(Kind::loop)) return loop_attribute(object.loop(), name);
+  if (object.is(Kind::callable) && object.callable().is_macro) {
+    if (name == "name") return run.text(object.callable().name);
+    if (name == "arguments") {
+      List names;
+      for (const std::string& parameter : object.callable().parameters) names.push_back(run.text(parameter));
+      return Value::tuple(std::move(names));
+    }
+  }
   if (object.is_group() && (name == "grouper" || name == "list")) return object.items()[name == "list" ? 1 : 0];
   return missing(object, name);
 }

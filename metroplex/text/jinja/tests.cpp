@@ -56,7 +56,7 @@ constexpr struct {
     TEST_ROW("integer", v.is(Kind::integer)),
     TEST_ROW("float", v.is(Kind::real)),
     TEST_ROW("number", v.is_number()),
-    TEST_ROW("callable", v.is(Kind::callable)),
+    TEST_ROW("callable", v.is(Kind::callable) || v.is_undefined()),
     TEST_ROW("odd", whole(v) % 2 != 0),
     TEST_ROW("even", whole(v) % 2 == 0),
     TEST_ROW("divisibleby", divides(whole(other(a)), whole(v))),

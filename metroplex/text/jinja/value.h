@@ -61,7 +61,8 @@ struct Loop {
 struct Callable {
   std::string name;
   std::function<Value(Arguments&)> call;
-  bool is_macro = false;  // containers accept macros but no other callables
+  bool is_macro = false;                     // containers accept macros but no other callables
+  std::vector<std::string> parameters = {};  // names of a macro's parameters
 };
 
 // A generator, the result of filters such as map: its items can be read once, it is always true, and it has no length
