@@ -10,6 +10,12 @@ DECODER = "hf/decoder.cpp"
 FILTERS = "text/jinja/filters.cpp"
 LISTS = "text/jinja/list_filters.cpp"
 STEP_MATH = "cuda/kernels/step_state_math.h"
+CHATS = "text_test Chat*"
+SCHEDULES = "optim_test LrSchedule*:ScheduleArgs*; metroplex_vectors lr_schedules"
+LAUNCHES = "megatron_test LaunchScripts*"
+MEGATRON = "megatron_test Megatron*"
+GRAPHS = "pipeline_test ExecutorGraphs*:StageGraphs*:Islands*; train_test PartialGraphs*"
+LAYOUTS = "train_test AnyLayoutEqualsOneRank*"
 
 
 def parity(*directories):
@@ -207,4 +213,98 @@ MUTANTS = [
     ("drawn_bytes_of_the_last_member", "comm/backends/timeline.cpp", "std::max(operation->bytes, load.bytes)", "load.bytes", "comm_test VirtualClock*", "expr"),
     ("drawn_restart_not_counted", "comm/launch_environment.cpp", '  launch.attempt = variables.number_or("TORCHELASTIC_RESTART_COUNT", 0, kMaxRanks);\n', "", "comm_test LaunchEnvironment*", "stmt"),
     ("drawn_agent_store_by_one_word", "comm/launch_environment.cpp", 'agent == "True" || agent == "true" || agent == "1"', 'agent == "True"', "comm_test LaunchEnvironment*", "expr"),
+    # topology.
+    ("drawn_stacked_biases_decay", "topology/placement.cpp", "placement.role != Role::bias && num_dims > 1", "num_dims > 1", "topology_test Placement*; optim_test ParamGroups*; moe_test Experts*", "expr"),
+    ("drawn_hybrid_groups_of_all_ranks", "topology/megatron_groups.cpp", "size * 2 <= count", "size <= count", "topology_test MegatronGroups*; metroplex_vectors rank_groups", "expr"),
+    ("drawn_tensor_and_data_without_gtp", "topology/megatron_groups.cpp", "grid.groups({Axis::tp, Axis::gtp, Axis::dp})", "grid.groups({Axis::tp, Axis::dp})", "topology_test MegatronGroups*; metroplex_vectors rank_groups", "expr"),
+    ("drawn_runs_across_a_cut", "topology/box_ranges.cpp", "dim.uncut()", "dim.contiguous()", "topology_test BoxRanges*; nn_test ParamInit*:Initialisation*", "expr"),
+    # plan.
+    ("drawn_slack_of_what_is_left", "plan/balanced_cut.cpp", "slack * mean", "slack * now", "plan_test SequenceCut*", "expr"),
+    ("drawn_only_more_activations_are_a_fault", "plan/verify.cpp", "report.peak_live_activations[rank] != table.live_activation_bounds[rank]", "report.peak_live_activations[rank] > table.live_activation_bounds[rank]", "plan_test Verify*:OneFOneB*:Interleaved*:Gpipe*", "expr"),
+    ("drawn_one_sample_begins_a_piece", "plan/sequence_cut.cpp", "same - i == documents.size()", "same - i > 0", "plan_test SequenceCut*", "expr"),
+    ("drawn_multi_token_in_any_chunk", "plan/layout.cpp", "chunk + 1 == layout.num_chunks()", "chunk + 1 <= layout.num_chunks()", "plan_test Layout*:StageSplit*", "expr"),
+    # pipeline.
+    ("drawn_graph_adds_to_old_gradients", "pipeline/graphed_island.cpp", "uses->param->zero_fresh();", "", GRAPHS, "stmt"),
+    ("drawn_gradient_in_a_static_buffer", "pipeline/graphed_island.cpp", "if (gradients_[i].copied && gradient.is_alias_of(in[i])) gradient = gradient.clone();", "", GRAPHS, "stmt"),
+    ("drawn_evaluation_has_gradients", "pipeline/stage_graphs.cpp", "if (!evaluation) sizes.gradients = gradients_.bytes();", "sizes.gradients = gradients_.bytes();", "pipeline_test StageGraphs*; train_test GraphMemoryRanks*; apps/cuda_graphs_test.sh", "stmt"),
+    ("drawn_moe_scope_holds_no_router", "pipeline/graph_scope.cpp", "modules.has(*module) || (of_experts && modules.has(moe))", "modules.has(*module)", "pipeline_test GraphScope*; train_test PartialGraphs*", "expr"),
+    # moe.
+    ("drawn_sinkhorn_softmax_of_one", "moe/routing.cpp", "k == 1 ? at::sigmoid(logits) : at::softmax(logits, -1)", "at::softmax(logits, -1)", "moe_test Routing*:Router*; metroplex_vectors router", "expr"),
+    ("drawn_one_expert_is_normalized", "moe/routing.cpp", "rule.normalization == TopkNormalization::automatic && rule.k > 1", "rule.normalization == TopkNormalization::automatic", "moe_test Routing*:Router*; metroplex_vectors router", "expr"),
+    ("drawn_balance_by_chosen_groups", "moe/router.cpp", "s.rule.num_groups == 0 && (chosen.defined() || !s.bias.data.defined())", "chosen.defined() || !s.bias.data.defined()", "moe_test Router*:RouterRanks*; metroplex_vectors router", "expr"),
+    ("drawn_mask_of_every_tensor_rank", "moe/balance.cpp", "tp_.first() && !per_token_", "!per_token_", "moe_test RouterRanks*; train_test ExpertsOnAnyLayout*", "expr"),
+    ("drawn_dropped_rows_repeat_the_step", "moe/dispatchers/static_buffer.cpp", "spec_.experts.step_flags.defined() && !drops()", "spec_.experts.step_flags.defined()", "moe_test StaticBuffers*; train_test StaticBuffers*:ExpertLoads*", "expr"),
+    ("drawn_clones_hide_wanted_rows", "moe/dispatchers/echo.cpp", "rows_->collect_step_counts(counts);", "", "moe_test Echo*:StaticBuffers*; train_test StaticBuffers*:EchoRanks*", "stmt"),
+    ("drawn_lost_rows_count_as_tokens", "moe/load_meter.cpp", "of.tokens.sub_(tokens_per_expert(experts.masked_fill(lost.bitwise_not(), -1), num_experts_));", "", "moe_test LoadMeter*:StaticBuffers*; train_test ExpertLoads*", "stmt"),
+    ("drawn_parts_begin_one_turn", "moe/forced.cpp", "microbatch.mul(parts_).add(part_).mul(left)", "microbatch.mul(parts_).mul(left)", "moe_test Forced*:DealOut*; train_test ForcedLoads*", "expr"),
+    # nn.
+    ("drawn_latent_mscale_once", "nn/latent_attention.cpp", "core.softmax_scale *= mscale * mscale;", "core.softmax_scale *= mscale;", "models_test LatentAttention*; metroplex_hf_parity deepseek_v3_yarn", "stmt"),
+    ("drawn_shared_key_gradient_of_own_heads", "nn/latent_attention.cpp", "comm::all_reduce(dx, tp_reduce_);", "", "models_test LatentAttention*:LayoutsRanks*; train_test AnyLayoutEqualsOneRank.Latent*", "stmt"),
+    ("drawn_heads_of_ranks_drop_alike", "nn/attention.cpp", "core.first_head = own.heads * context.tp.index();", "core.first_head = 0;", LAYOUTS, "stmt"),
+    ("drawn_recomputed_bias_twice", "nn/activation.cpp", "is_wide(saved) ? at::Tensor() : data_of(bias)", "data_of(bias)", "nn_test Activation*; models_test Recompute*", "expr"),
+    ("drawn_each_view_is_kept", "nn/saved.cpp", "if (known->storage.is_alias_of(x.storage())) shared = known;", "", "nn_test Saved*:ActivationStore*; train_test MemoryRanks*", "stmt"),
+    ("drawn_sandwich_bias_behind_the_norm", "nn/attention.cpp", "out.skip_bias_add = !model.sandwich_norm;", "out.skip_bias_add = true;", "nn_test; models_test LayoutsRanks*:MetaDevice*; metroplex_hf_parity gemma2 gemma3", "stmt"),
+    # models.
+    ("drawn_embedding_gradient_unscaled", "models/decoder.cpp", "scale_ != 1 ? dout * scale_ : dout", "dout", "models_test Embedding*:LayoutsRanks*; metroplex_hf_parity gemma2", "expr"),
+    ("drawn_local_rope_interpolates", "models/block.cpp", "if (!local) rope.interpolation = model.rotary_seq_len_interpolation_factor;", "rope.interpolation = model.rotary_seq_len_interpolation_factor;", "models_test MetaDevice*; metroplex_hf_parity gemma3", "stmt"),
+    ("drawn_amplitude_without_mscale_of_all", "models/block.cpp", "nn::yarn_mscale(factor, model.mscale) / nn::yarn_mscale(factor, model.mscale_all_dim)", "nn::yarn_mscale(factor, model.mscale)", "models_test LatentAttention*; metroplex_hf_parity deepseek_v3_yarn", "expr"),
+    ("drawn_residual_begins_in_half", "models/decoder.cpp", "if (fp32_residual_) out = nn::to_wide(out);", "", "models_test HalfTypes*:Embedding*; train_test Precision*", "stmt"),
+    # optim.
+    ("drawn_params_norm_of_replicas", "optim/clip.cpp", "if (slice.param->counts(part.ranks.at)) values.push_back({slice.values});", "values.push_back({slice.values});", "optim_test GradientNorm*; train_test Metrics*:Zero*", "stmt"),
+    ("drawn_offload_slots_take_nothing", "optim/elementwise.cpp", "bytes.main_params + bytes.moments + host_->bytes()", "bytes.main_params + bytes.moments", "optim_test OptimizerOffload*; train_test OptimizerOffloadRanks*", "expr"),
+    ("drawn_constant_scale_is_the_initial", "optim/grad_scaler.cpp", "args.constant ? precision.loss_scale : precision.initial_loss_scale", "precision.initial_loss_scale", "optim_test GradScaler*; train_test LossScaling*; metroplex_vectors grad_scaler", "expr"),
+    ("drawn_warmup_fraction_of_the_run", "optim/lr_schedule.cpp", "o.lr_warmup_fraction * static_cast<double>(a.lr_decay_steps)", "o.lr_warmup_fraction * static_cast<double>(train_samples)", SCHEDULES, "expr"),
+    ("drawn_square_root_below_the_minimum", "optim/lr_schedule.cpp", "std::max(min_lr, max_lr * std::sqrt(warmup) / std::sqrt(now))", "max_lr * std::sqrt(warmup) / std::sqrt(now)", SCHEDULES, "expr"),
+    ("drawn_groups_of_any_start_decay", "optim/param_groups.cpp", "same(a.start_wd, b.start_wd)", "true", "optim_test ParamGroups*", "expr"),
+    ("drawn_block_scales_take_no_bytes", "optim/stored.cpp", "data_.nbytes() + (scales_.defined() ? scales_.nbytes() : 0)", "data_.nbytes()", "optim_test Optimizer*; train_test Memory*", "expr"),
+    ("drawn_muon_extra_factor_ignored", "optim/muon.cpp", "muon_scale(config_.muon_scale_mode, matrix.size(0), matrix.size(1)) *\n                     config_.muon_extra_scale_factor", "muon_scale(config_.muon_scale_mode, matrix.size(0), matrix.size(1))", "optim_test Muon*", "expr"),
+    # distributed.
+    ("drawn_bucket_waits_for_all_microbatches", "distributed/grad_buffer.cpp", "options_.transient_buckets ? 1 : num_microbatches", "num_microbatches", "distributed_test GradBuffer*; train_test ZeroTraffic*:ZeroMemoryRanks*", "expr"),
+    ("drawn_instances_not_summed", "distributed/grad_buffer.cpp", "if (dp_.shard.size() > 1) reduce_over_replicas();", "", "distributed_test GradBuffer*; train_test Zero*", "stmt"),
+    ("drawn_gradients_never_as_params", "distributed/families.cpp", "family.key.dtype == at::kDouble || options.gradients_as_params", "family.key.dtype == at::kDouble", "distributed_test ParamFamilies*; train_test Precision*:Memory*", "expr"),
+    ("drawn_shared_words_in_any_bucket", "distributed/flat_layout.cpp", "!params_[i]->placement.shared.empty()", "false", "distributed_test; train_test ZeroState*:SharedGradients*; metroplex_vectors dist_opt_layout", "expr"),
+    # train.
+    ("drawn_infinite_norm_is_the_largest", "train/intervals.cpp", "if (std::isfinite(norm)) largest_ = std::max(largest_, norm);", "largest_ = std::max(largest_, norm);", "train_test LargestNorm*", "stmt"),
+    ("drawn_rare_timers_by_iteration", "train/timers.cpp", "watch.now_and_then ? watch.times : iterations", "iterations", "train_test Timers*", "expr"),
+    ("drawn_second_evaluation_first", "train/trainer.cpp", "position_.iteration / a_->config.train.eval_interval - 1", "position_.iteration / a_->config.train.eval_interval", "train_test Evaluation*:Stopping*; apps/evaluation_test.sh", "expr"),
+    ("drawn_resumed_trace_set_aside", "train/trainer.cpp", "past_trace_file_ = outcome.expert_trace_file;", "", "train_test ExpertLoads*:RunFolders*; apps/experts_test.sh", "stmt"),
+    ("drawn_no_zeros_not_recorded", "train/metrics.cpp", 'if (m.num_zeros >= 0) values.emplace_back("num-zeros", static_cast<double>(m.num_zeros));', 'if (m.num_zeros > 0) values.emplace_back("num-zeros", static_cast<double>(m.num_zeros));', "train_test Metrics*:TensorBoard*", "stmt"),
+    ("drawn_transient_gradients_not_measured", "train/memory_report.cpp", "use.communication = most_gathered_ + most_transient_;", "use.communication = most_gathered_;", "train_test ZeroMemoryRanks*:MemoryRanks*", "stmt"),
+    ("drawn_copies_of_saves_not_predicted", "train/trace.cpp", "out.host += copy_bytes(*a);", "", "train_test BackgroundSaves*:SaveMemory*; preflight_test PredictRank*", "stmt"),
+    ("drawn_balance_shown_as_a_sum", "train/expert_loads.cpp", "loss.coeff * count", "loss.coeff", "train_test ExpertTerms*:ExpertLoads*", "expr"),
+    ("drawn_expert_bias_moves_when_skipped", "train/step.cpp", "a.step.put_back(buffer->data, before);", "", "train_test ExpertsRanks*:StaticBuffers*:*StateWalk*", "stmt"),
+    ("drawn_highest_is_the_newest", "train/run_saves.cpp", "latest ? *latest : all.back()", "all.back()", "train_test BackgroundSaves*:TrainingState*; apps/full_disk_test.sh", "expr"),
+    # checkpoint.
+    ("drawn_half_deleted_stays", "checkpoint/directory.cpp", "entry.starts_with(kTemporaryPrefix) || entry.starts_with(kDeletePrefix)", "entry.starts_with(kTemporaryPrefix)", "checkpoint_test Directory*:Retention*:Kill*", "expr"),
+    ("drawn_process_of_another_host_lives", "checkpoint/folder_lock.cpp", "holder.host != host || holder.pid <= 0", "holder.pid <= 0", "checkpoint_test FolderLock*", "expr"),
+    ("drawn_first_attempt_of_an_iteration", "checkpoint/load.cpp", "if (name.iteration == iteration) chosen = to_string(name);", "if (name.iteration == iteration && chosen.empty()) chosen = to_string(name);", "checkpoint_test Checkpoint*:Fallback*:Directory*", "stmt"),
+    ("drawn_runs_of_the_source_alone", "checkpoint/pieces.cpp", "box.size[outer] != source.piece.size[outer] || box.size[outer] != target.piece.size[outer]", "box.size[outer] != source.piece.size[outer]", "checkpoint_test Pieces*:Checkpoint*; metroplex_vectors ckpt_sharding", "expr"),
+    ("drawn_every_distcp_is_torch_dist", "checkpoint/foreign.cpp", 'distributed && has("metadata.json")', "distributed", "checkpoint_test ForeignCheckpoints*", "expr"),
+    # comm.
+    ("drawn_torch_out_of_memory_is_internal", "comm/failure.cpp", 'is_out_of_memory(error) ? "memory" : "internal"', '"internal"', "comm_test ThreadFailure*:Blame*:Report*", "expr"),
+    ("drawn_ignored_signals_stop", "comm/report.cpp", "if (!ignored) signals.push_back(signal.number);", "signals.push_back(signal.number);", "comm_test Report*; apps/signals_test.sh", "stmt"),
+    ("drawn_row_counts_not_counted", "comm/backends/counting.cpp", "num_bytes(in.counts) + in.counts.numel() * capacity * row", "in.counts.numel() * capacity * row", "comm_test CountingBackend*:ExchangeRows*", "expr"),
+    ("drawn_first_failure_whoever_caused_it", "comm/launch.cpp", "!failure_ || (own && !own_)", "!failure_", "comm_test ThreadFailure*:Blame*", "expr"),
+    # data.
+    ("drawn_last_evaluation_without_samples", "data/sampler.cpp", "(o.train_iters / o.eval_interval + 1) * evaluation", "o.train_iters / o.eval_interval * evaluation", "data_test Sampler*", "expr"),
+    ("drawn_unweighted_blend_uncut", "data/build.cpp", "if (!blend.weights && sizes[i] >= 0) size = std::min(size, sizes[i]);", "", "data_test Build*:Blend*", "stmt"),
+    ("drawn_order_of_any_weights", "data/build.cpp", 'if (blend.weights && blend.prefixes.size() > 1) identity += base::concat(" ", normalize(*blend.weights)[d]);', "", "data_test Build*; train_test SameData*", "stmt"),
+    ("drawn_samples_share_no_token", "data/token_count.cpp", "source.chats ? 0 : 1 / static_cast<double>(options.sequence_length)", "0.0", "data_test TokenCount*; train_test RunLength*", "expr"),
+    ("drawn_split_documents_keep_returns", "data/documents.cpp", "if (!file.jsonl && text[end - 1] == '\\r') --end;", "", "data_test Documents*:Preprocess*", "stmt"),
+    # text.
+    ("drawn_empty_system_is_a_message", "text/chat.cpp", 'system.is_null() || system == ""', "system.is_null()", CHATS, "expr"),
+    ("drawn_one_mark_for_bad_bytes", "text/decoder.cpp", r'for (size_t i = 0; i < run.size(); ++i) bad += "\xEF\xBF\xBD";', r'bad += "\xEF\xBF\xBD";', "text_test JsonTokenizerFile*:*TokenizerVectors*:Bytes*:InvalidText*", "stmt"),
+    ("drawn_unknowns_not_joined", "text/unigram.cpp", "ids.empty() || ids.back() != unknown_", "true", "text_test Unigram*:SentencePiece*", "expr"),
+    ("drawn_center_odd_to_the_right", "text/jinja/string_methods.cpp", "missing / 2 + (missing & width & 1)", "missing / 2", "text_test ChatTemplates*", "expr"),
+    # hf.
+    ("drawn_whole_positions_are_trained", "hf/source.cpp", "std::min(positions, config::Train().seq_length)", "positions", "hf_test", "expr"),
+    ("drawn_gpt2_inner_ignored", "hf/families/gpt2.cpp", 'config.integer("n_inner", 4 * hidden)', "4 * hidden", parity("gpt2", "gpt2_fp16"), "expr"),
+    ("drawn_mlp_bias_written_as_attention", "hf/families/llama.cpp", 'json["mlp_bias"] = m.mlp_bias();', 'json["mlp_bias"] = m.output_bias();', HF_WRITES, "stmt"),
+    # megatron.
+    ("drawn_moe_recompute_without_attention", "megatron/translate_flags.cpp", 'list.empty() ? "[core_attn, moe]" : list.substr(0, list.size() - 1) + ", moe]"', 'list.empty() ? "[moe]" : list.substr(0, list.size() - 1) + ", moe]"', MEGATRON, "expr"),
+    ("drawn_loss_is_no_unit", "megatron/translate_flags.cpp", "(c.parallel.account_for_loss_in_pipeline_split ? 1 : 0)", "0", MEGATRON, "expr"),
+    ("drawn_nodes_of_srun_keep_the_total", "megatron/launch_ranks.cpp", 'if (!total.given && !own_nodes.given) total = find_count(options, {"-n", "--ntasks"});', 'if (!total.given) total = find_count(options, {"-n", "--ntasks"});', LAUNCHES, "stmt"),
+    ("drawn_listed_hosts_have_no_slot", "megatron/launch_hosts.cpp", "if (word.find(':') == std::string::npos) hosts.back().slots = 1;", "", LAUNCHES, "stmt"),
+    # apps.
+    ("drawn_groups_by_full_name_only", "apps/ranks.cpp", 'family.name == name || family.name == name + "_GROUP"', "family.name == name", "metroplex", "expr"),
 ]
