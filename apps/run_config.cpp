@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "base/join.h"
 #include "config/fields.h"
 #include "config/load.h"
 #include "files/file_system.h"
@@ -58,12 +59,6 @@ std::string without_sections(const std::string& yaml, const std::vector<std::str
 bool is_key(const std::string& word) {
   const bool file = word.ends_with(".yaml") || word.ends_with(".yml") || word.find('/') != std::string::npos;
   return !is_option(word) && !file && word.find('.') != std::string::npos;
-}
-
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : ",") + word;
-  return text;
 }
 
 std::string name_of(const std::string& option) { return option.substr(0, option.find('=')); }
@@ -300,7 +295,7 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
     add_megatron(draft, args, out);
     for (const auto& [key, flag] : args.given_by) megatron_flags.from_scripts.erase(key);
   }
-  if (!allowed.empty()) overrides.push_back("checkpoint.allow=" + joined(allowed));
+  if (!allowed.empty()) overrides.push_back("checkpoint.allow=" + base::join(allowed, ","));
   draft.assign(overrides);
   for (const std::string& override : overrides)
     megatron_flags.from_scripts.erase(override.substr(0, override.find('=')));

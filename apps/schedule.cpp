@@ -163,7 +163,7 @@ std::vector<int> layers_of_stages(const plan::PipelineTable& table, const Schedu
   return of_stage;
 }
 
-std::vector<std::string> words_of(const std::vector<std::string>& lists) {
+std::vector<std::string> list_modules(const std::vector<std::string>& lists) {
   std::vector<std::string> words;
   for (const std::string& list : lists) {
     if (list.empty()) continue;
@@ -179,7 +179,7 @@ std::vector<std::string> words_of(const std::vector<std::string>& lists) {
 // As training refuses it. `experts`: whether a layer has experts, for each layer.
 void check_modules(const ScheduleOptions& options, const std::vector<bool>& experts) {
   config::TransformerSettings settings;
-  settings.graphs = {options.impl, words_of(options.modules)};
+  settings.graphs = {options.impl, list_modules(options.modules)};
   settings.experts.some_layers_dense = std::find(experts.begin(), experts.end(), false) != experts.end();
   if (std::find(experts.begin(), experts.end(), true) != experts.end())
     settings.experts.num_moe_experts = options.layer.num_experts;
@@ -221,7 +221,7 @@ void check_bytes(const ScheduleOptions& options, double most) {
 }
 
 Graphs plan_all(const plan::PipelineTable& table, const ScheduleOptions& options) {
-  const std::vector<std::string> words = words_of(options.modules);
+  const std::vector<std::string> words = list_modules(options.modules);
   const config::CudaGraphModules modules =
       words.empty() ? config::CudaGraphModules{} : config::cuda_graph_module_set(words);
   const std::vector<int> of_stage = layers_of_stages(table, options);

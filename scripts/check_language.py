@@ -22,7 +22,7 @@ MAX_WORDS = 25
 AFTER_PARTICIPLE = r"(?= (?:by|with|in|into|for|from|on|at|to|as|of|before|after|when|where|once|while|only|here|and|or|too|again|there|that|what|if|without|over)\b|[,;:.])"
 IRREGULAR = "Given|Told|Made|Kept|Held|Taken|Written|Sent|Drawn|Known|Left|Begun|Built|Cut|Put|Said|Seen|Shown|Found|Lost|Gone|Read|Set|Run|Split|Thrown"
 OPENINGS = [re.compile(pattern) for pattern in (
-    r"^Of\b(?! course)", r"^What\b", r"^That which\b", r"^Whoever\b", r"^Whatever\b", r"^Those (?:that|which|who|of)\b", r"^Where\b[^,.]*, there\b", r"^Nor\b",
+    r"^Of\b(?! course)", r"^What\b", r"^That which\b", r"^Who(?:ever)?\b", r"^Whatever\b", r"^Those (?:that|which|who|of)\b", r"^Where\b[^,.]*, there\b", r"^Nor\b",
     r"^(?:[A-Z][a-z]+ed|" + IRREGULAR + r")\b" + AFTER_PARTICIPLE)]
 
 RETIRED = re.compile(r"\b(?:" + "|".join((
@@ -94,6 +94,12 @@ def paragraphs(text):
     return [(number, clean(text)) for number, text in out]
 
 
+def headings(text):
+    """(line number, text) of every heading of a page, outside of code."""
+    lines = re.sub(r"^```.*?^```", lambda code: "\n" * code.group(0).count("\n"), text, flags=re.M | re.S).splitlines()
+    return [(number, line.lstrip("# ")) for number, line in enumerate(lines, 1) if re.match(r"#+ ", line)]
+
+
 def sentences(text):
     return re.split(r"(?<=[.:;!?])\s+(?=[A-Z(\[])|(?<=;)\s+", re.sub(r"^(?:[-*]|\d+\.) ", "", text))
 
@@ -118,7 +124,7 @@ def findings(path):
     text = path.read_text(errors="replace")
     is_page = path.suffix == ".md"
     if is_page:
-        blocks = paragraphs(text)
+        blocks = paragraphs(text) + headings(text)
     else:
         blocks = comment_blocks(text, "//" if path.suffix in CODE else "#")
     for number, block in blocks:

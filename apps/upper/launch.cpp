@@ -128,6 +128,7 @@ int spawn_here(const config::Config& config, const topology::RankGrid& grid,
   options.port = static_cast<uint16_t>(config.run.master_port);
   options.describe = comm::describe_in(grid);
   options.stopped_code = kExitStopped;
+  options.pause_code = kExitPeer;
   options.on_signal = [&config](int signal, comm::SignalStage stage) {
     std::fprintf(stderr, "%s\n", stop_line(signal, stage, !config.checkpoint.save.empty()).c_str());
   };

@@ -209,8 +209,8 @@ void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid
                /*overwrite=*/0);  // =: match the exact name, not a prefix
     quiet_c10d();
     GlooContext control(control_options(launch, options, describe));
-    std::shared_ptr<NcclContext>
-        nccl;  // outlives the failure report below, because destroying communicators may block
+    // Outlives the failure report below, because destroying communicators may block.
+    std::shared_ptr<NcclContext> nccl;
     try {
       if (options.backend == ProcessBackend::nccl)
         nccl =

@@ -107,13 +107,12 @@ void kill_all(std::vector<Child>& children) {
 
 // Ends ranks that a signal has stopped for too long. `elapsed` is since the last call.
 void end_paused(std::vector<Child>& children, const SpawnOptions& options, Clock::duration elapsed) {
-  constexpr int kPeerCode = 4;
   constexpr std::chrono::milliseconds kLongestRound{100};  // a longer one: the launcher was stopped too
   for (Child& child : children) {
     if (child.ended || !child.paused || child.ready || child.report) continue;
     child.paused_for += std::min(std::chrono::duration_cast<std::chrono::milliseconds>(elapsed), kLongestRound);
     if (child.paused_for < options.pause_limit) continue;
-    child.report = Report{true, kPeerCode,
+    child.report = Report{true, options.pause_code,
                           base::concat("a signal such as SIGSTOP stopped it for ",
                                        static_cast<double>(options.pause_limit.count()) / 1000,
                                        " s; start the run again, and send SIGCONT sooner")};

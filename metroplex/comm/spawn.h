@@ -29,6 +29,7 @@ struct SpawnOptions {
   // A rank that a signal stops for longer before it is ready (report.h) fails, because the other ranks wait for its
   // connection.
   std::chrono::milliseconds pause_limit{15000};
+  int pause_code = 1;     // exit code after pause_limit
   int stopped_code = -1;  // exit code of a requested stop, which is not a failure: no time limit for the other ranks
   DescribeRank describe = describe_plainly;
   // The ranks read from a terminal, which sends SIGINT to each of them. Once all ranks are ready (report.h), they

@@ -6,16 +6,11 @@
 
 #include "base/digit_groups.h"
 #include "base/error.h"
+#include "base/join.h"
 #include "base/utf8.h"
 #include "config/section_fields.h"
 
 namespace metroplex::config {
-
-static std::string join(const std::vector<std::string>& words, const std::string& between_words) {
-  std::string text;
-  for (const auto& word : words) text += (text.empty() ? "" : between_words) + word;
-  return text;
-}
 
 Limits any() { return {}; }
 
@@ -76,7 +71,7 @@ const std::vector<SectionHelp>& sections() {
 std::string section_names() {
   std::vector<std::string> names;
   for (const SectionHelp& section : sections()) names.push_back(section.name);
-  return join(names, ", ");
+  return base::join(names, ", ");
 }
 
 template <class Section>
@@ -135,14 +130,14 @@ static std::string limit_text(const Limits& limits) {
   if (!limits.choices.empty()) {
     std::vector<std::string> choices = limits.choices;
     for (std::string& choice : choices) choice = choice.empty() ? "(empty)" : choice;
-    return "one of " + join(choices, ", ");
+    return "one of " + base::join(choices, ", ");
   }
   std::vector<std::string> parts;
   if (std::isfinite(limits.low))
     parts.push_back((limits.low_excluded ? "above " : "at least ") + bound_text(limits.low));
   if (std::isfinite(limits.high))
     parts.push_back((limits.high_excluded ? "below " : "at most ") + bound_text(limits.high));
-  return join(parts, " and ") + (limits.infinite ? ", or inf" : "");
+  return base::join(parts, " and ") + (limits.infinite ? ", or inf" : "");
 }
 
 std::string expectation(const Field& field) {
@@ -192,7 +187,7 @@ static std::string write(const Field& field, bool for_yaml) {
                                [&](const std::vector<std::string>* value) {
                                  std::vector<std::string> items;
                                  for (const auto& item : *value) items.push_back(text(item));
-                                 return "[" + join(items, ", ") + "]";
+                                 return "[" + base::join(items, ", ") + "]";
                                }},
                     field.member);
 }

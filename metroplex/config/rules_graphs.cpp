@@ -1,5 +1,6 @@
 // Rules for graph capture beyond Megatron's (rules_transformer_graphs.cpp): cases that a replay cannot handle, and
 // settings without effect. They apply to training only; generation and evaluation ignore them.
+#include "base/join.h"
 #include "config/experts.h"
 #include "config/rules.h"
 
@@ -11,12 +12,6 @@ namespace {
 
 constexpr const char* kImpl = "train.cuda_graph_impl";
 constexpr const char* kScope = "train.cuda_graph_modules";
-
-std::string comma_separated(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : ",") + word;
-  return text;
-}
 
 // The value that the host reads in MoE layers, and the setting that avoids the read; both empty if there is none.
 struct HostReads {
@@ -126,7 +121,7 @@ void check_cuda_graphs(Rules& rules) {
   if (!rules.trains()) return;
   const Train& t = rules.config.train;
   rules.require(t.cuda_graph_impl != CudaGraphImpl::none || t.cuda_graph_modules.empty(), kScope,
-                comma_separated(t.cuda_graph_modules), concat("has no effect with ", kImpl, " = none"),
+                base::join(t.cuda_graph_modules, ","), concat("has no effect with ", kImpl, " = none"),
                 "leave the list empty, or use transformer_engine");
   const Run& run = rules.config.run;
   const bool shares_gpu = run.device == Device::cuda && run.backend == Backend::threads && rules.world_size > 1;

@@ -63,9 +63,10 @@ static void check_widths(Rules& rules) {
   rules.require(m.num_attention_heads % groups == 0, "model.num_query_groups", groups,
                 "must divide " + key_is("model.num_attention_heads", m.num_attention_heads),
                 "choose a divisor of the heads");
-  rules.require(groups >= tp || tp % groups != 0, "model.num_query_groups", groups,
-                "must be a multiple of " + tensor_ranks + ": heads on several ranks are not implemented",
-                "choose a tensor-parallel size that divides the query groups");
+  rules.require(
+      groups >= tp || tp % groups != 0, "model.num_query_groups", groups,
+      "must be a multiple of " + tensor_ranks + ": a key/value head is never replicated over tensor-parallel ranks",
+      "choose a tensor-parallel size that divides the query groups");
   check_ffn(rules);
   const int64_t head = m.kv_channels > 0 ? m.kv_channels : m.hidden_size / m.num_attention_heads;
   const auto rotated = static_cast<int64_t>(static_cast<double>(head) * m.rotary_percent);

@@ -1,18 +1,13 @@
 // Rules for frozen parameters and adapters.
 #include <algorithm>
 
+#include "base/join.h"
 #include "config/family.h"
 #include "config/rules.h"
 
 namespace metroplex::config {
 
 using base::concat;
-
-static std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
-  return text;
-}
 
 static void check_patterns(Rules& rules, const char* key, const std::vector<std::string>& patterns) {
   for (const std::string& pattern : patterns) {
@@ -32,7 +27,7 @@ static void check_targets(Rules& rules) {
     const bool routed = rules.config.model.has_experts() && of_mlp;
     rules.require(false, "peft.lora_target_modules", word,
                   routed ? "exists only in routed experts in this model, which have no adapters"
-                         : "is not a linear layer of this model, which has " + joined(has),
+                         : "is not a linear layer of this model, which has " + base::join(has, ", "),
                   near.empty() || routed ? "leave it out" : concat("did you mean ", near, "?"));
   }
 }
@@ -44,7 +39,7 @@ static void check_saved_modules(Rules& rules) {
     const bool has = std::find(known.begin(), known.end(), word) != known.end();
     rules.require(has, "peft.modules_to_save", word,
                   word == "lm_head" ? "is the embedding in this model, whose embeddings are tied"
-                                    : "must be one of " + joined(known),
+                                    : "must be one of " + base::join(known, ", "),
                   word == "lm_head" ? "name embed_tokens" : "correct it, or leave it out");
   }
 }

@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "base/error.h"
+#include "base/join.h"
 
 namespace metroplex::megatron {
 
@@ -28,12 +29,6 @@ static const FlagRow* find_row(const std::string& flag) {
 static std::string joined(const std::string& flag, const std::vector<std::string>& values) {
   std::string text = flag;
   for (const auto& value : values) text += " " + value;
-  return text;
-}
-
-static std::string listed(const std::vector<std::string>& words) {
-  std::string text;
-  for (const auto& word : words) text += (text.empty() ? "" : ", ") + word;
   return text;
 }
 
@@ -80,7 +75,8 @@ class Reader {
         only.empty() || values.empty() || std::find(only.begin(), only.end(), values[0]) != only.end();
     if (accepted) return;
     while (is_value(at_)) values.push_back(tokens_[at_++]);
-    refused_.push_back(joined(flag, values) + ": not implemented (" + known->reason + "); expected " + listed(only));
+    refused_.push_back(joined(flag, values) + ": not implemented (" + known->reason + "); expected " +
+                       base::join(only, ", "));
   }
 
   // NullTokenizer always uses its last token as end of document.
@@ -123,7 +119,7 @@ class Reader {
   static std::string known_tokenizers() {
     std::vector<std::string> names;
     for (const auto& [theirs, ours] : tokenizers()) names.emplace_back(theirs);
-    return listed(names);
+    return base::join(names, ", ");
   }
 
   void take_values(const std::string& flag, Take take, std::vector<std::string>& values) {

@@ -72,8 +72,8 @@ class Translator {
   const bool whole_;
   std::map<std::string, std::string> assigned_;
   std::map<std::string, std::string> later_;
-  std::map<std::string, std::pair<std::string, std::string>>
-      setters_;  // key -> the first flag that set it, its value
+  // Key -> the first flag that set it, its value.
+  std::map<std::string, std::pair<std::string, std::string>> setters_;
   Arguments out_;
 };
 

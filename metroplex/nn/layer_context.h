@@ -27,8 +27,8 @@ struct LayerContext {
   topology::AxisSet sp_axes;   // the axes of `sp`: gradients computed from local rows are partial sums over them
   comm::Group cp;              // ranks that share one sequence (Microbatch::rows)
   comm::Group cp_a2a, cp_p2p;  // the levels of cp for a2a+p2p
-  std::vector<comm::Group>
-      cp_by_size;  // hybrid context parallelism: groups of 1, 2, 4, ... ranks (Microbatch::context_ranks)
+  // Hybrid context parallelism: groups of 1, 2, 4, ... ranks (Microbatch::context_ranks).
+  std::vector<comm::Group> cp_by_size;
   std::vector<config::CpCommType> cp_comm_types;  // per layer; the last one repeats; empty: p2p
   at::ScalarType dtype = at::kFloat;
   cuda::Target target;

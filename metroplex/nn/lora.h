@@ -24,8 +24,8 @@ enum class LinearSplit { output, input, none };
 struct AdapterSpec {
   std::string linear;  // <prefix>.linear_..., the name of the adapted layer
   int64_t in_features = 0;
-  std::vector<config::AdapterBox>
-      boxes;  // regions of the unsharded output; those in peft.lora_target_modules get adapters
+  // Regions of the unsharded output; those in peft.lora_target_modules get adapters.
+  std::vector<config::AdapterBox> boxes;
   LinearSplit split = LinearSplit::none;
 };
 

@@ -110,8 +110,8 @@ class Executor {
   base::Listeners<ActionObserver> observers_;
   plan::Borders<Tensors, Call> borders_;  // of this rank's chunks
   std::map<Key, StageRun> runs_;
-  std::map<Key, std::vector<nn::DeferredGradients>>
-      weights_;  // between backward and weight, if the table splits them
+  // Between backward and weight, if the table splits them.
+  std::map<Key, std::vector<nn::DeferredGradients>> weights_;
 };
 
 }  // namespace metroplex::pipeline

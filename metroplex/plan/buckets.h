@@ -87,8 +87,8 @@ class FillingBuckets {
   bool overlap_;
   std::vector<bool> filling_;
   std::vector<size_t> waiting_;  // by bucket: parameters with missing gradients
-  std::vector<int64_t>
-      missing_;  // by parameter: missing gradients; negative while its bucket waits for other parameters
+  // By parameter: missing gradients; negative while its bucket waits for other parameters.
+  std::vector<int64_t> missing_;
   std::optional<size_t> leaving_;
 };
 

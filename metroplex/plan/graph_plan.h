@@ -85,9 +85,8 @@ struct GraphBytes {
 struct GraphTensors {
   std::vector<int64_t> inputs, results;
   std::vector<int64_t> integers = {};  // further results without gradient
-  bool from_start = false,
-       to_end =
-           false;  // whether the part includes the start and end of the layer; adjacent layers then share a tensor
+  // True if the part includes the start or end of the layer. Adjacent layers then share a tensor.
+  bool from_start = false, to_end = false;
 };
 // `tensors` is keyed by signature.
 GraphBytes graph_bytes(const GraphPlan& plan, const GraphLayers& layers, const std::map<int, GraphTensors>& tensors);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <set>
 
+#include "base/join.h"
 #include "config/experts.h"
 
 namespace metroplex::preflight {
@@ -44,12 +45,6 @@ OptionLevels micro_batch_levels(const config::Config& c) {
   return list;
 }
 
-std::string joined(const std::set<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : ",") + word;
-  return text;
-}
-
 // True if the model has `module` and may recompute it.
 bool recomputable(const config::Model& m, const std::string& module) {
   const std::vector<bool> experts = config::moe_layers(m);
@@ -72,16 +67,17 @@ void add_selective(const config::Config& c, OptionLevels& list) {
                                                            {"layernorm", "mlp", "moe"},
                                                            {"core_attn", "layernorm", "mlp", "moe"}};
   const std::set<std::string> already(c.memory.recompute_modules.begin(), c.memory.recompute_modules.end());
-  std::set<std::string> seen{joined(already)};
+  std::set<std::string> seen{base::join(already, ",")};
   for (std::set<std::string> modules : kSets) {
     std::erase_if(modules, [&](const std::string& module) { return !recomputable(c.model, module); });
     modules.insert(already.begin(), already.end());
     if (modules.contains("mlp")) modules.erase("activation");
     if (modules.contains("moe")) modules.erase("moe_act"), modules.erase("shared_experts");
     if (modules.empty()) continue;
-    if (!seen.insert(joined(modules)).second) continue;
-    list.levels.push_back({{"memory.recompute_granularity=selective", "memory.recompute_modules=" + joined(modules)},
-                           "recompute " + joined(modules)});
+    if (!seen.insert(base::join(modules, ",")).second) continue;
+    list.levels.push_back(
+        {{"memory.recompute_granularity=selective", "memory.recompute_modules=" + base::join(modules, ",")},
+         "recompute " + base::join(modules, ",")});
   }
 }
 

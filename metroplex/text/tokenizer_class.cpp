@@ -10,56 +10,23 @@ using Json = nlohmann::json;
 
 constexpr const char* kSpaceSymbol = "\xE2\x96\x81";
 
-// The classes by model_type, from TOKENIZER_MAPPING_NAMES. "" is TokenizersBackend, which uses the file as it is.
-constexpr std::pair<std::string_view, std::string_view> kClassOfModel[] = {{"code_llama", "CodeLlamaTokenizer"},
-                                                                           {"gemma", "GemmaTokenizer"},
-                                                                           {"gemma2", "GemmaTokenizer"},
-                                                                           {"gemma3", "GemmaTokenizer"},
-                                                                           {"gemma3_text", "GemmaTokenizer"},
-                                                                           {"gemma3n", "GemmaTokenizer"},
-                                                                           {"gemma3n_text", "GemmaTokenizer"},
-                                                                           {"gpt2", "GPT2Tokenizer"},
-                                                                           {"gpt_neo", "GPT2Tokenizer"},
-                                                                           {"gpt_neox", "GPTNeoXTokenizer"},
-                                                                           {"gptj", "GPT2Tokenizer"},
-                                                                           {"olmo", "GPTNeoXTokenizer"},
-                                                                           {"olmoe", "GPTNeoXTokenizer"},
-                                                                           {"opt", "GPT2Tokenizer"},
-                                                                           {"phi", "GPT2Tokenizer"},
-                                                                           {"qwen2", "Qwen2Tokenizer"},
-                                                                           {"qwen2_5_vl", "Qwen2Tokenizer"},
-                                                                           {"qwen2_moe", "Qwen2Tokenizer"},
-                                                                           {"qwen2_vl", "Qwen2Tokenizer"},
-                                                                           {"qwen3", "Qwen2Tokenizer"},
-                                                                           {"qwen3_moe", "Qwen2Tokenizer"},
-                                                                           {"qwen3_next", "Qwen2Tokenizer"},
-                                                                           {"qwen3_vl", "Qwen2Tokenizer"},
-                                                                           {"starcoder2", "GPT2Tokenizer"},
-                                                                           {"ernie4_5", ""},
-                                                                           {"ernie4_5_moe", ""},
-                                                                           {"glm", ""},
-                                                                           {"glm4", ""},
-                                                                           {"glm4_moe", ""},
-                                                                           {"gpt_bigcode", ""},
-                                                                           {"granite", ""},
-                                                                           {"granitemoe", ""},
-                                                                           {"internlm2", ""},
-                                                                           {"internlm3", ""},
-                                                                           {"jamba", ""},
-                                                                           {"minimax_m2", ""},
-                                                                           {"minicpm3", ""},
-                                                                           {"ministral", ""},
-                                                                           {"ministral3", ""},
-                                                                           {"mistral", ""},
-                                                                           {"mistral3", ""},
-                                                                           {"mixtral", ""},
-                                                                           {"nemotron", ""},
-                                                                           {"olmo2", ""},
-                                                                           {"olmo3", ""},
-                                                                           {"phi3", ""},
-                                                                           {"phimoe", ""},
-                                                                           {"pixtral", ""},
-                                                                           {"stablelm", ""}};
+// Classes that build their steps, by model_type, from TOKENIZER_MAPPING_NAMES.
+constexpr std::pair<std::string_view, std::string_view> kClassOfModel[] = {
+    {"gemma", "GemmaTokenizer"},       {"gemma2", "GemmaTokenizer"},    {"gemma3", "GemmaTokenizer"},
+    {"gemma3_text", "GemmaTokenizer"}, {"gemma3n", "GemmaTokenizer"},   {"gemma3n_text", "GemmaTokenizer"},
+    {"gpt2", "GPT2Tokenizer"},         {"gpt_neo", "GPT2Tokenizer"},    {"gptj", "GPT2Tokenizer"},
+    {"opt", "GPT2Tokenizer"},          {"phi", "GPT2Tokenizer"},        {"qwen2", "Qwen2Tokenizer"},
+    {"qwen2_5_vl", "Qwen2Tokenizer"},  {"qwen2_moe", "Qwen2Tokenizer"}, {"qwen2_vl", "Qwen2Tokenizer"},
+    {"qwen3", "Qwen2Tokenizer"},       {"qwen3_moe", "Qwen2Tokenizer"}, {"qwen3_next", "Qwen2Tokenizer"},
+    {"qwen3_vl", "Qwen2Tokenizer"},    {"starcoder2", "GPT2Tokenizer"},
+};
+
+// Models for which transformers ignores the declared class and uses the file as it is (TokenizersBackend).
+constexpr std::string_view kFileAsItIs[] = {"ernie4_5",    "ernie4_5_moe", "glm",        "glm4",      "glm4_moe",
+                                            "gpt_bigcode", "granite",      "granitemoe", "internlm2", "internlm3",
+                                            "jamba",       "minimax_m2",   "minicpm3",   "ministral", "ministral3",
+                                            "mistral",     "mistral3",     "mixtral",    "nemotron",  "olmo2",
+                                            "olmo3",       "phi3",         "phimoe",     "pixtral",   "stablelm"};
 
 constexpr std::string_view kOverriding[] = {"GPT2Tokenizer", "GemmaTokenizer", "LlamaTokenizer", "Qwen2Tokenizer"};
 
@@ -119,13 +86,11 @@ void build_gpt2(const SpecialNames& names, Json& tokenizer) {
 
 std::string choose_tokenizer_class(std::string_view declared, std::string_view model_type) {
   if (declared.ends_with("Fast") && declared != "PreTrainedTokenizerFast") declared.remove_suffix(4);
+  if (std::find(std::begin(kFileAsItIs), std::end(kFileAsItIs), model_type) != std::end(kFileAsItIs)) return "";
   const auto model = std::find_if(std::begin(kClassOfModel), std::end(kClassOfModel),
                                   [&](const auto& row) { return row.first == model_type; });
-  if (model != std::end(kClassOfModel)) {
-    // transformers distrusts the declared class for these models and for "qwen2".
-    if (model->second.empty()) return "";
-    if (declared.empty() || model_type == "qwen2") declared = model->second;
-  }
+  // transformers also ignores the declared class of qwen2.
+  if (model != std::end(kClassOfModel) && (declared.empty() || model_type == "qwen2")) declared = model->second;
   const bool overrides = std::find(std::begin(kOverriding), std::end(kOverriding), declared) != std::end(kOverriding);
   return overrides ? std::string(declared) : "";
 }

@@ -15,7 +15,7 @@ asserted=$work/.asserted # one byte per assertion, because subshells assert too
 at_exit() { :; }
 finish() {
   local code=$?
-  kill -KILL $(jobs -p) 2> /dev/null || true # none is left after a passed test
+  kill -KILL $(jobs -p) 2> /dev/null || true # fails after a passed test, which has ended its jobs
   at_exit
   [ $code != 0 ] || echo "assertions: $(wc -c < "$asserted")"
   rm -rf "$work"

@@ -308,6 +308,7 @@ TEST(Spawn, NamesARankThatASignalStopped) {
   SpawnOptions spawn;
   spawn.num_processes = 3;
   spawn.pause_limit = 500ms;
+  spawn.pause_code = 4;
   spawn.command = {"sh", "-c", "[ $METROPLEX_RANK != 1 ] || kill -STOP $$; sleep 60"};
   const auto start = Clock::now();
   const SpawnResult result = spawn_processes(spawn);

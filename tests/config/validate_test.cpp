@@ -93,7 +93,7 @@ static const std::vector<Wrong>& wrong_ranks_and_shapes() {
        "model.num_query_groups",
        "must be a multiple of parallel.tensor_model_parallel_size = 2"},
       {{"model.num_attention_heads=8", "model.num_query_groups=6"}, "model.num_query_groups", "must divide"},
-      {{"model.num_query_groups=1"}, "model.num_query_groups", "heads on several ranks are not implemented"},
+      {{"model.num_query_groups=1"}, "model.num_query_groups", "is never replicated over tensor-parallel ranks"},
       {{"model.ffn_hidden_size=31"}, "model.ffn_hidden_size", "multiple of parallel.tensor_model_parallel_size = 2"},
       {{"model.hidden_size=16", "model.activation=silu", "model.gated_linear_unit=true"},
        "model.ffn_hidden_size",

@@ -234,8 +234,8 @@ MUTANTS = [
     ("drawn_balance_by_chosen_groups", "moe/router.cpp", "s.rule.num_groups == 0 && (chosen.defined() || !s.bias.data.defined())", "chosen.defined() || !s.bias.data.defined()", "moe_test Router*:RouterRanks*; metroplex_vectors router", "expr"),
     ("drawn_mask_of_every_tensor_rank", "moe/balance.cpp", "tp_.first() && !per_token_", "!per_token_", "moe_test RouterRanks*; train_test ExpertsOnAnyLayout*", "expr"),
     ("drawn_dropped_rows_repeat_the_step", "moe/dispatchers/static_buffer.cpp", "spec_.experts.step_flags.defined() && !drops()", "spec_.experts.step_flags.defined()", "moe_test StaticBuffers*; train_test StaticBuffers*:ExpertLoads*", "expr"),
-    ("drawn_clones_hide_wanted_rows", "moe/dispatchers/echo.cpp", "rows_->collect_step_counts(counts);", "", "moe_test Echo*:StaticBuffers*; train_test StaticBuffers*:EchoRanks*", "stmt"),
-    ("drawn_lost_rows_count_as_tokens", "moe/load_meter.cpp", "of.tokens.sub_(tokens_per_expert(experts.masked_fill(lost.bitwise_not(), -1), num_experts_));", "", "moe_test LoadMeter*:StaticBuffers*; train_test ExpertLoads*", "stmt"),
+    ("drawn_echo_hides_step_counts", "moe/dispatchers/echo.cpp", "rows_->collect_step_counts(counts);", "", "moe_test Echo*:StaticBuffers*; train_test StaticBuffers*:EchoRanks*", "stmt"),
+    ("drawn_dropped_rows_count_as_tokens", "moe/load_meter.cpp", "of.tokens.sub_(tokens_per_expert(experts.masked_fill(lost.bitwise_not(), -1), num_experts_));", "", "moe_test LoadMeter*:StaticBuffers*; train_test ExpertLoads*", "stmt"),
     ("drawn_parts_begin_one_turn", "moe/forced.cpp", "microbatch.mul(parts_).add(part_).mul(left)", "microbatch.mul(parts_).mul(left)", "moe_test Forced*:DealOut*; train_test ForcedLoads*", "expr"),
     # nn.
     ("drawn_latent_mscale_once", "nn/latent_attention.cpp", "core.softmax_scale *= mscale * mscale;", "core.softmax_scale *= mscale;", "models_test LatentAttention*; metroplex_hf_parity deepseek_v3_yarn", "stmt"),
@@ -243,7 +243,7 @@ MUTANTS = [
     ("drawn_heads_of_ranks_drop_alike", "nn/attention.cpp", "core.first_head = own.heads * context.tp.index();", "core.first_head = 0;", LAYOUTS, "stmt"),
     ("drawn_recomputed_bias_twice", "nn/activation.cpp", "is_wide(saved) ? at::Tensor() : data_of(bias)", "data_of(bias)", "nn_test Activation*; models_test Recompute*", "expr"),
     ("drawn_each_view_is_kept", "nn/saved.cpp", "if (known->storage.is_alias_of(x.storage())) shared = known;", "", "nn_test Saved*:ActivationStore*; train_test MemoryRanks*", "stmt"),
-    ("drawn_sandwich_bias_behind_the_norm", "nn/attention.cpp", "out.skip_bias_add = !model.sandwich_norm;", "out.skip_bias_add = true;", "nn_test; models_test LayoutsRanks*:MetaDevice*; metroplex_hf_parity gemma2 gemma3", "stmt"),
+    ("drawn_sandwich_bias_after_the_norm", "nn/attention.cpp", "out.skip_bias_add = !model.sandwich_norm;", "out.skip_bias_add = true;", "nn_test; models_test LayoutsRanks*:MetaDevice*; metroplex_hf_parity gemma2 gemma3", "stmt"),
     # models.
     ("drawn_embedding_gradient_unscaled", "models/decoder.cpp", "scale_ != 1 ? dout * scale_ : dout", "dout", "models_test Embedding*:LayoutsRanks*; metroplex_hf_parity gemma2", "expr"),
     ("drawn_local_rope_interpolates", "models/block.cpp", "if (!local) rope.interpolation = model.rotary_seq_len_interpolation_factor;", "rope.interpolation = model.rotary_seq_len_interpolation_factor;", "models_test MetaDevice*; metroplex_hf_parity gemma3", "stmt"),
@@ -284,7 +284,7 @@ MUTANTS = [
     ("drawn_torch_out_of_memory_is_internal", "comm/failure.cpp", 'is_out_of_memory(error) ? "memory" : "internal"', '"internal"', "comm_test ThreadFailure*:Blame*:Report*", "expr"),
     ("drawn_ignored_signals_stop", "comm/report.cpp", "if (!ignored) signals.push_back(signal.number);", "signals.push_back(signal.number);", "comm_test Report*; apps/signals_test.sh", "stmt"),
     ("drawn_row_counts_not_counted", "comm/backends/counting.cpp", "num_bytes(in.counts) + in.counts.numel() * capacity * row", "in.counts.numel() * capacity * row", "comm_test CountingBackend*:ExchangeRows*", "expr"),
-    ("drawn_first_failure_whoever_caused_it", "comm/launch.cpp", "!failure_ || (own && !own_)", "!failure_", "comm_test ThreadFailure*:Blame*", "expr"),
+    ("drawn_first_failure_of_any_rank", "comm/launch.cpp", "!failure_ || (own && !own_)", "!failure_", "comm_test ThreadFailure*:Blame*", "expr"),
     # data.
     ("drawn_last_evaluation_without_samples", "data/sampler.cpp", "(o.train_iters / o.eval_interval + 1) * evaluation", "o.train_iters / o.eval_interval * evaluation", "data_test Sampler*", "expr"),
     ("drawn_unweighted_blend_uncut", "data/build.cpp", "if (!blend.weights && sizes[i] >= 0) size = std::min(size, sizes[i]);", "", "data_test Build*:Blend*", "stmt"),

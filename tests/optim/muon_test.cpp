@@ -234,8 +234,10 @@ TEST(Muon, ScalesItsStepByTheExtraFactor) {
     optim::make_optimizer(config, whole_slices(pointers(params)), context)->step(judged(config, {{0.02, 0}}, 1.0, 1));
     return params[0].data - values({6, 4}, 1);
   };
-  // Two differences of numbers of at most 3, each rounded once.
-  EXPECT_LT((change(0.25) - 0.25 * change(1)).abs().max().item<double>(), 4 * 3 * 1.2e-16);
+  // A factor of 2^-2 scales the step exactly. Each change has two roundings, of the new value and of the difference,
+  // and one more for the value that is compared: at most 4 roundings of 2^-53 of numbers below `largest`.
+  const double largest = values({6, 4}, 1).abs().max().item<double>() + 1;
+  EXPECT_LT((change(0.25) - 0.25 * change(1)).abs().max().item<double>(), 4 * largest * 0x1p-53);
 }
 
 // Without a start of its own the second group would get the weight decay of the first.

@@ -84,7 +84,7 @@ TEST(Islands, WithoutAnyGradientNothingRunsAndUsesStillCount) {
   EXPECT_EQ(uses.of, (std::map<std::string, int>{{"a", 1}, {"b", 1}, {"c", 1}}));
 }
 
-// Who counts uses without a backward that orders them goes by this one, which is the same on every rank.
+// The order is the same on every rank. Uses are counted in this order if no backward pass orders them.
 TEST(Islands, ParametersAreInTheOrderInWhichTheyAreTold) {
   struct Listed final : nn::Segment {
     const std::string& name() const override { return name_; }
@@ -244,7 +244,7 @@ TEST(Cursor, EverySegmentBorderCutGivesTheBitsOfTheUncutStage) {
   }
 }
 
-// What the microbatches of a step leave, over the pipeline.
+// Results of all microbatches of a step, summed over the pipeline.
 struct Routed {
   at::Tensor losses, terms, gradients;  // gradients: scale, a, b, c
 };

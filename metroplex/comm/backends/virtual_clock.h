@@ -27,8 +27,8 @@ double thread_cpu_seconds();
 struct WaitTime {
   int64_t waits = 0;
   double seconds = 0;
-  double link_seconds =
-      0;  // part of `seconds` after the operation started; before that, other members or the link were late
+  // Part of `seconds` after the operation started; before that, other members or the link were late.
+  double link_seconds = 0;
 };
 
 struct RankTime {

@@ -62,8 +62,8 @@ class LinkPort {
   // True if the owner must return within kPause even without an event.
   bool has_limits(const WatchLinks& links) const;
 
-  static constexpr std::chrono::milliseconds kPause{
-      100};  // before accepting again after the process ran out of file descriptors
+  // Before accepting again after the process ran out of file descriptors.
+  static constexpr std::chrono::milliseconds kPause{100};
 
  private:
   OwnedFd fd_;

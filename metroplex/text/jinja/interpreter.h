@@ -34,8 +34,8 @@ struct Rendered {
   std::string text;
   // Bytes of `text` between {% generation %} and its end, in order.
   std::vector<std::pair<size_t, size_t>> generated;
-  bool generated_elsewhere =
-      false;  // a generation block ran inside a macro, a set or another block: its range is unknown
+  // A generation block ran inside a macro, a set or another block: its range is unknown.
+  bool generated_elsewhere = false;
 };
 
 class Interpreter {
