@@ -144,6 +144,7 @@ TEST(CudaGraphs, WhatItCannotDoIsRefusedWithTheRule) {
        "reallocates parameters between"},
   };
   for (const Wrong& wrong : cases) expect_refused(wrong);
+  EXPECT_EQ(violations(good({te_scope + "attn,mlp"}), kWorld).at(0).value, "attn,mlp");
 }
 
 TEST(CudaGraphs, WhatGeneratesOrEvaluatesAloneHeedsNone) {
