@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Builds the parts of the CUDA variant that the CPU variant lacks. The modules cuda and comm, the .cu files and all
 # GPU suites must compile, and the suites of the two modules must link. The libraries must define all symbols that the
-# CPU variant defines in its stubs no_*.cpp. The other modules are equal in both.
+# CPU variant defines in its stubs no_*.cpp. The other modules are equal in both. The .cu files are compiled for two
+# architectures, unless CUDAARCHS names others; test.sh --cuda compiles them for all.
 #   scripts/cuda_objects.sh [CPU_BUILD]      default build, which ./test.sh has built
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cpu=${1:-$root/build}
 cuda=$root/build-cuda
+export CUDAARCHS=${CUDAARCHS:-80-real;90a-real}
 "$root/scripts/build.sh" --cuda --dir "$cuda" --target metroplex_cuda --target metroplex_comm --target cuda_gpu_test --target comm_gpu_test
 mapfile -t suites < <(ninja -C "$cuda" -t targets all | sed -n 's/^\(CMakeFiles\/[a-z]*_gpu_test\.dir\/.*\.o\): .*/--target \1/p')
 [ "${#suites[@]}" -gt 5 ] || { echo "cuda_objects.sh: objects of the GPU suites of six rooms were expected, not ${#suites[@]}" >&2; exit 1; }
