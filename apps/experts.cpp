@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "config/experts.h"
 #include "expert_plan.h"
-#include "files/expert_picture.h"
+#include "draw/experts.h"
 #include "plan/echo.h"
 
 namespace metroplex::apps {
@@ -22,7 +22,7 @@ struct ExpertsOptions {
   std::string run, svg;
   std::string counts, split;  // of --plan
   int line = 0;
-  files::ExpertPictureOptions picture;
+  draw::ExpertPictureOptions picture;
   int columns = 0;
   bool json = false, no_color = false;
   int slots = 0, ep = 0;  // of --echo-slots; 0: no plans, and the trace's ep
@@ -43,7 +43,7 @@ CloneSummary with_clones(const files::ExpertTrace& trace, const std::vector<cons
   plan::EchoPlan plan;
   for (const files::ExpertTraceStep* step : steps) {
     // The loads are independent of the rows' source ranks.
-    std::vector<int64_t> counts = files::tokens_of_layer(trace, {step}, layer);
+    std::vector<int64_t> counts = draw::tokens_of_layer(trace, {step}, layer);
     before.push_back(files::tokens_of_ranks(counts, sizes.ranks));
     counts.resize(static_cast<size_t>(sizes.ranks) * static_cast<size_t>(sizes.experts), 0);
     plan_echo({counts.data(), sizes}, options, workspace, plan);
@@ -109,9 +109,9 @@ void print_plan(const ExpertsOptions& options) {
   std::cout << (options.json ? to_json_text(report) : to_text(report));
 }
 
-std::string clone_text(const files::ExpertTrace& trace, const files::ExpertPictureOptions& picture,
+std::string clone_text(const files::ExpertTrace& trace, const draw::ExpertPictureOptions& picture,
                        const ClonePlans& plans) {
-  const auto steps = files::chosen_steps(trace, picture);
+  const auto steps = draw::chosen_steps(trace, picture);
   std::string text = base::concat("\nclones by ", config::text_of(plans.options.planner), ", ep ", plans.sizes.ranks,
                                   ", ", plans.sizes.slots, " slots a rank: rows of a rank, max / mean of a step\n",
                                   "               without   worst     with   worst   clones\n");
@@ -129,15 +129,15 @@ std::string clone_text(const files::ExpertTrace& trace, const files::ExpertPictu
 
 Json layer_json(const files::ExpertTrace& trace, const std::vector<const files::ExpertTraceStep*>& steps,
                 size_t layer) {
-  const std::vector<int64_t> tokens = files::tokens_of_layer(trace, steps, layer);
+  const std::vector<int64_t> tokens = draw::tokens_of_layer(trace, steps, layer);
   const std::vector<int64_t> ranks = files::tokens_of_ranks(tokens, trace.head.ep);
   const files::LoadQuantiles q = files::quantiles(tokens);
-  const files::Imbalance of_experts = files::imbalance_of_layer(trace, steps, layer),
-                         of_ranks = files::imbalance_of_layer_ranks(trace, steps, layer);
+  const files::Imbalance of_experts = draw::imbalance_of_layer(trace, steps, layer),
+                         of_ranks = draw::imbalance_of_layer_ranks(trace, steps, layer);
   return {{"layer", trace.head.layers[layer]},
           {"tokens", tokens},
           {"ranks", ranks},
-          {"dropped", files::dropped_of_layer(steps, layer)},
+          {"dropped", draw::dropped_of_layer(steps, layer)},
           {"quantiles", {{"min", q.min}, {"p10", q.p10}, {"p50", q.p50}, {"p90", q.p90}, {"max", q.max}}},
           {"experts_max_over_mean", of_experts.together},
           {"experts_max_over_mean_of_a_step", of_experts.mean},
@@ -148,10 +148,10 @@ Json layer_json(const files::ExpertTrace& trace, const std::vector<const files::
 }
 
 // Per layer; for a single layer also per iteration.
-Json to_json(const files::ExpertTrace& trace, const files::ExpertPictureOptions& options,
+Json to_json(const files::ExpertTrace& trace, const draw::ExpertPictureOptions& options,
              const std::optional<ClonePlans>& plans) {
-  files::expert_heats(trace, options);  // throws for layers or steps that the trace lacks
-  const auto steps = files::chosen_steps(trace, options);
+  draw::expert_heats(trace, options);  // throws for layers or steps that the trace lacks
+  const auto steps = draw::chosen_steps(trace, options);
   const files::ExpertTraceHead& head = trace.head;
   Json out{{"num_experts", head.num_experts}, {"topk", head.topk},      {"ep", head.ep}, {"etp", head.etp},
            {"iterations", Json::array()},     {"layers", Json::array()}};
@@ -160,7 +160,7 @@ Json to_json(const files::ExpertTrace& trace, const files::ExpertPictureOptions&
     if (options.layer && *options.layer != head.layers[layer]) continue;
     Json of = layer_json(trace, steps, layer);
     for (const auto* step : options.layer ? steps : std::vector<const files::ExpertTraceStep*>{})
-      of["by_iteration"].push_back(files::tokens_of_layer(trace, {step}, layer));
+      of["by_iteration"].push_back(draw::tokens_of_layer(trace, {step}, layer));
     if (plans) {
       const CloneSummary s = with_clones(trace, steps, layer, plans->sizes, plans->options);
       of["clones"] = {{"ep", plans->sizes.ranks},
@@ -230,12 +230,12 @@ int run_experts(const std::vector<std::string>& arguments) {
   const int columns = terminal.columns > 0 ? terminal.columns : 100;
   options.picture.columns = options.columns > 0 ? options.columns : columns;
   if (terminal.there)
-    options.picture.ink = terminal.colour && !options.no_color ? files::Ink::colour : files::Ink::blocks;
-  if (!options.svg.empty()) disk.write_output(options.svg, files::draw_svg(trace, options.picture));
+    options.picture.ink = terminal.colour && !options.no_color ? draw::Ink::colour : draw::Ink::blocks;
+  if (!options.svg.empty()) disk.write_output(options.svg, draw::draw_svg(trace, options.picture));
   if (options.json) {
     std::cout << json_text(to_json(trace, options.picture, plans)) << "\n";
   } else {
-    write_styled(std::cout, files::draw_text(trace, options.picture));
+    write_styled(std::cout, draw::draw_text(trace, options.picture));
     if (plans) write_styled(std::cout, clone_text(trace, options.picture, *plans));
   }
   return 0;

@@ -9,7 +9,7 @@
 #include "apps/commands.h"
 #include "apps/document_lengths.h"
 #include "base/error.h"
-#include "plan/hybrid_draw.h"
+#include "draw/hybrid.h"
 
 namespace metroplex::apps {
 namespace {
@@ -118,7 +118,7 @@ int run_hybrid(const std::vector<std::string>& arguments) {
   // The bar shares its line with the rank and its numbers, about 80 columns.
   const int terminal = terminal_of_stdout().columns;
   const int columns = options.columns > 0 ? options.columns : terminal > 0 ? std::max(20, terminal - 80) : 60;
-  std::cout << plan::draw_text(plan, columns);
+  std::cout << draw::draw_text(plan, columns);
   return 0;
 }
 

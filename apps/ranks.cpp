@@ -9,7 +9,7 @@
 #include "files/file_system.h"
 #include "apps/command.h"
 #include "apps/console.h"
-#include "topology/draw.h"
+#include "draw/ranks.h"
 #include "topology/megatron_groups.h"
 
 namespace metroplex::apps {
@@ -103,9 +103,7 @@ topology::NamedGroups find_group(const topology::RankGrid& grid, const RanksOpti
 void answer_group(const topology::RankGrid& grid, const RanksOptions& o) {
   const auto [name, groups] = find_group(grid, o);
   if (!o.rank) {
-    std::cout << "\n"
-              << name << ": " << groups.size() << " groups\n"
-              << topology::draw_groups(groups, o.gpus_per_node);
+    std::cout << "\n" << name << ": " << groups.size() << " groups\n" << draw::draw_groups(groups, o.gpus_per_node);
     return;
   }
   topology::RankGroups own;
@@ -114,21 +112,21 @@ void answer_group(const topology::RankGrid& grid, const RanksOptions& o) {
   }
   std::cout << "\n"
             << name << " of rank " << *o.rank << ":\n"
-            << (own.empty() ? "  it is in none\n" : topology::draw_groups(own, o.gpus_per_node));
+            << (own.empty() ? "  it is in none\n" : draw::draw_groups(own, o.gpus_per_node));
 }
 
 void answer(const topology::RankGrid& grid, const RanksOptions& o) {
   if (!o.group.empty()) {
     answer_group(grid, o);
   } else if (o.rank) {
-    std::cout << "\n" << topology::draw_rank(grid, *o.rank, o.gpus_per_node);
+    std::cout << "\n" << draw::draw_rank(grid, *o.rank, o.gpus_per_node);
   }
   if (o.megatron) {
     for (const auto& family : topology::megatron_groups(grid, o.groups)) {
-      std::cout << "\n" << family.name << "\n" << topology::draw_groups(family.groups, o.gpus_per_node);
+      std::cout << "\n" << family.name << "\n" << draw::draw_groups(family.groups, o.gpus_per_node);
     }
   }
-  if (o.gpus_per_node > 0) std::cout << "\n" << topology::draw_reach(grid, o.gpus_per_node);
+  if (o.gpus_per_node > 0) std::cout << "\n" << draw::draw_reach(grid, o.gpus_per_node);
 }
 
 }  // namespace
@@ -152,7 +150,7 @@ int run_ranks(const std::vector<std::string>& arguments) {
   check_context_levels(o);
 
   const topology::RankGrid grid(o.nproc, o.parallel, o.gtp);
-  topology::DrawOptions draw;
+  draw::RankMapOptions draw;
   draw.gpus_per_node = o.gpus_per_node;
   draw.max_rows = o.max_rows;
   draw.max_columns = o.max_columns;
@@ -164,14 +162,14 @@ int run_ranks(const std::vector<std::string>& arguments) {
     draw.marked_rank = *o.rank;
   }
   if (!o.group.empty() && !find_named(grid, o)) draw.colour_by = topology::parse_axes(o.group);
-  if (!o.svg.empty()) files::PosixFileSystem().write_output(o.svg, topology::draw_svg(grid, draw));
+  if (!o.svg.empty()) files::PosixFileSystem().write_output(o.svg, draw::draw_svg(grid, draw));
   if (o.json) {
     std::optional<topology::NamedGroups> group;
     if (!o.group.empty()) group = find_group(grid, o);
-    std::cout << topology::to_json(grid, o.gpus_per_node, o.groups, {o.rank, group});
+    std::cout << draw::to_json(grid, o.gpus_per_node, o.groups, {o.rank, group});
     return 0;
   }
-  write_styled(std::cout, topology::draw_terminal(grid, draw));
+  write_styled(std::cout, draw::draw_terminal(grid, draw));
   answer(grid, o);
   return 0;
 }

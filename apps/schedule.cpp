@@ -13,7 +13,7 @@
 #include "config/experts.h"
 #include "config/rules_transformer.h"
 #include "files/file_system.h"
-#include "plan/draw.h"
+#include "draw/table.h"
 #include "plan/graph_exits.h"
 #include "plan/layout.h"
 #include "plan/schedules/registry.h"
@@ -25,8 +25,8 @@ namespace {
 struct ScheduleOptions {
   std::string schedule = "auto";
   plan::ScheduleRequest request;
-  plan::TimelineCosts costs;
-  plan::DrawOptions draw;
+  replay::TimelineCosts costs;
+  draw::TableOptions draw;
   std::string svg;
   int columns = 0;
   bool json = false, no_color = false, table = false;
@@ -130,7 +130,7 @@ void declare(CLI::App& app, ScheduleOptions& options) {
 
 struct Graphs {
   std::vector<plan::GraphPlan> plans;  // one per rank
-  std::vector<plan::GraphNumbers> numbers;
+  std::vector<draw::GraphNumbers> numbers;
 };
 
 std::vector<int> layers_of_stages(const plan::PipelineTable& table, const ScheduleOptions& options) {
@@ -254,12 +254,12 @@ Graphs plan_all(const plan::PipelineTable& table, const ScheduleOptions& options
     const plan::GraphLayers& captured = layers[static_cast<size_t>(rank)];
     graphs.plans.push_back(plan::plan_graphs(table, rank, captured));
     plan::verify_graphs(graphs.plans.back(), table, rank);
-    graphs.numbers.push_back(plan::graph_numbers(graphs.plans.back(), table, rank, captured, tensors, stores));
+    graphs.numbers.push_back(draw::graph_numbers(graphs.plans.back(), table, rank, captured, tensors, stores));
   }
   return graphs;
 }
 
-nlohmann::json to_json(const plan::GraphPlan& plan, const plan::GraphNumbers& numbers) {
+nlohmann::json to_json(const plan::GraphPlan& plan, const draw::GraphNumbers& numbers) {
   nlohmann::json captures = nlohmann::json::array();
   for (const plan::GraphCapture& capture : plan.captures) {
     captures.push_back({{"kind", plan::action_name(capture.kind)},
@@ -284,7 +284,7 @@ nlohmann::json to_json(const plan::GraphPlan& plan, const plan::GraphNumbers& nu
           {"captures", captures}};
 }
 
-nlohmann::json to_json(const plan::PipelineTable& table, const plan::Timeline& timeline, const Graphs* graphs) {
+nlohmann::json to_json(const plan::PipelineTable& table, const replay::Timeline& timeline, const Graphs* graphs) {
   nlohmann::json ranks = nlohmann::json::array();
   for (size_t rank = 0; rank < timeline.ranks.size(); ++rank) {
     nlohmann::json actions = nlohmann::json::array();
@@ -311,7 +311,7 @@ nlohmann::json to_json(const plan::PipelineTable& table, const plan::Timeline& t
           {"forward_only", table.forward_only},
           {"length", timeline.length},
           {"bubble_share", timeline.total_bubble_share},
-          {"formula_bubble_share", plan::formula_bubble_share(table)},
+          {"formula_bubble_share", replay::formula_bubble_share(table)},
           {"ranks", ranks}};
 }
 
@@ -353,14 +353,14 @@ int run_schedule(const std::vector<std::string>& arguments) {
 
   const auto table = plan::build_schedule(options.schedule, options.request);
   plan::verify(table);
-  const auto timeline = plan::replay(table, options.costs);
+  const auto timeline = replay::replay(table, options.costs);
   const bool parts = options.graphs && options.impl != "full_iteration";
   if (options.graphs && !parts) {
     if (app.count("--cuda-graph-modules") == 0) options.modules.clear();
     check_modules(options, {});
   }
   const Graphs graphs = parts ? plan_all(table, options) : Graphs{};
-  if (!options.svg.empty()) files::PosixFileSystem().write_output(options.svg, plan::draw_svg(table, timeline));
+  if (!options.svg.empty()) files::PosixFileSystem().write_output(options.svg, draw::draw_svg(table, timeline));
   if (options.json) {
     std::cout << json_text(to_json(table, timeline, parts ? &graphs : nullptr)) << "\n";
     return 0;
@@ -376,16 +376,16 @@ int run_schedule(const std::vector<std::string>& arguments) {
   } else {
     options.draw.line_columns = terminal.columns;
   }
-  write_styled(std::cout, plan::draw_text(table, timeline, options.draw));
+  write_styled(std::cout, draw::draw_text(table, timeline, options.draw));
   std::cout << "bubble of all ranks " << 100 * timeline.total_bubble_share << " %, by formula "
-            << 100 * plan::formula_bubble_share(table) << " %; length " << timeline.length << "\n";
+            << 100 * replay::formula_bubble_share(table) << " %; length " << timeline.length << "\n";
   if (options.graphs && !parts) {
     std::cout << "\ngraphs of every rank: 2, a training step and an evaluation, with all microbatches, chunks and "
                  "sends in them; no layer hands anything on\n";
   }
   if (parts) {
     std::cout << "\n";
-    write_styled(std::cout, plan::draw_graphs(table, timeline, graphs.plans, graphs.numbers, options.draw));
+    write_styled(std::cout, draw::draw_graphs(table, timeline, graphs.plans, graphs.numbers, options.draw));
   }
   return 0;
 }

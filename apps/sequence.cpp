@@ -10,7 +10,7 @@
 #include "apps/commands.h"
 #include "apps/document_lengths.h"
 #include "base/error.h"
-#include "plan/sequence_draw.h"
+#include "draw/sequence.h"
 
 namespace metroplex::apps {
 namespace {
@@ -56,7 +56,7 @@ nlohmann::json to_json(const plan::PositionRuns& runs) {
   return json;
 }
 
-nlohmann::json to_json(const plan::SequencePicture& picture) {
+nlohmann::json to_json(const draw::SequencePicture& picture) {
   const plan::CutLoad load = plan::cut_load(picture.documents, picture.cut);
   const auto seen = plan::seen_keys(picture.documents, picture.cut);
   nlohmann::json ranks = nlohmann::json::array();
@@ -71,7 +71,7 @@ nlohmann::json to_json(const plan::SequencePicture& picture) {
                      {"area", load.area[rank]},
                      {"keys_from", from}});
   }
-  const plan::KeyTraffic traffic = plan::key_traffic(picture.cut, seen);
+  const draw::KeyTraffic traffic = draw::key_traffic(picture.cut, seen);
   return {{"length", picture.cut.length},  {"token_ratio", load.token_ratio}, {"area_ratio", load.area_ratio},
           {"keys_received", traffic.seen}, {"keys_of_a_gather", traffic.all}, {"ranks", ranks}};
 }
@@ -89,7 +89,7 @@ int run_sequence(const std::vector<std::string>& arguments) {
   int exit_code = 0;
   if (!parse(app, arguments, exit_code)) return exit_code;
   options.request.kind = config::Choice<plan::SequenceCutKind>(options.cut);
-  plan::SequencePicture picture;
+  draw::SequencePicture picture;
   picture.documents = {lengths_of(options.documents)};
   picture.cut = plan::cut_sequence(picture.documents, options.request);
   picture.title = options.cut;
@@ -97,7 +97,7 @@ int run_sequence(const std::vector<std::string>& arguments) {
     picture.title += base::concat(" (slack of tokens ", options.request.token_slack, ")");
   if (!options.svg.empty()) {
     std::ofstream file(options.svg, std::ios::binary);
-    file << plan::draw_svg(picture);
+    file << draw::draw_svg(picture);
     file.close();
     MPX_CHECK(file.good(), "files", "cannot write '", options.svg, "'; does its folder exist and is there room?");
   }
@@ -108,7 +108,7 @@ int run_sequence(const std::vector<std::string>& arguments) {
   // The bar shares its line with the rank and its numbers, about 60 columns.
   const int terminal = terminal_of_stdout().columns;
   const int columns = options.columns > 0 ? options.columns : terminal > 0 ? std::max(20, terminal - 60) : 80;
-  std::cout << plan::draw_text(picture, columns);
+  std::cout << draw::draw_text(picture, columns);
   return 0;
 }
 

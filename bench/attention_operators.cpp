@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 #include "config/attention.h"
-#include "cuda/device.h"
+#include "device/device.h"
 #include "nn/attention_by_products.h"
 #include "nn/blocked_attention.h"
 #include "nn/fused_attention.h"
@@ -49,7 +49,7 @@ struct Operands {
   bool block = false;
 };
 
-Operands operands_of(const Case& c, const cuda::Target& target, int64_t s) {
+Operands operands_of(const Case& c, const device::Target& target, int64_t s) {
   const auto random = [&](int64_t rows, int64_t heads, int64_t d) {
     return at::randn({rows, c.b, heads, d}).to(at::kBFloat16).to(target.device);
   };
@@ -97,11 +97,11 @@ struct Times {
   std::string refusal;
 };
 
-void measure(const Case& c, const cuda::Target& target, int repetitions) {
+void measure(const Case& c, const device::Target& target, int repetitions) {
   const Operands o = operands_of(c, target, target.gpu() ? c.s : 64);
   config::AttentionCase asked{config::ParamsDtype::bf16, c.d, c.dv};
   asked.documents = c.documents > 0, asked.dropout = c.dropout > 0;
-  asked.capability = target.gpu() ? cuda::compute_capability() : 90;
+  asked.capability = target.gpu() ? device::compute_capability() : 90;
   asked.queries = c.s, asked.keys = c.keys > 0 ? c.keys : c.s;
   Times times[std::size(kOperators)];
   for (int turn = -2; turn < repetitions; ++turn) {
@@ -114,10 +114,10 @@ void measure(const Case& c, const cuda::Target& target, int repetitions) {
       if (kOperators[i] == AttentionBy::flash && c.d != c.dv) times[i].refusal = "takes one head size";
       if (!times[i].refusal.empty()) continue;
       try {
-        if (target.gpu()) cuda::synchronize();
+        if (target.gpu()) device::synchronize();
         const auto start = bench::Clock::now();
         run(o, kOperators[i]);
-        if (target.gpu()) cuda::synchronize();
+        if (target.gpu()) device::synchronize();
         if (turn >= 0) times[i].all.push_back(bench::seconds_since(start) * 1e3);
       } catch (const c10::Error& error) {
         times[i].refusal = error.what_without_backtrace();
@@ -140,12 +140,12 @@ void measure(const Case& c, const cuda::Target& target, int repetitions) {
 int main(int argc, char** argv) {
   bench::as_metroplex_runs(argv);
   const std::string device = argc > 1 ? argv[1] : "cuda";
-  if (device == "cuda" && cuda::device_count() == 0) {
+  if (device == "cuda" && device::device_count() == 0) {
     std::fprintf(stderr, "attention_operators: there is no GPU; give cpu\n");
     return 2;
   }
   const at::NoGradGuard no_grad;
-  const cuda::Target target{at::Device(device == "cuda" ? at::kCUDA : at::kCPU)};
+  const device::Target target{at::Device(device == "cuda" ? at::kCUDA : at::kCPU)};
   std::printf("| case | operator | ms | times the quickest | |\n| --- | --- | --- | --- | --- |\n");
   for (const Case& c : kCases) measure(c, target, argc > 2 ? std::atoi(argv[2]) : 20);
   return 0;

@@ -74,7 +74,7 @@ void drop(const at::Tensor& x, const Operands& o) {
   const nn::DropoutMask mask =
       nn::probability_mask({x.size(0), x.size(1), x.size(2), x.size(3)}, o.spec.dropout, {}, o.batch);
   float* const data = x.mutable_data_ptr<float>();
-  cuda::kernels::bias_dropout_add<float, float>({data, nullptr, nullptr, data}, mask.shape);
+  kernels::bias_dropout_add<float, float>({data, nullptr, nullptr, data}, mask.shape);
 }
 
 void whole(const Operands& o) {

@@ -10,14 +10,14 @@
 #include <utility>
 #include <vector>
 
-#include "comm/backends/virtual_clock.h"
+#include "clock/virtual_clock.h"
 #include "comm/collectives.h"
 #include "comm/launch.h"
 #include "config/load.h"
 #include "config/validate.h"
 #include "mixture.h"
 #include "timing.h"
-#include "train/step.h"
+#include "step/step.h"
 
 namespace metroplex::bench {
 
@@ -64,15 +64,15 @@ inline void keep_to_core(int n) {
 
 struct StepTime {
   double wall_s = 0, virtual_s = 0, without_core_s = 0;
-  comm::RankTime time{};
+  clock::RankTime time{};
 };
 using StepTimes = std::vector<std::vector<StepTime>>;  // by rank and step
 
 // Times `body` between two barriers, at which the virtual clocks of all ranks are equal.
 template <class Body>
-StepTime timed(const comm::World& world, comm::VirtualClock& clock, const Body& body) {
+StepTime timed(const comm::World& world, clock::VirtualClock& clock, const Body& body) {
   comm::barrier(world.groups().world);
-  const comm::RankTime before = clock.of(world.rank());
+  const clock::RankTime before = clock.of(world.rank());
   const double without_core = seconds_without_core(), at = clock.now(world.rank());
   const auto start = Clock::now();
   body();
@@ -81,22 +81,22 @@ StepTime timed(const comm::World& world, comm::VirtualClock& clock, const Body& 
           clock.of(world.rank()) - before};
 }
 
-inline StepTimes train_steps(const ClockedSteps& s, const comm::LinkCost& link, int steps) {
+inline StepTimes train_steps(const ClockedSteps& s, const clock::LinkCost& link, int steps) {
   const config::Config config = config_of(s);
   StepTimes times(static_cast<size_t>(s.ranks));
-  const auto clock = std::make_shared<comm::VirtualClock>(s.ranks, link);
-  comm::run_threads(
-      s.ranks, topology::RankGrid(s.ranks, config.parallel), {.clock = clock}, [&](const comm::World& world) {
-        if (s.ranks == 2) keep_to_core(world.rank());
-        auto assembly = train::assemble(config, world, config.model.vocab_size);
-        const std::vector<nn::Microbatch> batches{random_batch(s.model, world.rank())};
-        for (int64_t step = 0; step < steps + 2; ++step) {
-          const StepTime time = timed(world, *clock, [&] {
-            train::train_step(*assembly, {batches, step + 1, step * s.model.batch * s.ranks, false, {}});
-          });
-          if (step >= 2) times[static_cast<size_t>(world.rank())].push_back(time);
-        }
-      });
+  const auto clock = std::make_shared<clock::VirtualClock>(s.ranks, link);
+  comm::run_threads(s.ranks, topology::RankGrid(s.ranks, config.parallel), {.observer = clock},
+                    [&](const comm::World& world) {
+                      if (s.ranks == 2) keep_to_core(world.rank());
+                      auto assembly = step::assemble(config, world, config.model.vocab_size);
+                      const std::vector<nn::Microbatch> batches{random_batch(s.model, world.rank())};
+                      for (int64_t step = 0; step < steps + 2; ++step) {
+                        const StepTime time = timed(world, *clock, [&] {
+                          step::train_step(*assembly, {batches, step + 1, step * s.model.batch * s.ranks, false, {}});
+                        });
+                        if (step >= 2) times[static_cast<size_t>(world.rank())].push_back(time);
+                      }
+                    });
   return times;
 }
 

@@ -13,7 +13,7 @@
 #include "files/file_system.h"
 #include "files/indexed_dataset.h"
 #include "plan/hybrid_context.h"
-#include "plan/sequence_draw.h"
+#include "draw/sequence.h"
 #include "timing.h"
 
 namespace {
@@ -70,7 +70,7 @@ void print(const Lengths& lengths, int cp) {
                                     {SequenceCutKind::balanced, 0.0},
                                     {SequenceCutKind::balanced, 0.1}}) {
     const plan::SequenceCut cut = plan::cut_sequence(documents, {kind, cp, slack});
-    const plan::KeyTraffic keys = plan::key_traffic(cut, plan::seen_keys(documents, cut));
+    const draw::KeyTraffic keys = draw::key_traffic(cut, plan::seen_keys(documents, cut));
     std::printf(" %.3f, %.1f %% |", plan::cut_load(documents, cut).area_ratio,
                 100 * static_cast<double>(keys.seen) / static_cast<double>(std::max<int64_t>(1, keys.all)));
   }
@@ -114,7 +114,7 @@ int64_t keys_sent(const std::vector<int64_t>& lengths, int cp) {
   if (cp == 1) return 0;
   const plan::DocumentLengths documents{lengths};
   const plan::SequenceCut cut = plan::cut_sequence(documents, {SequenceCutKind::balanced, cp});
-  return plan::key_traffic(cut, plan::seen_keys(documents, cut)).seen;
+  return draw::key_traffic(cut, plan::seen_keys(documents, cut)).seen;
 }
 
 // Compares packed samples distributed to data-parallel ranks with a hybrid plan for the same samples.

@@ -13,9 +13,9 @@
 #include "config/load.h"
 #include "config/validate.h"
 #include "timing.h"
-#include "train/memory_report.h"
-#include "train/step.h"
-#include "train/verify.h"
+#include "forecast/memory_report.h"
+#include "step/step.h"
+#include "verify/verify.h"
 
 namespace {
 
@@ -39,20 +39,20 @@ config::Config config_of(int64_t tokens, int cp, const std::string& exchange) {
 }
 
 struct Outcome {
-  train::MeasuredMemory measured;
-  plan::MemoryPrediction predicted;
+  forecast::MeasuredMemory measured;
+  replay::MemoryPrediction predicted;
 };
 
 Outcome run(const config::Config& config, const comm::World& world) {
-  cuda::MemoryMeter meter;
-  const auto a = train::assemble(config, world, kVocab);
-  train::MemoryReport report(*a, meter);
+  device::MemoryMeter meter;
+  const auto a = step::assemble(config, world, kVocab);
+  forecast::MemoryReport report(*a, meter);
   for (int64_t step = 0; step < 2; ++step) {
-    const auto batches = train::synthetic_batches(config, world, kVocab, step, at::kFloat);
+    const auto batches = verify::synthetic_batches(config, world, kVocab, step, at::kFloat);
     report.begin_step();
-    train::train_step(*a, {batches, step + 1, step, false, {}});
+    step::train_step(*a, {batches, step + 1, step, false, {}});
   }
-  return {report.end_step(), train::predicted_memory(*a, 1)};
+  return {report.end_step(), forecast::predicted_memory(*a, 1)};
 }
 
 double mib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }

@@ -15,7 +15,7 @@
 
 #include "clocked_steps.h"
 #include "nn/core_attention.h"
-#include "train/sequence_part.h"
+#include "step/sequence_part.h"
 
 namespace {
 
@@ -35,15 +35,15 @@ nn::Microbatch whole_batch(int64_t tokens) {
   return batch;
 }
 
-Times measure(int cp, int64_t tokens, CpCommType exchange, const comm::LinkCost& link, int repetitions) {
+Times measure(int cp, int64_t tokens, CpCommType exchange, const clock::LinkCost& link, int repetitions) {
   config::Parallel parallel;
   parallel.context_parallel_size = cp;
   std::vector<std::vector<Times>> all(static_cast<size_t>(cp));
-  const auto clock = std::make_shared<comm::VirtualClock>(cp, link);
-  comm::run_threads(cp, topology::RankGrid(cp, parallel), {.clock = clock}, [&](const comm::World& world) {
+  const auto clock = std::make_shared<clock::VirtualClock>(cp, link);
+  comm::run_threads(cp, topology::RankGrid(cp, parallel), {.observer = clock}, [&](const comm::World& world) {
     const at::NoGradGuard no_grad;
     const comm::Group& group = world.groups().cp;
-    const nn::Microbatch batch = train::part_of(whole_batch(tokens), train::sequence_parts(parallel, group));
+    const nn::Microbatch batch = step::part_of(whole_batch(tokens), step::sequence_parts(parallel, group));
     nn::CoreSpec spec;
     spec.heads = spec.groups = kHeads, spec.head_dim = spec.v_head_dim = kSize;
     spec.softmax_scale = 1 / std::sqrt(static_cast<double>(kSize));
@@ -72,7 +72,7 @@ Times measure(int cp, int64_t tokens, CpCommType exchange, const comm::LinkCost&
   return {middle(&Times::forward), middle(&Times::backward)};
 }
 
-void print(int cp, int64_t tokens, CpCommType exchange, const comm::LinkCost& link, const Times& work,
+void print(int cp, int64_t tokens, CpCommType exchange, const clock::LinkCost& link, const Times& work,
            int repetitions) {
   const Times got = measure(cp, tokens, exchange, link, repetitions);
   const double barrier = link.latency_s,
@@ -100,8 +100,8 @@ int main(int argc, char** argv) {
   bench::as_metroplex_runs(argv);
   const int64_t tokens = argc > 1 ? std::atoll(argv[1]) : 4096;
   const int repetitions = argc > 2 ? std::max(1, std::atoi(argv[2])) : 5;
-  for (const comm::LinkCost& link :
-       {comm::LinkCost{2e-6, 50e9}, comm::LinkCost{10e-6, 0.5e9}, comm::LinkCost{10e-6, 0.1e9}}) {
+  for (const clock::LinkCost& link :
+       {clock::LinkCost{2e-6, 50e9}, clock::LinkCost{10e-6, 0.5e9}, clock::LinkCost{10e-6, 0.1e9}}) {
     std::printf("%lld tokens, a link of %.0f us and %.1f GB/s; milliseconds:\n\n", static_cast<long long>(tokens),
                 link.latency_s * 1e6, link.bytes_per_s * 1e-9);
     std::printf("| cp | exchange | | on a free link | bytes of a ring over the link | measured | bound | one after ");

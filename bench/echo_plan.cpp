@@ -8,7 +8,7 @@
 #include <numeric>
 #include <random>
 
-#include "cuda/kernels/echo_plan.h"
+#include "kernels/echo_plan.h"
 #include "plan/echo.h"
 
 namespace {
@@ -52,8 +52,6 @@ struct Figures {
   double worst = 0;
   int clones = 0;
 };
-
-namespace kernels = cuda::kernels;
 
 struct Place {
   explicit Place(const plan::EchoSizes& s)

@@ -17,7 +17,7 @@
 #include "config/load.h"
 #include "config/validate.h"
 #include "nn/matmul.h"
-#include "train/step.h"
+#include "step/step.h"
 #include "timing.h"
 
 namespace {
@@ -97,7 +97,7 @@ int main(int argc, char** argv) {
   comm::ThreadsOptions options;
   options.threads_per_rank = threads;
   comm::run_threads(1, topology::RankGrid(1, config.parallel), options, [&](const comm::World& world) {
-    auto assembly = train::assemble(config, world, config.model.vocab_size);
+    auto assembly = step::assemble(config, world, config.model.vocab_size);
     const std::vector<nn::Microbatch> batches{random_batch(b, t)};
     std::vector<double> times;
     const double limit_before = matmul_tflops(half ? at::kBFloat16 : at::kFloat);
@@ -105,7 +105,7 @@ int main(int argc, char** argv) {
     for (int64_t step = 0; step < steps + 2; ++step) {
       if (turns) wait_for_turn();
       const auto start = Clock::now();
-      loss = train::train_step(*assembly, {batches, step + 1, step * b, false, {}}).loss;
+      loss = step::train_step(*assembly, {batches, step + 1, step * b, false, {}}).loss;
       const double seconds = bench::seconds_since(start);
       if (turns) end_turn(seconds);
       if (step >= 2) times.push_back(seconds);

@@ -13,10 +13,10 @@
 #include "base/error.h"
 #include "comm/launch.h"
 #include "config/validate.h"
-#include "cuda/device.h"
+#include "device/device.h"
 #include "plan/model_flops.h"
 #include "timing.h"
-#include "train/step.h"
+#include "step/step.h"
 
 namespace {
 
@@ -99,13 +99,13 @@ nn::Microbatch random_batch(const config::Config& c, at::Device device) {
 }
 
 void run(const Arguments& a) {
-  MPX_CHECK(a.device == "cpu" || cuda::device_count() > 0, "bench", "there is no GPU; give cpu and small");
+  MPX_CHECK(a.device == "cpu" || device::device_count() > 0, "bench", "there is no GPU; give cpu and small");
   const config::Config config = config_of(a);
   comm::ThreadsOptions options;
   options.gpu = a.device == "cuda" ? 0 : -1;
   options.threads_per_rank = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   comm::run_threads(1, topology::RankGrid(1, config.parallel), options, [&](const comm::World& world) {
-    const auto assembly = train::assemble(config, world, config.model.vocab_size);
+    const auto assembly = step::assemble(config, world, config.model.vocab_size);
     const std::vector<nn::Microbatch> batches{random_batch(config, world.device())};
     const int64_t b = config.train.micro_batch_size;
     std::vector<double> times;
@@ -114,7 +114,7 @@ void run(const Arguments& a) {
     for (int64_t step = 0; step < a.steps + 2; ++step) {
       if (a.turns && std::getchar() == EOF) std::exit(1);
       const auto start = Clock::now();
-      loss = train::train_step(*assembly, {batches, step + 1, step * b, false, {}}).loss;
+      loss = step::train_step(*assembly, {batches, step + 1, step * b, false, {}}).loss;
       const double seconds = bench::seconds_since(start);
       if (a.turns) {
         std::printf("step %.6f\n", seconds);
@@ -126,7 +126,7 @@ void run(const Arguments& a) {
     plan::StepTokens of_step;
     of_step.batch_size = b;
     const double flops = plan::step_flops(plan::model_shape(config, config.model.vocab_size), of_step);
-    const double reserved = a.device == "cuda" ? static_cast<double>(cuda::allocator_peak().reserved_bytes) : 0;
+    const double reserved = a.device == "cuda" ? static_cast<double>(device::allocator_peak().reserved_bytes) : 0;
     std::printf("%s %s %s loss %.4f median %.2f ms  %.0f tok/s  %.1f TFLOP/s  reserved %.2f GiB\n", a.model.c_str(),
                 a.device.c_str(), a.impl.c_str(), loss, median * 1e3, tokens / median, flops / median / 1e12,
                 reserved / (1 << 30));

@@ -14,10 +14,10 @@
 #include "comm/launch.h"
 #include "config/load.h"
 #include "config/validate.h"
-#include "train/memory_report.h"
-#include "train/partial_graphs.h"
-#include "train/step.h"
-#include "train/step_graphs.h"
+#include "forecast/memory_report.h"
+#include "step/partial_graphs.h"
+#include "step/step.h"
+#include "step/step_graphs.h"
 #include "mixture.h"
 #include "timing.h"
 
@@ -67,25 +67,25 @@ config::Config config_of(const Load& load, const Way& way, int64_t layers) {
 }
 
 struct Run {
-  std::unique_ptr<train::Assembly> assembly;
+  std::unique_ptr<step::Assembly> assembly;
   std::vector<nn::Microbatch> batches;
   int64_t steps = 0;
 
   Run(const config::Config& config, const comm::World& world)
-      : assembly(train::assemble(config, world, config.model.vocab_size)) {
+      : assembly(step::assemble(config, world, config.model.vocab_size)) {
     nn::Microbatch batch = bench::random_batch({.vocab = 128, .seq = 16, .batch = 1}, world.rank());
     nn::set_counters(batch, 1, at::full({1}, world.rank(), at::kLong));
     batches = {batch};
   }
   double step() {
     const auto start = Clock::now();
-    train::train_step(*assembly, {batches, steps + 1, steps * kRanks, false, {}});
+    step::train_step(*assembly, {batches, steps + 1, steps * kRanks, false, {}});
     ++steps;
     return bench::seconds_since(start);
   }
 };
 
-void print_memory(const train::Assembly& a) {
+void print_memory(const step::Assembly& a) {
   const auto kib = [](int64_t bytes) { return static_cast<double>(bytes) / 1024; };
   if (a.graphs) {
     const auto sizes = a.graphs->sizes();

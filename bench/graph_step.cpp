@@ -16,9 +16,9 @@
 #include "comm/launch.h"
 #include "config/load.h"
 #include "config/validate.h"
-#include "train/partial_graphs.h"
-#include "train/step.h"
-#include "train/step_graphs.h"
+#include "step/partial_graphs.h"
+#include "step/step.h"
+#include "step/step_graphs.h"
 #include "timing.h"
 
 namespace {
@@ -77,14 +77,14 @@ std::vector<nn::Microbatch> random_batches(const Size& size) {
 
 struct Sizes {
   int64_t graphs;
-  cuda::GraphSize graph;
+  graph::GraphSize graph;
   int64_t static_inputs;
-  cuda::GraphPool::Bytes pool;
+  graph::GraphPool::Bytes pool;
 };
 
-Sizes sizes_of(const train::Assembly& a) {
+Sizes sizes_of(const step::Assembly& a) {
   if (a.graphs) {
-    const train::StepGraphs::Sizes sizes = a.graphs->sizes();
+    const step::StepGraphs::Sizes sizes = a.graphs->sizes();
     return {1, sizes.training, sizes.static_inputs, sizes.pool};
   }
   const pipeline::GraphSizes sizes = a.partial_graphs->sizes().training;
@@ -97,12 +97,12 @@ void compare(const Size& size, bool half, int threads, double rounds, const Capt
   const config::Config plain = gpt(size, half, {"", config::CudaGraphImpl::none, {}}),
                        captured = gpt(size, half, how);
   comm::run_threads(1, topology::RankGrid(1, plain.parallel), options, [&](const comm::World& world) {
-    auto eager = train::assemble(plain, world, plain.model.vocab_size);
-    auto graph = train::assemble(captured, world, captured.model.vocab_size);
+    auto eager = step::assemble(plain, world, plain.model.vocab_size);
+    auto graph = step::assemble(captured, world, captured.model.vocab_size);
     const auto batches = random_batches(size);
-    const auto step = [&](train::Assembly& a, int64_t number) {
+    const auto step = [&](step::Assembly& a, int64_t number) {
       const auto start = Clock::now();
-      train::train_step(a, {batches, number + 1, number * size.microbatches, false, {}});
+      step::train_step(a, {batches, number + 1, number * size.microbatches, false, {}});
       return bench::seconds_since(start);
     };
     for (int64_t i = 0; i < 2; ++i) step(*eager, i);

@@ -16,7 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda/device.h"
+#include "device/device.h"
+#include "kernels/compiled.h"
 #include "moe/grouped_library.h"
 #include "moe/grouped_product.h"
 #include "nn/matmul.h"
@@ -62,7 +63,7 @@ constexpr int kOwnTiles = 80;  // a compute capability for which our kernel is s
 
 class Case {
  public:
-  Case(const Sizes& sizes, const std::vector<int64_t>& rows, at::ScalarType type, const cuda::Target& target = {})
+  Case(const Sizes& sizes, const std::vector<int64_t>& rows, at::ScalarType type, const device::Target& target = {})
       : rows_(rows), experts_(static_cast<int64_t>(rows.size())), product_(target, experts_, kOwnTiles) {
     for (const int64_t n : rows) total_ += n;
     const at::TensorOptions there = at::TensorOptions().device(target.device);
@@ -78,7 +79,7 @@ class Case {
   double flops() const { return flops_; }
   double weight_bytes() const { return static_cast<double>(weight_.nbytes()); }
   std::vector<std::function<void()>> ours() const {
-    using cuda::kernels::GroupedOp;
+    using kernels::GroupedOp;
     return {[this] { product_.run(GroupedOp::forward, x_, weight_, at::empty_like(dy_), counts_); },
             [this] { product_.run(GroupedOp::input_gradient, dy_, weight_, at::empty_like(x_), counts_); },
             [this] { product_.run(GroupedOp::weight_gradient, dy_, x_, gradient_, counts_); }};
@@ -178,10 +179,10 @@ void measure(const Sizes& sizes, int64_t experts, int64_t mean, bool skewed, at:
 double gpu_seconds(const std::function<void()>& work) {
   std::vector<double> times;
   for (int i = -3; i < 20; ++i) {
-    cuda::synchronize();
+    device::synchronize();
     const auto start = bench::Clock::now();
     work();
-    cuda::synchronize();
+    device::synchronize();
     if (i >= 0) times.push_back(bench::seconds_since(start));
   }
   return bench::median(times);
@@ -195,17 +196,17 @@ void print_rates(const char* type, const char* by, double flops, const std::vect
 }
 
 int on_gpu(int argc, char** argv) {
-  const int capability = cuda::compute_capability();
-  if (cuda::device_count() == 0 || !cuda::kernels::compiled_for(capability)) {
+  const int capability = device::compute_capability();
+  if (device::device_count() == 0 || !kernels::compiled_for(capability)) {
     std::fprintf(
         stderr, "grouped_product: %s; without the word cuda it measures the CPU\n",
-        cuda::device_count() == 0 ? "there is no GPU" : "this build has no kernels for the GPU that is there");
+        device::device_count() == 0 ? "there is no GPU" : "this build has no kernels for the GPU that is there");
     return 2;
   }
   Sizes sizes{20, 2048, 14336, 8, 8192};
   int64_t* const slots[] = {&sizes.experts, &sizes.rows, &sizes.in, &sizes.out};
   for (int i = 2; i < argc && i < 6; ++i) *slots[i - 2] = std::atoll(argv[i]);
-  const cuda::Target target{at::Device(at::kCUDA)};
+  const device::Target target{at::Device(at::kCUDA)};
   const int64_t mean = sizes.rows / sizes.experts;
   std::printf(
       "sm_%d; %ld experts of %ld rows, weights [%ld, %ld]; TFLOP/s\n\n"

@@ -12,7 +12,7 @@
 #include "files/file_system.h"
 #include "hf/directory.h"
 #include "timing.h"
-#include "train/state.h"
+#include "run/state.h"
 
 namespace {
 
@@ -48,11 +48,11 @@ int main(int argc, char** argv) {
     for (const bool counts : {false, true}) {
       const double processor = processor_seconds();
       const auto begin = Clock::now();
-      const auto assembly = train::assemble(config, world, config.model.vocab_size, true, models::build_stage,
-                                            nullptr, train::FirstValues::loaded);
+      const auto assembly = step::assemble(config, world, config.model.vocab_size, true, models::build_stage, nullptr,
+                                           step::FirstValues::loaded);
       const double empty = seconds_since(begin);
       const auto start = Clock::now();
-      train::load_weights_of_directory(*assembly, disk);
+      run::load_weights_of_directory(*assembly, disk);
       if (counts)
         std::printf("model %.4f weights %.4f processor %.4f\n", empty, seconds_since(start),
                     processor_seconds() - processor);

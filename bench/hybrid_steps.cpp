@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "clocked_steps.h"
-#include "train/batch.h"
-#include "train/hybrid_batch.h"
+#include "step/batch.h"
+#include "step/hybrid_batch.h"
 
 namespace {
 
@@ -54,34 +54,34 @@ nn::Microbatch sample_of(const Run& run, int64_t number, int64_t step) {
   }
   sample.labels = sample.position_ids = sample.tokens;
   sample.loss_mask.assign(sample.tokens.size(), 1.0F);
-  return train::stack_samples({{sample}, {number, 1, step}, kVocab}, at::kFloat);
+  return step::stack_samples({{sample}, {number, 1, step}, kVocab}, at::kFloat);
 }
 
 std::vector<nn::Microbatch> batches_of(const Run& run, const config::Config& config, const comm::World& world,
                                        int64_t step) {
   std::vector<nn::Microbatch> all;
   for (int64_t s = 0; s < run.samples; ++s) all.push_back(sample_of(run, s, step));
-  if (run.hybrid) return train::hybrid_batches(all, train::hybrid_parts(config, kVocab, world.groups().dp_cp));
+  if (run.hybrid) return step::hybrid_batches(all, step::hybrid_parts(config, kVocab, world.groups().dp_cp));
   std::vector<nn::Microbatch> own;
-  const train::SequenceParts parts = train::sequence_parts(config.parallel, world.groups().cp);
+  const step::SequenceParts parts = step::sequence_parts(config.parallel, world.groups().cp);
   for (int64_t s = world.groups().dp.index(); s < run.samples; s += run.dp)
-    own.push_back(train::part_of(all[static_cast<size_t>(s)], parts));
+    own.push_back(step::part_of(all[static_cast<size_t>(s)], parts));
   return own;
 }
 
 // Returns the milliseconds of each step, which are equal on all ranks.
-std::vector<double> step_times(const Run& run, const comm::LinkCost& link, int64_t steps) {
+std::vector<double> step_times(const Run& run, const clock::LinkCost& link, int64_t steps) {
   const config::Config config = config_of(run);
   const int ranks = run.dp * run.cp;
   std::vector<double> times;
-  const auto clock = std::make_shared<comm::VirtualClock>(ranks, link);
-  comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {.clock = clock},
+  const auto clock = std::make_shared<clock::VirtualClock>(ranks, link);
+  comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {.observer = clock},
                     [&](const comm::World& world) {
-                      const auto assembly = train::assemble(config, world, kVocab);
+                      const auto assembly = step::assemble(config, world, kVocab);
                       for (int64_t step = 0; step < steps + 1; ++step) {
                         const auto batches = batches_of(run, config, world, step);
                         const bench::StepTime time = bench::timed(world, *clock, [&] {
-                          train::train_step(*assembly, {batches, step + 1, step * run.samples, false, {}});
+                          step::train_step(*assembly, {batches, step + 1, step * run.samples, false, {}});
                         });
                         if (step > 0 && world.rank() == 0) times.push_back(time.virtual_s * 1e3);
                       }
@@ -96,8 +96,8 @@ int main(int argc, char** argv) {
   std::printf(
       "| dp x cp | lengths: log-normal, sigma | link | one size, ms | hybrid, ms | of it (quartiles) |\n"
       "|---|---|---|---|---|---|\n");
-  const std::pair<const char*, comm::LinkCost> links[] = {{"10 us, 10 GB/s", {10e-6, 10e9}},
-                                                          {"50 us, 0.2 GB/s", {50e-6, 0.2e9}}};
+  const std::pair<const char*, clock::LinkCost> links[] = {{"10 us, 10 GB/s", {10e-6, 10e9}},
+                                                           {"50 us, 0.2 GB/s", {50e-6, 0.2e9}}};
   for (const auto& [dp, cp] : {std::pair{2, 2}, {2, 4}}) {
     for (const double sigma : {1.0, 2.0}) {
       for (const auto& [name, link] : links) {

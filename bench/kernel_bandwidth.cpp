@@ -10,19 +10,19 @@
 #include <vector>
 
 #include "base/error.h"
-#include "cuda/kernels/accumulate.h"
-#include "cuda/kernels/activation.h"
-#include "cuda/kernels/column_sums.h"
-#include "cuda/kernels/norm.h"
-#include "cuda/kernels/optimizer_step.h"
-#include "cuda/kernels/permutation.h"
-#include "cuda/launch_point.h"
+#include "kernels/accumulate.h"
+#include "kernels/activation.h"
+#include "kernels/column_sums.h"
+#include "kernels/norm.h"
+#include "kernels/optimizer_step.h"
+#include "kernels/permutation.h"
+#include "device/launch_point.h"
 #include "timing.h"
 
 namespace {
 
 using namespace metroplex;
-using namespace metroplex::cuda::kernels;
+using namespace metroplex::kernels;
 
 template <class T>
 T* raw(const at::Tensor& x) {
@@ -30,7 +30,7 @@ T* raw(const at::Tensor& x) {
 }
 
 struct Bench {
-  cuda::Target target;
+  device::Target target;
   int repetitions;
   double copy_rate = 0;
 
@@ -40,7 +40,7 @@ struct Bench {
   // Time of one call in a series of calls; minimum of three series.
   double seconds(const std::function<void()>& work) const {
     const auto wait = [this] {
-      if (target.gpu()) cuda::synchronize();
+      if (target.gpu()) device::synchronize();
     };
     double best = 1e30;
     for (int row = 0; row < 4; ++row) {
@@ -73,7 +73,7 @@ void layers(Bench& b, int64_t rows, int64_t width) {
   const NormShape norm{rows, width, 1e-5, true};
   const at::Tensor lines = at::empty({norm_lines(norm) * 2 * width}, rstd.options());
   b.line("norm_forward", bytes_of({&x, &out}), [&] {
-    cuda::launch(
+    device::launch(
         b.target, {"norm_forward", {}, {}}, norm_forward<Bf16, Bf16>, norm_forward_cuda<Bf16, Bf16>,
         NormForward<Bf16, Bf16>{raw<Bf16>(x), raw<Bf16>(weight), nullptr, raw<Bf16>(out), nullptr, raw<float>(rstd)},
         norm);
@@ -81,7 +81,7 @@ void layers(Bench& b, int64_t rows, int64_t width) {
   b.line("norm_backward", bytes_of({&x, &out, &dx}), [&] {
     const NormBackward<Bf16, Bf16> of{raw<Bf16>(out), raw<Bf16>(x),  raw<Bf16>(weight),   nullptr, raw<float>(rstd),
                                       nullptr,        raw<Bf16>(dx), raw<float>(dweight), nullptr};
-    cuda::launch(
+    device::launch(
         b.target, {"norm_backward", {}, {}},
         [](const NormBackward<Bf16, Bf16>& operands, float*, const NormShape& shape) {
           norm_backward(operands, shape);
@@ -90,13 +90,13 @@ void layers(Bench& b, int64_t rows, int64_t width) {
   });
   const at::Tensor sums = at::zeros({rows, width}, rstd.options());
   b.line("add_elements", bytes_of({&x, &sums, &sums}), [&] {
-    cuda::launch(b.target, {"add_elements", {}, {}}, add_elements<Bf16>, add_elements_cuda<Bf16>, raw<float>(sums),
-                 static_cast<const Bf16*>(raw<Bf16>(x)), x.numel(), true);
+    device::launch(b.target, {"add_elements", {}, {}}, add_elements<Bf16>, add_elements_cuda<Bf16>, raw<float>(sums),
+                   static_cast<const Bf16*>(raw<Bf16>(x)), x.numel(), true);
   });
   const ColumnSumsShape columns{rows, width, width};
   const at::Tensor of_columns = at::empty({column_lines<Bf16>(columns), width}, rstd.options());
   b.line("column_sums", bytes_of({&x}), [&] {
-    cuda::launch(
+    device::launch(
         b.target, {"column_sums", {}, {}},
         [](float* sums, const Bf16* of, float*, const ColumnSumsShape& shape) { column_sums(sums, of, shape); },
         column_sums_cuda<Bf16>, raw<float>(dweight), static_cast<const Bf16*>(raw<Bf16>(x)), raw<float>(of_columns),
@@ -105,8 +105,8 @@ void layers(Bench& b, int64_t rows, int64_t width) {
   const at::Tensor wide = b.random({rows, 2 * width});
   const ActivationShape swiglu{rows, width, Activation::silu, true};
   b.line("activation_forward", bytes_of({&wide, &out}), [&] {
-    cuda::launch(b.target, {"activation_forward", {}, {}}, activation_forward<Bf16>, activation_forward_cuda<Bf16>,
-                 raw<Bf16>(wide), static_cast<const Bf16*>(nullptr), raw<Bf16>(out), swiglu);
+    device::launch(b.target, {"activation_forward", {}, {}}, activation_forward<Bf16>, activation_forward_cuda<Bf16>,
+                   raw<Bf16>(wide), static_cast<const Bf16*>(nullptr), raw<Bf16>(out), swiglu);
   });
 }
 
@@ -119,19 +119,19 @@ void rows_of_experts(Bench& b, int64_t tokens, int64_t width) {
   const PermutationShape shape{all, all, 0, kExperts, kExperts};
   const PermutationPlan plan{raw<int64_t>(rows), raw<int64_t>(source), raw<int64_t>(counts)};
   b.line("plan_permutation", bytes_of({&experts, &rows, &source}), [&] {
-    cuda::launch(b.target, {"plan_permutation", {}, {}}, plan_permutation, plan_permutation_cuda,
-                 static_cast<const int64_t*>(raw<int64_t>(experts)), plan, shape);
+    device::launch(b.target, {"plan_permutation", {}, {}}, plan_permutation, plan_permutation_cuda,
+                   static_cast<const int64_t*>(raw<int64_t>(experts)), plan, shape);
   });
   const at::Tensor x = b.random({tokens, width}), y = at::empty({all, width}, x.options());
   b.line("permute_rows", 2 * bytes_of({&y}), [&] {
-    cuda::launch(b.target, {"permute_rows", {}, {}}, permute_rows<Bf16>, permute_rows_cuda<Bf16>,
-                 static_cast<const Bf16*>(raw<Bf16>(x)), static_cast<const int64_t*>(raw<int64_t>(source)),
-                 raw<Bf16>(y), RowsShape{all, width, kTop});
+    device::launch(b.target, {"permute_rows", {}, {}}, permute_rows<Bf16>, permute_rows_cuda<Bf16>,
+                   static_cast<const Bf16*>(raw<Bf16>(x)), static_cast<const int64_t*>(raw<int64_t>(source)),
+                   raw<Bf16>(y), RowsShape{all, width, kTop});
   });
   b.line("sum_rows", bytes_of({&x, &y}), [&] {
-    cuda::launch(b.target, {"sum_rows", {}, {}}, sum_rows<Bf16>, sum_rows_cuda<Bf16>,
-                 static_cast<const Bf16*>(raw<Bf16>(y)), static_cast<const int64_t*>(raw<int64_t>(rows)),
-                 raw<Bf16>(x), SumShape{tokens, kTop, width});
+    device::launch(b.target, {"sum_rows", {}, {}}, sum_rows<Bf16>, sum_rows_cuda<Bf16>,
+                   static_cast<const Bf16*>(raw<Bf16>(y)), static_cast<const int64_t*>(raw<int64_t>(rows)),
+                   raw<Bf16>(x), SumShape{tokens, kTop, width});
   });
 }
 
@@ -155,7 +155,7 @@ void optimizer(Bench& b, int64_t n) {
   b.line("adam_step", bytes_of({&grad, &main, &main, &first, &first, &second, &second, &param}), [&] {
     const StepValues* const step = raw<StepValues>(at_values);
     const std::vector<RatedRange> ranges{{range, raw<GroupRates>(at_rates)}};
-    cuda::launch(
+    device::launch(
         b.target, {"adam_step", {}, {}},
         [](const std::vector<RatedRange>& all, const AdamHyper& hyper, const StepValues* its) {
           for (const RatedRange& one : all) adam_step(one.range, hyper, {its, one.rates});
@@ -170,7 +170,7 @@ int main(int argc, char** argv) {
   bench::as_metroplex_runs(argv);
   const std::string device = argc > 1 ? argv[1] : "cuda";
   const int64_t rows = argc > 2 ? std::atoll(argv[2]) : 65536, width = argc > 3 ? std::atoll(argv[3]) : 4096;
-  if (device == "cuda" && cuda::device_count() == 0) {
+  if (device == "cuda" && device::device_count() == 0) {
     std::fprintf(stderr, "kernel_bandwidth: there is no GPU; give cpu\n");
     return 2;
   }

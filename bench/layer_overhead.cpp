@@ -16,7 +16,7 @@
 #include "comm/launch.h"
 #include "config/load.h"
 #include "config/validate.h"
-#include "train/step.h"
+#include "step/step.h"
 #include "timing.h"
 
 namespace {
@@ -153,7 +153,7 @@ class Bare {
 class Pair {
  public:
   Pair(const Sizes& sizes, const comm::World& world)
-      : assembly_(train::assemble(toy(sizes), world, kVocabulary)),
+      : assembly_(step::assemble(toy(sizes), world, kVocabulary)),
         batches_{random_batch(sizes)},
         bare_(assembly_->params),
         x_(at::randn({sizes.sequence, sizes.batch, sizes.hidden})),
@@ -193,7 +193,7 @@ class Pair {
 
   double our_step() {
     ++step_;
-    return train::train_step(*assembly_, {batches_, step_, step_, false, {}}).loss;
+    return step::train_step(*assembly_, {batches_, step_, step_, false, {}}).loss;
   }
   double bare_step() {
     const double loss = bare_model();
@@ -219,7 +219,7 @@ class Pair {
                                std::to_string(bare));
   }
 
-  std::unique_ptr<train::Assembly> assembly_;
+  std::unique_ptr<step::Assembly> assembly_;
   std::vector<nn::Microbatch> batches_;
   Bare bare_;
   at::Tensor x_, dy_, loss_gradient_;

@@ -1,5 +1,5 @@
-// memory_table: measured memory of rank threads in a training step and the prediction of train/predict.h, over many
-// layouts of two small models. Prints a Markdown table: predicted / measured in KiB on the rank with the largest
+// memory_table: measured memory of rank threads in a training step and the prediction of forecast/predict.h, over
+// many layouts of two small models. Prints a Markdown table: predicted / measured in KiB on the rank with the largest
 // prediction, differences in percent of the prediction.
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
@@ -10,8 +10,8 @@
 #include "comm/launch.h"
 #include "config/load.h"
 #include "config/validate.h"
-#include "train/memory_report.h"
-#include "train/step.h"
+#include "forecast/memory_report.h"
+#include "step/step.h"
 
 // A macro, so that it concatenates with the literal after it.
 #define MPX_BF16 "precision: {params_dtype: bf16}\n"
@@ -83,7 +83,7 @@ config::Config config_of(const Row& row) {
   return config::resolved(config, ranks);
 }
 
-std::vector<nn::Microbatch> batches_of(const train::Assembly& a) {
+std::vector<nn::Microbatch> batches_of(const step::Assembly& a) {
   const config::Train& t = a.config.train;
   std::vector<nn::Microbatch> batches;
   for (int64_t m = 0; m < t.global_batch_size / (t.micro_batch_size * a.groups().dp.size()); ++m) {
@@ -104,21 +104,21 @@ std::vector<nn::Microbatch> batches_of(const train::Assembly& a) {
 }
 
 struct Outcome {
-  train::MeasuredMemory measured;
-  plan::MemoryPrediction predicted;
+  forecast::MeasuredMemory measured;
+  replay::MemoryPrediction predicted;
 };
 
 Outcome run(const config::Config& config, const comm::World& world) {
-  cuda::MemoryMeter meter;
-  const auto a = train::assemble(config, world, 1000);
-  train::MemoryReport report(*a, meter);
+  device::MemoryMeter meter;
+  const auto a = step::assemble(config, world, 1000);
+  forecast::MemoryReport report(*a, meter);
   const auto batches = batches_of(*a);
-  train::train_step(*a, {batches, 1, 0, false, {}});
+  step::train_step(*a, {batches, 1, 0, false, {}});
   for (int64_t step = 1; step <= (config.parallel.pp() > 1 ? 12 : 1); ++step) {
     report.begin_step();
-    train::train_step(*a, {batches, step + 1, step * config.train.global_batch_size, false, {}});
+    step::train_step(*a, {batches, step + 1, step * config.train.global_batch_size, false, {}});
   }
-  return {report.end_step(), train::predicted_memory(*a, static_cast<int64_t>(batches.size()))};
+  return {report.end_step(), forecast::predicted_memory(*a, static_cast<int64_t>(batches.size()))};
 }
 
 void cell(int64_t predicted, int64_t measured) {
@@ -142,7 +142,7 @@ void print(const Row& row) {
   for (const Outcome& one : all) {
     if (one.predicted.peak > most->predicted.peak) most = &one;
   }
-  const plan::MemoryUse &p = most->predicted.use, &m = most->measured.use;
+  const replay::MemoryUse &p = most->predicted.use, &m = most->measured.use;
   std::printf("| %s |", row.name);
   cell(p.parameters, m.parameters);
   cell(p.gradients, m.gradients);

@@ -15,7 +15,7 @@
 #include "config/load.h"
 #include "config/validate.h"
 #include "moe/grouped_library.h"
-#include "train/step.h"
+#include "step/step.h"
 #include "mixture.h"
 #include "timing.h"
 
@@ -51,13 +51,13 @@ int main(int argc, char** argv) {
   options.threads_per_rank =
       threads > 0 ? static_cast<int>(threads) : static_cast<int>(std::thread::hardware_concurrency());
   comm::run_threads(1, topology::RankGrid(1, config.parallel), options, [&](const comm::World& world) {
-    auto assembly = train::assemble(config, world, config.model.vocab_size);
+    auto assembly = step::assemble(config, world, config.model.vocab_size);
     const std::vector<nn::Microbatch> batches{bench::random_batch(s, 0)};
     std::vector<double> times;
     double loss = 0;
     for (int64_t step = 0; step < steps + 2; ++step) {
       const auto start = Clock::now();
-      loss = train::train_step(*assembly, {batches, step + 1, step * s.batch, false, {}}).loss;
+      loss = step::train_step(*assembly, {batches, step + 1, step * s.batch, false, {}}).loss;
       if (step >= 2) times.push_back(std::chrono::duration<double>(Clock::now() - start).count());
     }
     std::sort(times.begin(), times.end());

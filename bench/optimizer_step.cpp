@@ -19,13 +19,13 @@
 #include <immintrin.h>
 #endif
 
-#include "cuda/kernels/block8.h"
-#include "cuda/kernels/optimizer_step.h"
+#include "kernels/block8.h"
+#include "kernels/optimizer_step.h"
 #include "timing.h"
 
 namespace {
 
-using namespace metroplex::cuda::kernels;
+using namespace metroplex::kernels;
 
 constexpr double kLr = 1e-4, kWeightDecay = 0.01, kGradFactor = 0.5;
 constexpr AdamHyper kHyper{0.9, 0.999, 1e-8};

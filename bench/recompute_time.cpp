@@ -18,8 +18,8 @@
 #include "comm/launch.h"
 #include "config/load.h"
 #include "config/validate.h"
-#include "train/assemble.h"
-#include "train/step.h"
+#include "step/assemble.h"
+#include "step/step.h"
 #include "timing.h"
 
 namespace {
@@ -43,7 +43,7 @@ const Form kForms[] = {
 };
 
 struct Run {
-  std::unique_ptr<train::Assembly> assembly;
+  std::unique_ptr<step::Assembly> assembly;
   std::vector<double> seconds;
 };
 
@@ -67,11 +67,11 @@ void measure(const comm::World& world, int64_t steps) {
   batch.sample_counters = nn::counters_of_samples(0, at::arange(kBatch, at::kLong));
   const std::vector<nn::Microbatch> batches{batch};
   std::vector<Run> runs;
-  for (const Form& form : kForms) runs.push_back({train::assemble(config_of(form), world, kVocab), {}});
+  for (const Form& form : kForms) runs.push_back({step::assemble(config_of(form), world, kVocab), {}});
   for (int64_t step = 0; step < steps + 2; ++step) {
     for (Run& run : runs) {
       const auto start = Clock::now();
-      train::train_step(*run.assembly, {batches, step + 1, step * kBatch, false, {}});
+      step::train_step(*run.assembly, {batches, step + 1, step * kBatch, false, {}});
       if (step >= 2) run.seconds.push_back(bench::seconds_since(start));
     }
   }

@@ -1,5 +1,5 @@
-// save_stall FOLDER: executes commands from stdin, one per line. "sync" saves with train::save_state, "async" with
-// train::BackgroundSaves. "step" is a training step, "step-async" one during a background save. Prints "stall SECONDS
+// save_stall FOLDER: executes commands from stdin, one per line. "sync" saves with run::save_state, "async" with
+// run::BackgroundSaves. "step" is a training step, "step-async" one during a background save. Prints "stall SECONDS
 // total SECONDS bytes N": the time that the run waits, and the time until the checkpoint is published. One rank,
 // GPT-2 with 27 M parameters in fp32 and Adam's moments.
 #include <filesystem>
@@ -12,8 +12,8 @@
 #include "files/file_system.h"
 #include "nn/microbatch.h"
 #include "timing.h"
-#include "train/saving.h"
-#include "train/step.h"
+#include "run/saving.h"
+#include "step/step.h"
 
 #include <ATen/ATen.h>
 
@@ -59,24 +59,24 @@ std::vector<nn::Microbatch> batch() {
 }
 
 void serve(const config::Config& config, const comm::World& world) {
-  const auto a = train::assemble(config, world, kVocab);
+  const auto a = step::assemble(config, world, kVocab);
   files::PosixFileSystem disk;
-  train::BackgroundSaves saves(*a, disk);
+  run::BackgroundSaves saves(*a, disk);
   const std::vector<nn::Microbatch> batches = batch();
-  train::Position position;
+  run::Position position;
   const auto step = [&] {
     ++position.iteration;
-    train::train_step(*a, {batches, position.iteration, 0, false, {}});
+    step::train_step(*a, {batches, position.iteration, 0, false, {}});
   };
   step();
   for (std::string word; std::getline(std::cin, word);) {
     const Clock::time_point start = Clock::now();
     double stall = 0;
-    train::SaveOutcome outcome{true, "", "", ""};
+    run::SaveOutcome outcome{true, "", "", ""};
     if (word == "sync") {
       step();
       const Clock::time_point save = Clock::now();
-      outcome = train::save_state(*a, position, disk);
+      outcome = run::save_state(*a, position, disk);
       stall = seconds_since(save);
       std::cout << "stall " << stall << " total " << stall;
     } else if (word == "async" || word == "step-async") {
@@ -96,7 +96,7 @@ void serve(const config::Config& config, const comm::World& world) {
       std::cout << "stall " << seconds_since(start) << " total 0";
     }
     MPX_CHECK(outcome.saved, "bench", outcome.problem);
-    std::cout << " bytes " << train::copy_bytes(*a) << std::endl;
+    std::cout << " bytes " << step::copy_bytes(*a) << std::endl;
   }
 }
 

@@ -10,8 +10,8 @@
 #include "comm/world.h"
 #include "config/load.h"
 #include "config/validate.h"
-#include "train/assemble.h"
-#include "train/step.h"
+#include "step/assemble.h"
+#include "step/step.h"
 
 namespace {
 
@@ -52,19 +52,19 @@ struct Counted {
 };
 
 // Counts the second step; the first may still gather parameters after assembly.
-Counted counted_step(train::Assembly& a, comm::Traffic& traffic, int64_t microbatches) {
+Counted counted_step(step::Assembly& a, comm::Traffic& traffic, int64_t microbatches) {
   std::vector<nn::Microbatch> batches;
   for (int64_t m = 0; m < microbatches; ++m) batches.push_back(batch_of(m));
   for (int64_t step = 0; step < 2; ++step) {
     traffic.clear();
-    train::train_step(a, {batches, step + 1, step * a.config.train.global_batch_size, false, {}});
+    step::train_step(a, {batches, step + 1, step * a.config.train.global_batch_size, false, {}});
     a.families.settle();
   }
   return {traffic.of("dp-cp", "all_reduce"), traffic.of("dp-cp", "reduce_scatter"),
           traffic.of("dp-cp", "all_gather")};
 }
 
-Counted formula(const train::Assembly& a, int stage, int64_t m) {
+Counted formula(const step::Assembly& a, int stage, int64_t m) {
   const distributed::FlatLayout& layout = a.families.all().front().gradients->layout();
   const auto b = static_cast<int64_t>(layout.buckets().size());
   const int64_t gradients = layout.numel() * 4, params = layout.numel() * 2;
@@ -85,7 +85,7 @@ bool print(int stage, int64_t dp, int64_t m) {
   const auto traffic = std::make_shared<comm::Traffic>();
   const comm::World world =
       comm::make_world(0, topology::RankGrid(static_cast<int>(dp), config.parallel), comm::counted({}, traffic));
-  const auto a = train::assemble(config, world, kVocab);
+  const auto a = step::assemble(config, world, kVocab);
   const Counted counted = counted_step(*a, *traffic, m), expected = formula(*a, stage, m);
   std::printf("| ZeRO-%d | %ld | %ld |", stage, static_cast<long>(dp), static_cast<long>(m));
   const bool reduced = cell(counted.all_reduce, expected.all_reduce);

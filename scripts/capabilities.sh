@@ -2,14 +2,14 @@
 # Runs the numeric suites, all replays and the layout sweeps again, with libtorch, oneDNN and MKL limited to older
 # instruction sets. Their results differ in the last bits, and no test may depend on the machine.
 #   scripts/capabilities.sh [BUILD_DIR [avx2]]       default build, which ./test.sh has built
-# With avx2, only this set runs, and only two of the eight parts of train_test.
+# With avx2, only this set runs, and only two of the eight parts of run_test.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=${1:-$root/build}
 parts='[0-9]+'
 [ "${2:-}" = avx2 ] && parts='[01]'
 has() { grep -qw "$1" /proc/cpuinfo; }
-suites="^(cuda_test|nn_test|moe_test|models_test|distributed_test|optim_test|train_test\.$parts|metroplex_vectors|parity_.*_threads|app_commands_test)\$"
+suites="^(device_test|kernels_test|graph_test|tape_check_test|nn_test|moe_test|models_test|distributed_test|optim_test|run_test\.$parts|metroplex_vectors|parity_.*_threads|app_commands_test)\$"
 failed=0
 ran=()
 skipped=()

@@ -39,6 +39,8 @@ FOLDERS = ("metroplex", "apps", "bench", "tests", "scripts", "cmake", "docs", "e
 
 def module_of(path):
     parts = path.relative_to(ROOT).parts
+    if parts[0] == "metroplex":  # metroplex/MODULE, without the layer
+        parts = (parts[0], *parts[2 if parts[1] in ("core", "lab", "formats") else 1:])
     if parts[0] in ("metroplex", "tests") and len(parts) > 2:
         return "/".join(parts[:2])
     return "docs" if parts[0] == "README.md" else parts[0]

@@ -8,63 +8,100 @@ import sys
 ROOT = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent).resolve()
 MAX_LINES = 600
 
+# Layers: folders of metroplex/ that hold modules. core/ is what a training step executes. formats/ is what other
+# programs write, and lab/ is what one asks about a run; both may include core/. run/ is itself a module: the loop
+# around the step, which joins core/ with the files of formats/ and the predictions of lab/.
+LAYERS = {"core": ["core"], "formats": ["core", "formats"], "lab": ["core", "lab"], "run": ["core", "formats", "lab", "run"]}
 # A module may include itself and these. The first modules do not use torch.
 GROUND = {
-    "base": [],
-    "config": ["base"],
-    "megatron": ["base", "config"],
-    "files": ["base"],
-    "text": ["base", "files"],
-    "topology": ["base", "config"],
-    "plan": ["base", "config", "topology"],
-    "data": ["base", "config", "files", "text"],
-    "checkpoint": ["base", "files"],
-    "hf": ["base", "config", "files", "checkpoint"],
+    "core": {
+        "base": [],
+        "config": ["base"],
+        "files": ["base"],
+        "topology": ["base", "config"],
+        "plan": ["base", "config"],
+        "data": ["base", "config", "files"],
+        "checkpoint": ["base", "files"],
+    },
+    "lab": {
+        "replay": ["base", "config", "plan"],
+        "draw": ["base", "config", "files", "topology", "plan", "replay"],
+    },
+    "formats": {
+        "text": ["base", "files"],
+        "hf": ["base", "config", "files", "checkpoint"],
+        "megatron": ["base", "config"],
+    },
 }
+NN = ["base", "config", "topology", "plan", "device", "kernels", "comm"]
+STEP = [*NN, "files", "data", "checkpoint", "graph", "nn", "moe", "models", "pipeline", "distributed", "optim"]
 UPPER = {
-    "cuda": ["base", "plan"],
-    "comm": ["base", "topology", "cuda"],
-    "nn": ["base", "config", "topology", "cuda", "comm"],
-    "moe": ["base", "config", "plan", "comm", "nn", "cuda", "topology"],
-    "models": ["base", "config", "comm", "nn", "moe", "cuda", "topology"],
-    "pipeline": ["base", "config", "topology", "plan", "cuda", "comm", "nn"],
-    "distributed": ["base", "config", "topology", "plan", "cuda", "comm", "nn"],
-    "optim": ["base", "config", "topology", "plan", "cuda", "comm", "nn", "distributed"],
-    "train": ["base", "config", "files", "text", "topology", "plan", "data", "checkpoint", "hf", "cuda", "comm", "nn", "moe", "models", "pipeline", "distributed", "optim"],
+    "core": {
+        "device": ["base"],
+        "kernels": ["base", "config", "plan", "device"],
+        "graph": ["base", "device"],
+        "comm": ["base", "config", "topology", "device"],
+        "nn": NN,
+        "moe": [*NN, "nn"],
+        "models": [*NN, "nn", "moe"],
+        "pipeline": [*NN, "graph", "nn"],
+        "distributed": [*NN, "nn"],
+        "optim": [*NN, "nn", "distributed"],
+        "step": STEP,
+    },
+    "lab": {
+        "tape_check": ["base", "device", "graph"],
+        "clock": ["base", "config", "topology", "device", "comm"],
+        "forecast": [*STEP, "replay", "step"],
+        "verify": [*STEP, "tape_check", "step"],
+    },
+    "run": {"run": [*STEP, "step", "replay", "forecast", "text", "hf"]},
 }
-UPPER["preflight"] = ["train", *UPPER["train"]]
-ROOMS = GROUND | UPPER
+LAYER_OF = {module: layer for floor in (GROUND, UPPER) for layer, modules in floor.items() for module in modules}
+GROUND = {module: allowed for modules in GROUND.values() for module, allowed in modules.items()}
+UPPER = {module: allowed for modules in UPPER.values() for module, allowed in modules.items()}
+MODULES = GROUND | UPPER
+# Modules that the tests of a module may include besides: those that judge its results, and those whose parts it is
+# given.
+TESTS = {
+    "files": ["draw"],
+    "plan": ["draw", "replay"],
+    "comm": ["graph", "tape_check"],
+    "graph": ["kernels"],
+    "nn": ["clock"],
+    "run": ["verify", "tape_check", "draw"],
+}
 # Folders that are not modules, and the modules that each may include. The tests of a module may include what the
-# module may, and support.
+# module may, TESTS, and support.
 PROGRAMS = {
     "apps": [*GROUND],
-    "apps/upper": [*GROUND, "cuda", "comm", "train", "preflight"],
-    "bench": ["train", *UPPER["train"]],
-    "bench/echo": ["base", "config", "files", "topology", "plan"],
-    "bench/echo_model": ["base", "config", "files", "topology", "plan"],
-    "tests/bench": ["base", "config", "files", "topology", "plan"],
-    "tests/support": ["base", "config", "megatron", "topology", "plan", "cuda", "comm"],
+    "apps/upper": [*GROUND, "device", "kernels", "comm", "step", "forecast", "verify", "tape_check", "run"],
+    "bench": [*MODULES],
+    "bench/echo": ["base", "config", "files", "plan"],
+    "bench/echo_model": ["base", "config", "files", "plan"],
+    "tests/bench": ["base", "config", "files", "plan"],
+    "tests/support": ["base", "config", "megatron", "topology", "plan", "device", "kernels", "graph", "comm", "tape_check"],
     "tests/apps": [*GROUND],
     "tests/conformance": ["base", "config", "megatron", "files", "text", "topology", "plan", "data"],
-    "tests/conformance/tensor": [room for room in ROOMS if room != "preflight"],
-    "tests/parity": [*ROOMS],
-    "tests/hf_parity": [*ROOMS],
-    "tests/fuzz": ["base", "files", "text", "data", "config", "checkpoint", "hf"],
-    "tests/kernels_on_host": ["base", "config", "plan", "cuda"],
+    "tests/conformance/tensor": ["megatron", "text", *STEP, "step"],
+    "tests/parity": [module for module in MODULES if module != "clock"],
+    "tests/hf_parity": [module for module in MODULES if module != "clock"],
+    "tests/fuzz": ["base", "files", "text", "config", "checkpoint", "hf"],
+    "tests/kernels_on_host": ["base", "config", "plan", "device", "kernels"],
 }
 # The CMake target of each folder, and the file with its link list.
 TARGETS = {
-    "apps": ("metroplex_apps", "GroundFloor.cmake"),
+    "apps": ("metroplex_apps", "WithoutTorch.cmake"),
     "apps/upper": ("metroplex_upper_apps", "Apps.cmake"),
     "bench": ("${name}", "Apps.cmake"),
-    "bench/echo": ("echo_bench", "GroundFloor.cmake"),
-    "bench/echo_model": ("metroplex_echo_model", "GroundFloor.cmake"),
-    "tests/apps": ("apps_test", "GroundFloor.cmake"),
-    "tests/conformance": ("metroplex_vectors", "GroundFloor.cmake"),
+    "bench/echo": ("echo_bench", "WithoutTorch.cmake"),
+    "bench/echo_model": ("metroplex_echo_model", "WithoutTorch.cmake"),
+    "tests/apps": ("apps_test", "WithoutTorch.cmake"),
+    "tests/conformance": ("metroplex_vectors", "WithoutTorch.cmake"),
     "tests/conformance/tensor": ("metroplex_vectors", "Apps.cmake"),
     "tests/parity": ("metroplex_parity", "Apps.cmake"),
     "tests/hf_parity": ("metroplex_hf_parity", "Apps.cmake"),
-    "tests/fuzz": ("${name}", "GroundFloor.cmake"),
+    "tests/fuzz": ("${name}", "WithoutTorch.cmake"),
 }
 # Folders of programs that others include by name, with the folders that may include them.
 INNER = {"upper": ["apps/upper", "tests/parity", "tests/hf_parity"]}
@@ -79,9 +116,18 @@ def sources(*folders):
                 yield path
 
 
-def check_includes(path, room, breaches):
-    allowed = {room, *ROOMS[room]}
+def check_first_include(path, module, breaches):
+    """A .cpp begins with the header that declares what it defines. Kernels include what the compiler of the file needs."""
+    first = re.search(r"^#include .*\n(.*)$", path.read_text(), re.MULTILINE)
+    alone = first and not first.group(1).startswith("#include")
+    if path.suffix == ".cpp" and module != "kernels" and not (alone and first.group(0).startswith(f'#include "{module}/')):
+        breaches.append(f"{path.relative_to(ROOT)}: the first include is the header that declares its functions, alone")
+
+
+def check_includes(path, module, breaches):
+    allowed = {module, *MODULES[module]}
     where = path.relative_to(ROOT)
+    check_first_include(path, module, breaches)
     for number, line in enumerate(path.read_text().splitlines(), 1):
         match = INCLUDE.match(line)
         if not match:
@@ -89,17 +135,19 @@ def check_includes(path, room, breaches):
         angle, target = match.groups()
         if angle == '"':
             first = target.split("/")[0]
-            if first in ROOMS and first not in allowed:
-                breaches.append(f"{where}:{number}: {room}/ may not include {first}/ (allowed: {', '.join(sorted(allowed))})")
+            if first in LAYERS and first not in MODULES:
+                breaches.append(f"{where}:{number}: includes name the module without its layer {first}/")
+            if first in MODULES and first not in allowed:
+                breaches.append(f"{where}:{number}: {module}/ may not include {first}/ (allowed: {', '.join(sorted(allowed))})")
             continue
         torch = TORCH.search(f"<{target}")
         if target in {"torch/torch.h", "torch/all.h"}:
             breaches.append(f"{where}:{number}: {target} is never included; name the headers that are needed")
-        if torch and room in GROUND:
-            breaches.append(f"{where}:{number}: {room}/ is on the ground floor and sees no torch")
+        if torch and module in GROUND:
+            breaches.append(f"{where}:{number}: {module}/ is a module without torch")
         if torch and path.suffix == ".cu":
             breaches.append(f"{where}:{number}: a .cu file takes pointers and sizes, no torch header")
-        if "c10d" in target and (room != "comm" or (path.suffix == ".h" and "backends" not in path.parts)):
+        if "c10d" in target and (module != "comm" or (path.suffix == ".h" and "backends" not in path.parts)):
             breaches.append(f"{where}:{number}: c10d belongs into comm/*.cpp and comm/backends/ only")
         if path.suffix == ".h" and target.startswith("ATen/ATen.h"):
             breaches.append(f"{where}:{number}: a header includes <ATen/core/Tensor.h> at most")
@@ -120,11 +168,11 @@ def check_program(path, breaches):
     """Checks programs and tests. `metroplex` starts without torch, so apps/ must not include it; apps/upper/ may."""
     folder = folder_of(path)
     where = path.relative_to(ROOT)
-    room = folder.removeprefix("tests/")
+    module = folder.removeprefix("tests/")
     if folder in PROGRAMS:
         allowed = set(PROGRAMS[folder])
-    elif room in ROOMS:
-        allowed = {room, *ROOMS[room]}
+    elif module in MODULES:
+        allowed = {module, *MODULES[module], *TESTS.get(module, [])}
     else:
         breaches.append(f"{where}: no folder {folder} is known; add it to scripts/check_layers.py")
         return
@@ -134,47 +182,51 @@ def check_program(path, breaches):
             continue
         angle, target = match.groups()
         first = target.split("/")[0]
-        if angle == '"' and "/" in target and first in ROOMS and first not in allowed:
+        if angle == '"' and "/" in target and first in MODULES and first not in allowed:
             breaches.append(f"{where}:{number}: {folder}/ may not include {first}/ (allowed: {', '.join(sorted(allowed))})")
         if angle == '"' and first in INNER and "/" in target and folder not in INNER[first]:
             breaches.append(f"{where}:{number}: {folder}/ may not include {first}/")
         if angle == "<" and TORCH.search(f"<{target}") and allowed <= set(GROUND):
-            breaches.append(f"{where}:{number}: {folder}/ sees the ground floor only; what needs tensors belongs elsewhere")
+            breaches.append(f"{where}:{number}: {folder}/ may include no torch header; tensor code belongs elsewhere")
 
 
-def room_links():
+def module_links():
     """Module -> the modules that CMake links it with."""
-    text = "\n".join((ROOT / "cmake" / name).read_text() for name in ("GroundFloor.cmake", "UpperFloor.cmake"))
-    return {room: rooms_in(words) for room, words in re.findall(r"metroplex_room\((\w+)([^)]*)\)", text)}
+    text = "\n".join((ROOT / "cmake" / name).read_text() for name in ("WithoutTorch.cmake", "WithTorch.cmake"))
+    return {module: modules_in(words.split(" TESTS ")[0])
+            for module, words in re.findall(r"metroplex_module\((?:\w+/)?(\w+)([^)]*)\)", text)}
 
 
-def rooms_in(words):
-    return {word.removeprefix("metroplex_") for word in words.split() if word.removeprefix("metroplex_") in ROOMS}
+def modules_in(words):
+    return {word.removeprefix("metroplex_") for word in words.split() if word.removeprefix("metroplex_") in MODULES}
 
 
 def check_links(breaches):
     """The modules that CMake links must be exactly the allowed includes, directly or through another module."""
-    links = room_links()
+    links = module_links()
 
-    def reach(room):
-        return links[room].union(*(reach(other) for other in links[room]))
+    def reach(module):
+        return links[module].union(*(reach(other) for other in links[module]))
 
-    for room, allowed in ROOMS.items():
-        if room not in links:
-            breaches.append(f"cmake: no metroplex_room({room} ...)")
+    for module, allowed in MODULES.items():
+        if module not in links:
+            breaches.append(f"cmake: no metroplex_module({module} ...)")
             continue
-        for extra in sorted(links[room] - set(allowed)):
-            breaches.append(f"cmake: {room} is linked with {extra}, which it may not include")
-        for missing in sorted(set(allowed) - reach(room)):
-            breaches.append(f"cmake: {room} may include {missing}, and is not linked with it")
-    if set(links) >= set(ROOMS):
+        for extra in sorted(links[module] - set(allowed)):
+            breaches.append(f"cmake: {module} is linked with {extra}, which it may not include")
+        for missing in sorted(set(allowed) - reach(module)):
+            breaches.append(f"cmake: {module} may include {missing}, and is not linked with it")
+        for other in allowed:
+            if LAYER_OF[other] not in LAYERS[LAYER_OF[module]]:
+                breaches.append(f"check_layers.py: {module} of {LAYER_OF[module]}/ may not include {other} of {LAYER_OF[other]}/")
+    if set(links) >= set(MODULES):
         check_program_links(reach, breaches)
 
 
 def check_program_links(reach, breaches):
     """The same for programs: linked with the modules that they may include, also through other programs."""
     direct = {}
-    for name in ("GroundFloor.cmake", "Apps.cmake"):
+    for name in ("WithoutTorch.cmake", "Apps.cmake"):
         text = (ROOT / "cmake" / name).read_text()
         for target, words in re.findall(r"target_link_libraries\(([\w${}]+)([^)]*)\)", text):
             direct.setdefault((target, name), set()).update(words.split())
@@ -182,17 +234,17 @@ def check_program_links(reach, breaches):
             direct.setdefault((target, name), set()).update(words.split())
     programs = {key[0]: key for key in direct if key[0].startswith("metroplex_")}
 
-    def rooms_of(key):
+    def modules_of(key):
         words = " ".join(direct.get(key, set()))
-        found = rooms_in(words)
-        found = found.union(*(reach(room) for room in found))
-        return found.union(*(rooms_of(programs[word]) for word in words.split() if word in programs and programs[word] != key))
+        found = modules_in(words)
+        found = found.union(*(reach(module) for module in found))
+        return found.union(*(modules_of(programs[word]) for word in words.split() if word in programs and programs[word] != key))
 
     for folder, key in TARGETS.items():
-        linked = rooms_of(key)
+        linked = modules_of(key)
         if folder == "tests/conformance/tensor":  # the same program with more files
-            linked |= rooms_of(TARGETS["tests/conformance"])
-        for extra in sorted(rooms_in(" ".join(direct.get(key, set()))) - set(PROGRAMS[folder])):
+            linked |= modules_of(TARGETS["tests/conformance"])
+        for extra in sorted(modules_in(" ".join(direct.get(key, set()))) - set(PROGRAMS[folder])):
             breaches.append(f"cmake: {folder} ({key[0]}) is linked with {extra}, which it may not include")
         for missing in sorted(set(PROGRAMS[folder]) - linked):
             breaches.append(f"cmake: {folder} ({key[0]}) may include {missing}, and is not linked with it")
@@ -225,7 +277,7 @@ def check_shape(path, breaches):
                 breaches.append(f"{where}:{number}: only apps/ ends the process")
 
 
-# Code must use the target of its context (cuda/launch_point.h), so that it also accepts tensors of another device
+# Code must use the target of its context (device/launch_point.h), so that it also accepts tensors of another device
 # such as meta. Code that moves data between devices uses the device of the data.
 MOVES_DATA = {
     "nn/param_init.cpp": "values are rounded on the host before they move",
@@ -239,9 +291,9 @@ GPU_FORM = re.compile(r"\b(\w+_cuda)\b")
 def check_launch_points(breaches):
     """Layers and optimizers must not query the device of a tensor, and must name a kernel's GPU variant only once."""
     named = {}
-    for room in ("nn", "models", "optim"):
-        for path in sources(f"metroplex/{room}"):
-            where = path.relative_to(ROOT / "metroplex")
+    for module in ("nn", "models", "optim"):
+        for path in sources(f"metroplex/core/{module}"):
+            where = path.relative_to(ROOT / "metroplex/core")
             for number, line in enumerate(path.read_text().splitlines(), 1):
                 if ASKS_DEVICE.search(line) and str(where) not in MOVES_DATA:
                     breaches.append(f"{where}:{number}: a path asks its context's target, not a tensor, which device it is on")
@@ -255,11 +307,12 @@ def check_launch_points(breaches):
 def main():
     breaches = []
     for path in sources("metroplex"):
-        room = path.relative_to(ROOT / "metroplex").parts[0]
-        if room not in ROOMS:
-            breaches.append(f"{path.relative_to(ROOT)}: no room of this name is known; add it to scripts/check_layers.py and the CMake lists")
+        parts = path.relative_to(ROOT / "metroplex").parts
+        module = parts[0] if parts[0] in MODULES else parts[1]
+        if LAYER_OF.get(module) != parts[0]:
+            breaches.append(f"{path.relative_to(ROOT)}: no module of this name is known; add it to scripts/check_layers.py and the CMake lists")
         elif path.suffix in {".h", ".cpp", ".cu", ".cuh"}:
-            check_includes(path, room, breaches)
+            check_includes(path, module, breaches)
     check_links(breaches)
     check_launch_points(breaches)
     for path in sources("apps", "bench", "tests"):

@@ -191,10 +191,11 @@ part "two ranks: static buffers" "ranks" 0 each "$bin/metroplex_parity $golden/m
   "$bin/metroplex_parity $golden/moe_ep2.json $two $buffers --cuda-graph-impl full_iteration"
 part "two ranks: ECHO" "ranks" 0 each "$bin/metroplex_parity $golden/moe_ep2.json $two --set model.moe_enable_echo=true --set model.moe_num_echo_experts=2"
 
-# One test provokes a failed capture, which memcheck would report as an API error.
-sanitize="--error-exitcode 9 $bin/cuda_gpu_test '--gtest_filter=$sanitized'"
-part "compute-sanitizer over the kernels" "sanitizer" 3 together sanitizer "compute-sanitizer --tool memcheck --report-api-errors no $sanitize" \
-  "compute-sanitizer --tool racecheck $sanitize" "compute-sanitizer --tool initcheck $sanitize"
+kernels="--error-exitcode 9 $bin/kernels_gpu_test '--gtest_filter=$sanitized'"
+# One test of the graphs provokes a failed capture, which memcheck would report as an API error.
+graphs="--report-api-errors no --error-exitcode 9 $bin/graph_gpu_test"
+part "compute-sanitizer over the kernels" "sanitizer" 3 together sanitizer "compute-sanitizer --tool memcheck $kernels" \
+  "compute-sanitizer --tool memcheck $graphs" "compute-sanitizer --tool racecheck $kernels" "compute-sanitizer --tool initcheck $kernels"
 
 part "kernels' bandwidth against the copy's" "" 20 "$bin/kernel_bandwidth" cuda 65536 4096 "$repetitions"
 part "attention by flash, cuDNN and own kernels" "" 15 "$bin/attention_operators" cuda "$repetitions"

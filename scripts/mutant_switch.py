@@ -12,7 +12,7 @@ import re
 import zlib
 
 VARIABLE = "METROPLEX_MUTANT"
-HEADER = "metroplex/mutant_switch.h"
+HEADER = "metroplex/core/mutant_switch.h"
 HEADER_TEXT = """#pragma once
 // scripts/mutants.py writes this file into its copy of the tree.
 #ifdef __CUDACC__

@@ -4,7 +4,7 @@ reports which suite failed. Exits with 1 when a mutant survived.
 
   scripts/mutants.py --list
   scripts/mutants.py --check                        every mutant of every table applies: its text is there exactly once
-  scripts/mutants.py --room config --room plan      mutants of two rooms; only the ground floor's without --torch
+  scripts/mutants.py --module config --module plan      mutants of two modules; those with tensors need --torch
   scripts/mutants.py --only bucket_full_late
   scripts/mutants.py --table drawn --one-build --torch DIR   builds once; an environment variable selects the mutant
 
@@ -29,15 +29,21 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import mutant_switch  # noqa: E402
 
 TABLES = ("table", "drawn")
-GROUND = {"bench", "base", "config", "megatron", "files", "text", "topology", "plan", "data", "checkpoint"}
+GROUND = {"bench", "base", "config", "megatron", "files", "text", "topology", "plan", "data", "checkpoint", "replay", "draw"}
+
+
+def find_source(file):
+    """Returns the path of MODULE/FILE from the root; modules lie in layers."""
+    found = [path for layer in ("core/", "lab/", "formats/", "") if (ROOT / (path := f"metroplex/{layer}{file}")).exists()]
+    return found[0] if found else f"metroplex/{file}"
 
 
 class Mutant:
     def __init__(self, name, file, old, new, suites, kind=None):
         self.name, self.file, self.old, self.new, self.suites = name, file, old, new, [s.strip() for s in suites.split(";")]
         self.kind = kind
-        self.room = file.split("/")[0]
-        self.path = file if self.room in ("bench", "apps") else f"metroplex/{file}"
+        self.module = file.split("/")[0]
+        self.path = file if self.module in ("bench", "apps") else find_source(file)
 
     def problem(self, root):
         """Returns why it cannot be planted, or None."""
@@ -239,7 +245,7 @@ def one_build(table, chosen, options):
     names = {m.name for m in build_planted(table, [s for m in chosen for s in m.suites], tree, build, options)}
     built = [m for m in chosen if m.name in names]
     for mutant in [m for m in chosen if m.name not in names]:
-        print(f"{mutant.name:34} {mutant.room:12} does not build", flush=True)
+        print(f"{mutant.name:34} {mutant.module:12} does not build", flush=True)
     if options.build_only:
         return {m.name: "does not build" for m in chosen if m.name not in names}
     limits = sound(built, tree, build, options)
@@ -248,7 +254,7 @@ def one_build(table, chosen, options):
         log = build / f"{mutant.name}.log"
         log.write_text("")
         by = first_failing(mutant, limits, tree, build, log, by_switch=True)
-        print(f"{mutant.name:34} {mutant.room:12} {by}\n", end="", flush=True)  # one write: several threads print
+        print(f"{mutant.name:34} {mutant.module:12} {by}\n", end="", flush=True)  # one write: several threads print
         return by
 
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
@@ -266,7 +272,7 @@ def one_at_a_time(chosen, options):
     caught = {}
     for mutant in chosen:
         caught[mutant.name] = mutant.problem(tree) or catch(mutant, limits, tree, build, options)
-        print(f"{mutant.name:34} {mutant.room:12} {caught[mutant.name]}", flush=True)
+        print(f"{mutant.name:34} {mutant.module:12} {caught[mutant.name]}", flush=True)
     return caught
 
 
@@ -278,8 +284,8 @@ def main():
     parser.add_argument("--one-build", action="store_true", help="plants all behind a switch and builds once")
     parser.add_argument("--build-only", action="store_true", help="with --one-build: runs no suite")
     parser.add_argument("--only", action="append", default=[])
-    parser.add_argument("--room", action="append", default=[])
-    parser.add_argument("--torch", help="TORCH_ROOT: with the upper floor")
+    parser.add_argument("--module", action="append", default=[])
+    parser.add_argument("--torch", help="TORCH_ROOT: also modules with tensors")
     parser.add_argument("--tree", type=pathlib.Path, default=pathlib.Path("/tmp/metroplex_mutants"), help="folder of the copy and its build")
     parser.add_argument("--jobs", type=int, default=2, help="compilers at once; with --one-build also mutants that run at once")
     parser.add_argument("--limit", type=int, default=900, help="seconds a suite may take")
@@ -287,11 +293,11 @@ def main():
     if options.check:
         return check({table: load(table) for table in TABLES}, ROOT)
     table = load(options.table)
-    chosen = [m for m in table if (not options.only or m.name in options.only) and (not options.room or m.room in options.room)
-              and (options.torch or m.room in GROUND or options.list)]
+    chosen = [m for m in table if (not options.only or m.name in options.only) and (not options.module or m.module in options.module)
+              and (options.torch or m.module in GROUND or options.list)]
     if options.list:
         for m in chosen:
-            print(f"{m.name:34} {m.room:12} {m.kind or '-':4} {'; '.join(m.suites)}")
+            print(f"{m.name:34} {m.module:12} {m.kind or '-':4} {'; '.join(m.suites)}")
         return 0
     caught = one_build(table, chosen, options) if options.one_build else one_at_a_time(chosen, options)
     left = [name for name, by in caught.items() if by in ("survived", "does not build")]

@@ -7,7 +7,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=${1:-$root/build}
-METROPLEX_WHOLE_WALKS=1 OMP_NUM_THREADS=1 "$build/bin/train_test"
+METROPLEX_WHOLE_WALKS=1 OMP_NUM_THREADS=1 "$build/bin/run_test"
 METROPLEX_WHOLE_WALKS=1 "$build/bin/plan_test"
 METROPLEX_WHOLE_WALKS=1 "$build/bin/kernels_on_host"
 "$root/scripts/capabilities.sh" "$build"

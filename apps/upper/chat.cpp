@@ -178,7 +178,7 @@ std::optional<Chatting> find_chatting(const config::Data& data, std::shared_ptr<
   return chatting;
 }
 
-void run_dialog(train::Assembly& assembly, const Chatting& chatting, const train::GenerateOptions& options) {
+void run_dialog(step::Assembly& assembly, const Chatting& chatting, const run::GenerateOptions& options) {
   const comm::World& world = *assembly.world;
   const bool speaks = world.rank() == 0;
   std::optional<Dialog> dialog;
@@ -188,13 +188,13 @@ void run_dialog(train::Assembly& assembly, const Chatting& chatting, const train
   while (true) {
     const std::vector<int64_t> prompt = shared(speaks ? dialog->next() : std::vector<int64_t>{}, world);
     if (prompt.empty()) return;
-    train::GenerateOptions here = options;
+    run::GenerateOptions here = options;
     here.max_new_tokens = std::min(options.max_new_tokens, chatting.context - static_cast<int64_t>(prompt.size()));
     here.more_stop_tokens.insert(here.more_stop_tokens.end(), chatting.stop_tokens.begin(),
                                  chatting.stop_tokens.end());
     here.stop = [] { return take_interrupt() || !std::cout; };
     GrowingText text(*chatting.tokenizer);
-    train::generate(assembly, prompt, here, [&](int64_t token) {
+    run::generate(assembly, prompt, here, [&](int64_t token) {
       if (speaks) text.add(token);
     });
     if (speaks) dialog->answered(text.finish());

@@ -10,7 +10,7 @@
 #include "config/config.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
-#include "train/generate.h"
+#include "run/generate.h"
 
 namespace metroplex::apps {
 
@@ -35,6 +35,6 @@ std::optional<Chatting> find_chatting(const config::Data& data, std::shared_ptr<
 
 // Answers typed messages until /exit or the end of the input. Collective: rank 0 reads and writes. Lines starting
 // with / are commands: /reset, /system TEXT, /help, /exit. Ctrl-C stops an answer; at the prompt it ends the dialog.
-void run_dialog(train::Assembly& assembly, const Chatting& chatting, const train::GenerateOptions& options);
+void run_dialog(step::Assembly& assembly, const Chatting& chatting, const run::GenerateOptions& options);
 
 }  // namespace metroplex::apps

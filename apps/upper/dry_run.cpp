@@ -11,14 +11,14 @@
 #include "base/free_memory.h"
 #include "config/attention.h"
 #include "config/load.h"
-#include "cuda/device.h"
+#include "device/device.h"
 #include "data/build.h"
 #include "files/file_system.h"
 #include "numbers.h"
 #include "program.h"
-#include "preflight/dry_run.h"
-#include "preflight/start_check.h"
-#include "train/run_data.h"
+#include "forecast/dry_run.h"
+#include "run/start_check.h"
+#include "run/run_data.h"
 #include "upper/launch.h"
 #include "upper/run_tokenizer.h"
 
@@ -28,9 +28,9 @@ namespace {
 constexpr double kGiB = 1073741824;
 
 // Returns the memory of the domains of `placing`: as configured, or as found on this machine.
-preflight::MemoryDomains memory_domains_of(const config::Config& config, const RankPlacing& placing,
-                                           int64_t world_size) {
-  preflight::MemoryDomains domains;
+forecast::MemoryDomains memory_domains_of(const config::Config& config, const RankPlacing& placing,
+                                          int64_t world_size) {
+  forecast::MemoryDomains domains;
   domains.gpu = placing.gpu;
   domains.ranks_each = placing.gpu ? (placing.shared ? world_size : 1) : placing.local_ranks;
   if (!placing.launcher.empty()) domains.only = placing.rank;
@@ -38,7 +38,7 @@ preflight::MemoryDomains memory_domains_of(const config::Config& config, const R
     domains.bytes = std::llround(config.memory.device_memory_gib * kGiB);
     domains.from = "memory.device_memory_gib";
   } else if (placing.gpu) {
-    if (const int64_t total = cuda::total_memory(); total > 0) domains.bytes = total;
+    if (const int64_t total = device::total_memory(); total > 0) domains.bytes = total;
     domains.from = "all of the first one here";
   } else if (const auto found = base::free_memory()) {
     domains.bytes = found->bytes;
@@ -64,36 +64,36 @@ double gib_of(const std::string& text) {
 }
 
 // A missing tokenizer is accepted if the config has the vocabulary size.
-train::TokenizerFacts tokenizer_of(config::Config& config, std::vector<std::string>& notes) {
+run::TokenizerFacts tokenizer_of(config::Config& config, std::vector<std::string>& notes) {
   if (config.model.vocab_size == 0) return tokenizer_facts(config);
   try {
     return tokenizer_facts(config);
   } catch (const base::Error& error) {
     if (error.room() == "config") throw;
     notes.push_back(std::string("the tokenizer was not looked at: ") + base::message_of(error));
-    train::TokenizerFacts facts;
+    run::TokenizerFacts facts;
     facts.vocab_size = config.model.vocab_size;
     return facts;
   }
 }
 
 // Returns the reason why the samples cannot be ordered on this machine; "" if they can, or if the data is elsewhere.
-std::string order_problem(const preflight::DryRun& run, const train::TokenizerFacts& tokenizer,
+std::string order_problem(const forecast::DryRun& run, const run::TokenizerFacts& tokenizer,
                           files::FileSystem& disk) {
   for (const data::SourceTokens& source : run.sources) {
     if (!source.problem.empty()) return "";
   }
   const config::Config& config = run.request.config;
-  return data::order_problem(config.data, train::build_options(config, run.length, tokenizer, false), disk);
+  return data::order_problem(config.data, run::build_options(config, run.length, tokenizer, false), disk);
 }
 
-void print(const preflight::DryRun& run, const TrainFlags& flags) {
+void print(const forecast::DryRun& run, const TrainFlags& flags) {
   if (flags.json) {
-    std::cout << preflight::json(run) << "\n";
+    std::cout << forecast::json(run) << "\n";
     return;
   }
   if (flags.print_config) std::cout << config::dump(run.request.config) << "\n";
-  std::cout << preflight::text(run);
+  std::cout << forecast::text(run);
 }
 
 }  // namespace
@@ -122,7 +122,7 @@ int run_dry(const RunArguments& parsed, const config::Config& given, const Train
   config::Config config = given;
   const int64_t world_size = planned_world_size(config.run);
   std::vector<std::string> notes = parsed.notes;
-  const train::TokenizerFacts tokenizer = tokenizer_of(config, notes);
+  const run::TokenizerFacts tokenizer = tokenizer_of(config, notes);
   take_epochs(config);
   config = checked_config(config, world_size);
   if (config.run.deterministic_mode) make_deterministic();  // deterministic operators use different amounts of memory
@@ -130,7 +130,7 @@ int run_dry(const RunArguments& parsed, const config::Config& given, const Train
   if (placing.rank != 0) return kExitOk;
   set_threads(threads_per_rank(config.run, placing.local_ranks));
   files::PosixFileSystem disk;
-  preflight::DryRun run = preflight::dry_run(
+  forecast::DryRun run = forecast::dry_run(
       {config, static_cast<int>(world_size), tokenizer.vocab_size, memory_domains_of(config, placing, world_size)},
       disk);
   run.notes.insert(run.notes.begin(), notes.begin(), notes.end());
@@ -138,14 +138,14 @@ int run_dry(const RunArguments& parsed, const config::Config& given, const Train
     run.notes.push_back(
         "run.device is auto and there are no GPUs for these ranks here: all of them are on this machine's "
         "CPU; --run.device=cuda is for GPUs");
-  const std::string attention = config::own_attention(config, cuda::compute_capability());
+  const std::string attention = config::own_attention(config, device::compute_capability());
   if (placing.gpu && !attention.empty()) run.notes.push_back(attention);
   std::optional<base::Error> refused;
   try {
     const std::string order = order_problem(run, tokenizer, disk);
     MPX_CHECK(order.empty() || placing.gpu, "config", order);
     if (!order.empty()) run.notes.push_back("on a machine like this one, " + order);
-    preflight::check_start(config, tokenizer, world_size, disk);
+    run::check_start(config, tokenizer, world_size, disk);
   } catch (const base::Error& error) {
     refused = error;
     run.refused = error.what();
@@ -166,7 +166,7 @@ StartCheck::StartCheck(const config::Config& config, int64_t world_size, int64_t
   const bool ours = placing.launcher == "metroplex";
   if (ours && placing.rank != 0) return;
   set_threads(threads_per_rank(config.run, placing.local_ranks));
-  fit_ = preflight::fit(request_);
+  fit_ = forecast::fit(request_);
   together_ = !placing.launcher.empty() && !ours;
   if (together_ || ours || fit_.fits()) return;
   MPX_CHECK(config.memory.check_fit == config::FitCheck::warn, "config", refusal());
@@ -174,15 +174,15 @@ StartCheck::StartCheck(const config::Config& config, int64_t world_size, int64_t
 }
 
 std::string StartCheck::refusal() const {
-  return preflight::refusal(request_, fit_, preflight::memory_options(request_, fit_));
+  return forecast::refusal(request_, fit_, forecast::memory_options(request_, fit_));
 }
 
 bool StartCheck::on_rank(const comm::World& world) {
   const config::FitCheck check = request_.config.memory.check_fit;
   if (check == config::FitCheck::off) return true;
-  preflight::StartVerdict verdict{fit_.need, -1};
+  run::StartVerdict verdict{fit_.need, -1};
   if (together_) {
-    verdict = preflight::check_together(
+    verdict = run::check_together(
         fit_, world, [this] { return refusal(); }, [this](const std::string& text) { log_.warn(text); });
     if (verdict.misfit >= 0 && check == config::FitCheck::refuse) {
       refused_by_ = verdict.misfit;
@@ -190,7 +190,7 @@ bool StartCheck::on_rank(const comm::World& world) {
     }
   }
   if (world.rank() != 0) return true;
-  for (const std::string& line : preflight::summary(request_, fit_, verdict.need)) log_.info(line);
+  for (const std::string& line : forecast::summary(request_, fit_, verdict.need)) log_.info(line);
   return true;
 }
 

@@ -7,7 +7,7 @@
 #include "apps/run_config.h"
 #include "base/log.h"
 #include "comm/world.h"
-#include "preflight/fit.h"
+#include "forecast/fit.h"
 
 namespace metroplex::apps {
 
@@ -41,8 +41,8 @@ class StartCheck {
   std::string refusal() const;
 
   base::Log& log_;
-  preflight::FitRequest request_;
-  preflight::Fit fit_;
+  forecast::FitRequest request_;
+  forecast::Fit fit_;
   bool together_ = false;
   int refused_by_ = -1;
 };

@@ -21,8 +21,8 @@
 #include "numbers.h"
 #include "program.h"
 #include "run_config.h"
-#include "train/generate.h"
-#include "train/state.h"
+#include "run/generate.h"
+#include "run/state.h"
 #include "upper/chat.h"
 #include "upper/launch.h"
 #include "upper/prompt_lines.h"
@@ -127,7 +127,7 @@ struct GenerateCommand {
   std::vector<std::vector<int64_t>> texts;
   text::SpecialTokens special;  // for prompts that are not chats
   int64_t batch_size = 1;
-  train::GenerateOptions options;
+  run::GenerateOptions options;
 };
 
 std::vector<int64_t> encoded(const std::string& prompt, const GenerateCommand& command) {
@@ -155,7 +155,7 @@ void at_line(const GenerateFlags& flags, const PromptLine& line, Work work) {
 // it.
 void check_lengths(const GenerateFlags& flags, const GenerateCommand& command) {
   const config::Model& model = command.config.model;
-  const bool in_a_table = train::positions_in_a_table(model);
+  const bool in_a_table = run::positions_in_a_table(model);
   const int64_t context = model.max_position_embeddings, more = in_a_table ? command.options.max_new_tokens : 1;
   for (size_t i = 0; i < command.texts.size(); ++i) {
     const auto tokens = static_cast<int64_t>(command.texts[i].size());
@@ -211,7 +211,7 @@ void take_prompts(const GenerateFlags& flags, GenerateCommand& command) {
 }
 
 void take_options(const GenerateFlags& flags, GenerateCommand& command) {
-  train::GenerateOptions& options = command.options;
+  run::GenerateOptions& options = command.options;
   options.max_new_tokens = flags.max_new.empty() ? 64 : whole_number("--max-new-tokens", flags.max_new);
   if (flags.max_new.empty() && (command.dialog || command.answers)) {
     size_t longest = 0;
@@ -286,7 +286,7 @@ std::vector<std::string> with_named_directory(std::vector<std::string> arguments
   return arguments;
 }
 
-void write_texts(train::Assembly& assembly, const GenerateCommand& command) {
+void write_texts(step::Assembly& assembly, const GenerateCommand& command) {
   const bool speaks = assembly.world->rank() == 0;
   const auto whole = [&](size_t i, const std::vector<int64_t>& made) {
     std::vector<int32_t> all;
@@ -301,7 +301,7 @@ void write_texts(train::Assembly& assembly, const GenerateCommand& command) {
     const size_t end = std::min(begin + step, command.texts.size());
     const std::vector<std::vector<int64_t>> batch(command.texts.begin() + static_cast<std::ptrdiff_t>(begin),
                                                   command.texts.begin() + static_cast<std::ptrdiff_t>(end));
-    const auto made = train::generate_batch(assembly, batch, command.options);
+    const auto made = run::generate_batch(assembly, batch, command.options);
     for (size_t i = begin; speaks && i < end; ++i) {
       const std::vector<int64_t>& tokens = made[i - begin];
       if (command.lines.empty()) {
@@ -334,15 +334,14 @@ int run_generate(const std::vector<std::string>& arguments) {
       [&](const comm::World& world) {
         const SavedRun& saved = command.saved;
         const auto assembly =
-            train::assemble(command.config, world, command.config.model.vocab_size, /*forward_only=*/true,
-                            models::build_stage, nullptr, train::FirstValues::loaded);
-        assembly->tokenizer = command.files;
+            step::assemble(command.config, world, command.config.model.vocab_size, /*forward_only=*/true,
+                           models::build_stage, nullptr, step::FirstValues::loaded);
         files::PosixFileSystem disk;
-        train::LoadOutcome outcome;
+        run::LoadOutcome outcome;
         if (saved.directory.empty()) {
-          train::load_weights_of_directory(*assembly, disk);
+          run::load_weights_of_directory(*assembly, disk);
         } else {
-          outcome = train::load_state(*assembly, saved.directory, disk);
+          outcome = run::load_state(*assembly, saved.directory, disk, {.tokenizer = command.files});
         }
         if (world.rank() == 0) {
           for (const std::string& problem : saved.problems) std::cerr << "warning: " << problem << "\n";

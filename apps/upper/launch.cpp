@@ -18,12 +18,13 @@
 #include "comm/network.h"
 #include "comm/spawn.h"
 #include "config/device_choice.h"
-#include "cuda/architectures.h"
-#include "cuda/cublas_workspace.h"
-#include "cuda/device.h"
+#include "device/architectures.h"
+#include "device/cublas_workspace.h"
+#include "device/device.h"
+#include "kernels/compiled.h"
 #include "program.h"
 #include "run_config.h"
-#include "train/same_config.h"
+#include "run/same_config.h"
 #include "upper/stop_signal.h"
 
 namespace metroplex::apps {
@@ -52,17 +53,17 @@ int code_of(const std::exception_ptr& failure) {
 config::DeviceChoice device_choice(const config::Run& run, const std::optional<comm::LaunchEnvironment>& launch,
                                    int64_t world_size) {
   config::Machine machine;
-  const int capability = cuda::compute_capability();
-  if (!cuda::kernels::compiled()) {
+  const int capability = device::compute_capability();
+  if (!kernels::compiled()) {
     machine.no_gpu = "this program was built without nvcc";
-  } else if (capability > 0 && !cuda::kernels::compiled_for(capability)) {
-    const std::string wanted = cuda::architecture_for(capability);
+  } else if (capability > 0 && !kernels::compiled_for(capability)) {
+    const std::string wanted = device::architecture_for(capability);
     machine.no_gpu = base::concat(
-        "this program holds code for ", cuda::kernels::architectures(), ", none of which runs on the sm_", capability,
+        "this program holds code for ", kernels::architectures(), ", none of which runs on the sm_", capability,
         " found here; ",
         wanted.empty() ? "GPUs before sm_80 cannot multiply bf16" : "build with CMAKE_CUDA_ARCHITECTURES=" + wanted);
   } else {
-    machine.num_gpus = cuda::device_count();
+    machine.num_gpus = device::device_count();
   }
   machine.local_ranks = launch ? launch->local_size : world_size;
   if (launch) {
@@ -93,7 +94,7 @@ int run_here(const config::Config& config, const topology::RankGrid& grid, const
              const comm::ProcessOptions& options, const comm::RankBody& body) {
   std::string difference;
   comm::run_process(launch, grid, options, [&](const comm::World& world) {
-    difference = train::config_difference(config, world);
+    difference = run::config_difference(config, world);
     if (difference.empty()) body(world);
   });
   // An exception on a rank would be reported as a failure of its peers.
@@ -202,7 +203,7 @@ void take_script_ranks(config::Run& run, const RunArguments& parsed) {
 
 void make_deterministic() {
   // Without it cuBLAS may sum in another order on another stream, and libtorch refuses matrix products.
-  ::setenv("CUBLAS_WORKSPACE_CONFIG", cuda::kDeterministicCublas, /*overwrite=*/0);
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", device::kDeterministicCublas, /*overwrite=*/0);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   at::globalContext().setDeterministicFillUninitializedMemory(false);  // avoids a pass over every new tensor
 }

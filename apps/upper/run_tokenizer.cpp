@@ -42,9 +42,9 @@ std::shared_ptr<const text::TokenizerFiles> run_tokenizer_files(const config::Da
       text::read_tokenizer_files(data.tokenizer_type.text(), data.tokenizer_model, data.vocab_file, data.merge_file));
 }
 
-train::TokenizerFacts tokenizer_facts(config::Config& config) {
+run::TokenizerFacts tokenizer_facts(config::Config& config) {
   const std::shared_ptr<const text::Tokenizer> tokenizer = load_run_tokenizer(config.data);
-  train::TokenizerFacts facts;
+  run::TokenizerFacts facts;
   facts.files = run_tokenizer_files(config.data);
   if (tokenizer) {
     const int64_t size = tokenizer->vocab_size();

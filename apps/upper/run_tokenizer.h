@@ -5,7 +5,7 @@
 
 #include "config/config.h"
 #include "text/tokenizer.h"
-#include "train/trainer.h"
+#include "run/trainer.h"
 
 namespace metroplex::apps {
 
@@ -16,7 +16,7 @@ std::shared_ptr<const text::TokenizerFiles> run_tokenizer_files(const config::Da
 
 // Sets model.vocab_size from the tokenizer if it is 0. Throws if it is set but smaller than the tokenizer's.
 // config::check reports impossible sizes together with all other violations.
-train::TokenizerFacts tokenizer_facts(config::Config& config);
+run::TokenizerFacts tokenizer_facts(config::Config& config);
 
 // Replaces train.train_epochs by train.train_samples, computed from the index files of the training data.
 void take_epochs(config::Config& config);

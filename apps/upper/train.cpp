@@ -12,7 +12,7 @@
 #include "files/file_system.h"
 #include "program.h"
 #include "run_config.h"
-#include "train/trainer.h"
+#include "run/trainer.h"
 #include "upper/console_log.h"
 #include "upper/dry_run.h"
 #include "upper/launch.h"
@@ -95,7 +95,7 @@ int run_without_ranks(const RunArguments& parsed, const TrainFlags& flags) {
   return kExitOk;
 }
 
-std::string end_of_stopped(const train::RunSummary& summary) {
+std::string end_of_stopped(const run::RunSummary& summary) {
   std::string line = " stopped as asked after iteration " + std::to_string(summary.iteration);
   if (!summary.last_checkpoint.empty()) line += "; start again with checkpoint.load = " + summary.last_checkpoint;
   return line;
@@ -116,7 +116,7 @@ int run_train(const std::vector<std::string>& arguments) {
   if (flags.dry_run || flags.print_config) return run_without_ranks(parsed, flags);
 
   config::Config config = parsed.config;
-  train::TokenizerFacts tokenizer;
+  run::TokenizerFacts tokenizer;
   std::optional<ConsoleLog> console;
   std::optional<StartCheck> start;
   before_ranks([&] {
@@ -129,7 +129,7 @@ int run_train(const std::vector<std::string>& arguments) {
   });
   ConsoleLog& log = *console;
   std::once_flag starts;
-  train::RunSummary summary;  // of rank 0
+  run::RunSummary summary;  // of rank 0
   std::mutex mutex;
   const int code = launch_ranks(config, command_line("train", parsed.arguments), [&](const comm::World& world) {
     // Handles signals from the first rank's start on; before that there is no state to save.
@@ -138,13 +138,13 @@ int run_train(const std::vector<std::string>& arguments) {
       for (const std::string& note : parsed.notes) log.warn(note);
     }
     if (!start->on_rank(world)) return;
-    train::TrainerEnvironment environment;
+    run::TrainerEnvironment environment;
     environment.log = &log;
     environment.disk = std::make_shared<files::PosixFileSystem>();
     environment.stop_requested = stop_requested;
     environment.progress = [&log](int64_t done, int64_t all) { log.progress(done, all); };
-    const train::RunSummary mine = train::run_training(config, world, tokenizer, environment);
-    if (world.rank() == 0 && mine.ending == train::Ending::stopped) log.info(end_of_stopped(mine));
+    const run::RunSummary mine = run::run_training(config, world, tokenizer, environment);
+    if (world.rank() == 0 && mine.ending == run::Ending::stopped) log.info(end_of_stopped(mine));
     if (!mine.on_disk.empty() && mine.last_save_failed) std::cerr << "metroplex: " << mine.on_disk << std::endl;
     const std::lock_guard lock(mutex);
     if (world.rank() == 0 || summary.iteration == 0) summary = mine;
@@ -152,7 +152,7 @@ int run_train(const std::vector<std::string>& arguments) {
   start->throw_refusal();
   if (code != kExitOk) return code;
   if (summary.last_save_failed || summary.export_failed) return kExitUnsaved;
-  return summary.ending == train::Ending::stopped ? kExitStopped : kExitOk;
+  return summary.ending == run::Ending::stopped ? kExitStopped : kExitOk;
 }
 
 namespace {
@@ -160,7 +160,7 @@ namespace {
 struct EvalCommand {
   RunArguments parsed;
   config::Config config;
-  train::TokenizerFacts tokenizer;
+  run::TokenizerFacts tokenizer;
 };
 
 EvalCommand eval_command(const RunArguments& first) {
@@ -208,10 +208,10 @@ int run_eval(const std::vector<std::string>& arguments) {
     if (world.rank() == 0) {
       for (const std::string& note : command.parsed.notes) log.warn(note);
     }
-    train::TrainerEnvironment environment;
+    run::TrainerEnvironment environment;
     environment.log = &log;
     environment.disk = std::make_shared<files::PosixFileSystem>();
-    train::run_evaluation(command.config, world, command.tokenizer, environment);
+    run::run_evaluation(command.config, world, command.tokenizer, environment);
   });
 }
 

@@ -9,7 +9,7 @@
 #include "numbers.h"
 #include "program.h"
 #include "run_config.h"
-#include "train/verify.h"
+#include "verify/verify.h"
 #include "upper/console_log.h"
 #include "upper/launch.h"
 #include "upper/run_tokenizer.h"
@@ -61,39 +61,40 @@ int run_verify(const std::vector<std::string>& arguments) {
   const int64_t world_size = planned_world_size(config.run);
   MPX_CHECK(world_size > 1, "config", "run.nproc is ", config.run.nproc,
             ": verify compares a layout with one rank, and this is one rank: nothing was compared; give --nproc N");
-  const config::Config asked = train::verification_config(config, steps);
+  const config::Config asked = verify::verification_config(config, steps);
   const config::Config checked = checked_config(asked, world_size);
-  const std::vector<std::string> others = train::left_out(config, train::with_running_batch(asked, world_size));
-  config = train::with_running_batch(checked, world_size);
-  const std::vector<std::string> dependent = train::layout_dependent(config, world_size);
+  const std::vector<std::string> others = verify::left_out(config, verify::with_running_batch(asked, world_size));
+  config = verify::with_running_batch(checked, world_size);
+  const std::vector<std::string> dependent = verify::layout_dependent(config, world_size);
   std::string reasons;
   for (const std::string& line : dependent) reasons += "\n  " + line;
   MPX_CHECK(dependent.empty(), "config", "these settings depend on the layout, so nothing was compared:", reasons);
   if (!others.empty()) std::printf("not compared:\n");
   for (const std::string& line : others) std::printf("  %s\n", line.c_str());
 
-  train::LayoutRun on_layout, on_one_rank;
-  const auto keep = [&](train::LayoutRun& into, const config::Config& c) {
+  verify::LayoutRun on_layout, on_one_rank;
+  const auto keep = [&](verify::LayoutRun& into, const config::Config& c) {
     return [&into, &c, steps](const comm::World& world) {
-      train::LayoutRun mine = train::run_layout(c, world, c.model.vocab_size, steps);
+      verify::LayoutRun mine = verify::run_layout(c, world, c.model.vocab_size, steps);
       if (world.rank() == 0) into = std::move(mine);
     };
   };
   launch_ranks(config, {}, keep(on_layout, config));
-  const config::Config reference = checked_config(train::one_rank_config(config), 1);
+  const config::Config reference = checked_config(verify::one_rank_config(config), 1);
   launch_ranks(reference, {}, keep(on_one_rank, reference));
 
-  const train::LayoutDifference difference = train::compare_runs(on_layout, on_one_rank);
+  const verify::LayoutDifference difference = verify::compare_runs(on_layout, on_one_rank);
   for (size_t i = 0; i < on_layout.losses.size(); ++i) {
     std::printf("step %zu  loss %.15g on %ld ranks, %.15g on one  grad norm %.12g, %.12g\n", i + 1,
                 on_layout.losses[i], static_cast<long>(world_size), on_one_rank.losses[i], on_layout.grad_norms[i],
                 on_one_rank.grad_norms[i]);
   }
-  const bool equal = difference.loss <= train::kLossTolerance && difference.grad_norm <= train::kGradNormTolerance &&
-                     difference.parameter <= train::kParameterTolerance;
+  const bool equal = difference.loss <= verify::kLossTolerance &&
+                     difference.grad_norm <= verify::kGradNormTolerance &&
+                     difference.parameter <= verify::kParameterTolerance;
   std::printf("%s: losses differ by %.2e relative (allowed %.0e), parameters by %.2e (allowed %.0e%s%s)\n",
-              equal ? "EQUAL" : "DIFFERENT", difference.loss, train::kLossTolerance, difference.parameter,
-              train::kParameterTolerance, difference.parameter_name.empty() ? "" : ", worst at ",
+              equal ? "EQUAL" : "DIFFERENT", difference.loss, verify::kLossTolerance, difference.parameter,
+              verify::kParameterTolerance, difference.parameter_name.empty() ? "" : ", worst at ",
               difference.parameter_name.c_str());
   return equal ? kExitOk : kExitNumerics;
 }

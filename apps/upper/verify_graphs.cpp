@@ -3,18 +3,18 @@
 
 #include <cstdio>
 
-#include "cuda/graph/tape_findings.h"
+#include "tape_check/tape_findings.h"
 #include "program.h"
 #include "run_config.h"
-#include "train/graph_check.h"
-#include "train/verify.h"
+#include "verify/graph_check.h"
+#include "verify/verify.h"
 #include "upper/launch.h"
 
 namespace metroplex::apps {
 namespace {
 
-size_t print(const std::string& who, const std::vector<cuda::Finding>& found) {
-  const std::string text = cuda::report(found);
+size_t print(const std::string& who, const std::vector<tape_check::Finding>& found) {
+  const std::string text = tape_check::report(found);
   size_t lines = 0;
   for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1, ++lines)
     std::printf("%s%.*s\n", who.c_str(), static_cast<int>(end - begin), text.data() + begin);
@@ -25,24 +25,24 @@ size_t print(const std::string& who, const std::vector<cuda::Finding>& found) {
 
 int verify_graphs(const config::Config& asked) {
   const int64_t world_size = planned_world_size(asked.run), vocab_size = asked.model.vocab_size;
-  const config::Config config = checked_config(train::graph_check_config(asked), world_size, config::Use::capture);
-  std::vector<train::GraphCheck> ranks(static_cast<size_t>(world_size));
+  const config::Config config = checked_config(verify::graph_check_config(asked), world_size, config::Use::capture);
+  std::vector<verify::GraphCheck> ranks(static_cast<size_t>(world_size));
   launch_ranks(config, {}, [&](const comm::World& world) {
-    ranks[static_cast<size_t>(world.rank())] = train::check_graphs(config, world, vocab_size);
+    ranks[static_cast<size_t>(world.rank())] = verify::check_graphs(config, world, vocab_size);
   });
   size_t found = 0;
-  std::vector<cuda::RankCalls> calls;
+  std::vector<tape_check::RankCalls> calls;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     found += print("rank " + std::to_string(rank) + ": ", ranks[rank].findings);
     calls.push_back(std::move(ranks[rank].calls));
   }
-  found += print("", cuda::compare_calls(calls));
+  found += print("", tape_check::compare_calls(calls));
 
   // Accesses outside operations are detected on one rank only.
-  const config::Config alone = checked_config(train::one_rank_config(config), 1, config::Use::capture);
-  train::GraphCheck guarded;
+  const config::Config alone = checked_config(verify::one_rank_config(config), 1, config::Use::capture);
+  verify::GraphCheck guarded;
   launch_ranks(alone, {}, [&](const comm::World& world) {
-    guarded = train::check_graphs(alone, world, vocab_size, {cuda::CheckedGraphs::Way::guarded, 1});
+    guarded = verify::check_graphs(alone, world, vocab_size, {tape_check::CheckedGraphs::Way::guarded, 1});
   });
   found += print("one rank, in a closed arena: ", guarded.findings);
   std::printf("%s: a step of training is %zu operations on rank 0, one of evaluation %zu; %zu findings\n",

@@ -47,7 +47,7 @@ case "$*" in
   generate*) echo "The end" ;;
   *) echo "ran $*" ;;
 esac'
-for program in metroplex-torch cuda_gpu_test gpu_step; do tool "build/bin/$program" 'echo "ran $*"'; done
+for program in metroplex-torch kernels_gpu_test graph_gpu_test gpu_step; do tool "build/bin/$program" 'echo "ran $*"'; done
 tool build/bin/metroplex_parity 'echo + >> '"$work"'/running; sleep 0.1; echo - >> '"$work"'/running
 echo "parity $* with $OMP_NUM_THREADS threads"; case "$*" in *llama_fp16_small.json*) echo "DIFFERS"; exit 1 ;; esac'
 tool build/bin/kernel_bandwidth 'echo "| copy | 1.0 |"'
@@ -70,7 +70,7 @@ runs=$(ls "$repository"/tests/vectors/golden/*.json | grep -vc golden_index)
 grep -q -- '--- failed (1), golden/.*: .*llama_fp16_small.json' "$logs"/*threads-on-one-GPU.log || fail "the run that failed is not named"
 most=$(awk '{ n += $0 == "+" ? 1 : -1; if (n > most) most = n } END { print most }' running)
 [ "$most" -gt 1 ] && [ "$most" -le 3 ] || fail "$most golden runs at a time, not two or three"
-grep -q 'sanitizer --tool memcheck --report-api-errors no .*cuda_gpu_test --gtest_filter=\*$' "$logs"/sanitizer/*.log || fail "no memcheck that leaves out refused calls"
+grep -q 'sanitizer --tool memcheck --report-api-errors no .*graph_gpu_test$' "$logs"/sanitizer/*.log || fail "no memcheck that leaves out refused calls"
 grep -q -- '--- failed (1), sanitizer/.*--tool racecheck' "$logs"/*-compute-sanitizer*.log || fail "the sanitizer that failed is not named"
 for run in mixtral_tiny echo_tiny context_parallel_tiny; do
   grep -q "ran verify examples/$run.yaml --run.device=cuda --vocab-size 300" "$logs"/verify/*.log || fail "$run is not verified"

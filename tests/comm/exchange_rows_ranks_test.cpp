@@ -62,7 +62,7 @@ TEST(ExchangeRows, AReceiverWithoutRoomKnowsItAlone) {
 
 TEST(ExchangeRows, InATapeReadsItsCountsWhenItIsReplayed) {
   run_ranks(2, [](const comm::World& world) {
-    cuda::TapeRecorder recorder;
+    graph::TapeRecorder recorder;
     const comm::Group group = world.groups().tp.recorded(recorder);
     const int me = world.rank();
     const at::Tensor in = rows_of(me, 6, 6), counts = at::tensor({1, 2}, at::kLong);
@@ -70,7 +70,7 @@ TEST(ExchangeRows, InATapeReadsItsCountsWhenItIsReplayed) {
     const RecordedTape recorded = record_tape(recorder, [&] {
       comm::exchange_rows_async(out.place(), {in, counts}, 4, out.overflow, group).wait();
     });
-    EXPECT_EQ(cuda::report(check_tape(recorded.recording())), "");
+    EXPECT_EQ(tape_check::report(check_tape(recorded.recording())), "");
     EXPECT_TRUE(at::equal(out.counts, at::full({2}, 1 + me, at::kLong)));
     EXPECT_FALSE(out.flag());
     counts.copy_(at::tensor({4, 2 - me}, at::kLong));
@@ -85,7 +85,7 @@ TEST(ExchangeRows, InATapeReadsItsCountsWhenItIsReplayed) {
 
 TEST(ExchangeRows, ReadBeforeTheyHaveComeAreAFinding) {
   run_ranks(2, [](const comm::World& world) {
-    cuda::TapeRecorder recorder;
+    graph::TapeRecorder recorder;
     const comm::Group group = world.groups().tp.recorded(recorder);
     const at::Tensor in = rows_of(world.rank(), 4, 4), counts = at::full({2}, 2, at::kLong),
                      copy = at::empty({2}, at::kLong);
@@ -96,7 +96,7 @@ TEST(ExchangeRows, ReadBeforeTheyHaveComeAreAFinding) {
       copy.copy_(out.counts);
       exchange.wait();
     });
-    expect_finding(check_tape(recorded.recording()), cuda::FindingKind::in_flight, "aten::copy_", "",
+    expect_finding(check_tape(recorded.recording()), tape_check::FindingKind::in_flight, "aten::copy_", "",
                    "exchange_rows on tp");
   });
 }

@@ -4,7 +4,7 @@
 
 #include "comm/backends/backend.h"
 #include "comm/backends/nccl.h"
-#include "cuda/graph/cuda_graph.h"
+#include "graph/cuda_graph.h"
 #include "support/gpu.h"
 
 namespace metroplex::comm::nccl_cuda_test {
@@ -46,7 +46,7 @@ TEST(Nccl, CollectivesAreCapturedOnceTheirCommunicatorIsThere) {
   GlooContext control({});
   const auto nccl = make_nccl_context(control, 0, std::chrono::seconds(30));
   const std::shared_ptr<GroupBackend> backend = nccl->backend({"world", Purpose::run, {0}});
-  const auto device = cuda::make_cuda_graph_device();
+  const auto device = graph::make_cuda_graph_device();
   const auto graph = device->make_graph(device->make_pool());
   const auto options = at::TensorOptions().dtype(at::kDouble).device(at::kCUDA);
   const at::Tensor x = at::arange(1 << 16, options), first = x.clone();
@@ -60,7 +60,7 @@ TEST(Nccl, CollectivesAreCapturedOnceTheirCommunicatorIsThere) {
     backend->all_gather(gathered, x + beside)->wait();
   };
   device->run_on_capture_stream(step);
-  cuda::capture(*graph, step);
+  graph::capture(*graph, step);
   EXPECT_GE(graph->size().nodes, 4);
   for (int replay = 0; replay < 3; ++replay) graph->replay();
   EXPECT_TRUE(at::equal(x, first * 32)) << "five runs";

@@ -118,7 +118,7 @@ TEST(OwnedRows, MembersThatPlannedOtherwiseAreNamed) {
 
 TEST(OwnedRows, InATapeReadTheirOwnersWhenItIsReplayed) {
   run_ranks(2, [](const comm::World& world) {
-    cuda::TapeRecorder recorder;
+    graph::TapeRecorder recorder;
     const comm::Group group = world.groups().tp.recorded(recorder);
     const int me = world.rank();
     const at::Tensor owners = at::tensor({2, 0}, at::kInt), rows = rows_of(me, 2, 2), slots = poison(1);
@@ -127,7 +127,7 @@ TEST(OwnedRows, InATapeReadTheirOwnersWhenItIsReplayed) {
       comm::fetch_rows_async(slots, rows, owners, group).wait();
       comm::return_rows_async(sums, slots, owners, group).wait();
     });
-    EXPECT_EQ(cuda::report(check_tape(recorded.recording())), "");
+    EXPECT_EQ(tape_check::report(check_tape(recorded.recording())), "");
     EXPECT_TRUE(at::equal(slots[0], rows_of(1 - me, 2, 2)[0]));
     EXPECT_TRUE(at::equal(sums[0], rows[0]));
     owners.copy_(at::tensor({3, -1}, at::kInt));

@@ -5,19 +5,19 @@
 
 #include "comm/backends/recording.h"
 #include "comm/collectives.h"
-#include "cuda/graph/tape_findings.h"
+#include "tape_check/tape_findings.h"
 #include "support/record_tape.h"
 #include "support/run_ranks.h"
 
 namespace metroplex::test::tape_calls_ranks_test {
 namespace {
 
-using cuda::Finding;
-using Kind = cuda::FindingKind;
+using tape_check::Finding;
+using Kind = tape_check::FindingKind;
 
 // A rank's state during recording: its groups, and persistent memory.
 struct Rank {
-  cuda::TapeRecorder recorder;
+  graph::TapeRecorder recorder;
   comm::World world;
   at::Tensor x = at::ones({4, 2}, at::kDouble), received = at::zeros({4, 2}, at::kDouble);
   at::Tensor gathered = at::zeros({8, 2}, at::kDouble);
@@ -47,16 +47,16 @@ std::vector<std::vector<Finding>> checked(const Layout& layout, const Work& work
 
 std::vector<Finding> compared(const Layout& layout, const Work& work) {
   const int ranks = layout.tp * layout.pp * layout.dp;
-  std::vector<cuda::RankCalls> calls(static_cast<size_t>(ranks));
+  std::vector<tape_check::RankCalls> calls(static_cast<size_t>(ranks));
   run_ranks(ranks, layout, [&](const comm::World& world) {
     Rank rank(world);
     const RecordedTape tape = record_tape(rank.recorder, [&] { work(rank); });
-    cuda::RankCalls& mine = calls[static_cast<size_t>(world.rank())];
-    mine.calls = cuda::calls_of(tape.tape);
+    tape_check::RankCalls& mine = calls[static_cast<size_t>(world.rank())];
+    mine.calls = tape_check::calls_of(tape.tape);
     for (const comm::Group* group : {&world.groups().tp, &world.groups().pp, &world.groups().dp})
       mine.groups[group->name()] = {to_string(group->purpose()), group->ranks()};
   });
-  return cuda::compare_calls(calls);
+  return tape_check::compare_calls(calls);
 }
 
 // Holds its arguments, as a backend does until its peers have copied.
@@ -85,8 +85,8 @@ class KeepingBackend final : public comm::GroupBackend {
 
 // A rank that fails between the two frees its tensors while peers still copy from them.
 TEST(TapeFlights, ACallThatIsNeverWaitedForKeepsItsMemory) {
-  cuda::TapeRecorder recorder;
-  const auto pool = std::make_shared<cuda::TapePool>(1 << 20);
+  graph::TapeRecorder recorder;
+  const auto pool = std::make_shared<graph::TapePool>(1 << 20);
   const auto inner = std::make_shared<KeepingBackend>();
   const auto backend = comm::make_recording_backend("tp", recorder, inner);
   recorder.begin(pool);
@@ -190,22 +190,22 @@ void clean(Rank& rank) {
 }
 
 TEST(TapeCallsRanks, RanksThatAgreeHaveNoFinding) {
-  EXPECT_EQ(cuda::report(compared({.tp = 2, .pp = 2, .dp = 2}, clean)), "");
+  EXPECT_EQ(tape_check::report(compared({.tp = 2, .pp = 2, .dp = 2}, clean)), "");
 }
 
 // The threads backend also matches the calls of two ranks, so mismatched calls come from two recordings, one for each
 // rank.
 std::vector<Finding> compared_of(const Work& even, const Work& odd) {
-  std::vector<cuda::RankCalls> calls(2);
+  std::vector<tape_check::RankCalls> calls(2);
   for (const Work* work : {&even, &odd}) {
     run_ranks(2, {.pp = 2}, [&](const comm::World& world) {
       Rank rank(world);
       const RecordedTape tape = record_tape(rank.recorder, [&] { (*work)(rank); });
       if ((world.rank() == 1) != (work == &odd)) return;
-      calls[static_cast<size_t>(world.rank())] = {cuda::calls_of(tape.tape), {{"pp", {"pipeline", {0, 1}}}}};
+      calls[static_cast<size_t>(world.rank())] = {tape_check::calls_of(tape.tape), {{"pp", {"pipeline", {0, 1}}}}};
     });
   }
-  return cuda::compare_calls(calls);
+  return tape_check::compare_calls(calls);
 }
 
 TEST(TapeCallsRanks, CollectivesInAnotherOrderAreNamed) {
@@ -224,8 +224,9 @@ TEST(TapeCallsRanks, CollectivesInAnotherOrderAreNamed) {
       "Double [4, 2] of layer 2");
   expect_finding(compared_of([&](Rank& r) { sums(r); }, [&](Rank& r) { sums(r), gathers(r); }), Kind::other_order,
                  "all_gather", "layer 2", "call 1 of rank 0 is nothing more");
-  EXPECT_EQ(cuda::report(compared_of([&](Rank& r) { sums(r), gathers(r); }, [&](Rank& r) { sums(r), gathers(r); })),
-            "");
+  EXPECT_EQ(
+      tape_check::report(compared_of([&](Rank& r) { sums(r), gathers(r); }, [&](Rank& r) { sums(r), gathers(r); })),
+      "");
 }
 
 TEST(TapeCallsRanks, ACallOfAnotherSizeTypeOrKindIsNamed) {
@@ -257,7 +258,7 @@ Work messages(const std::vector<int64_t>& sizes, int channel) {
 }
 
 TEST(TapeCallsRanks, MessagesInAnotherOrderThanThePeersAreNamed) {
-  EXPECT_EQ(cuda::report(compared_of(messages({2, 3}, 1), messages({2, 3}, 1))), "");
+  EXPECT_EQ(tape_check::report(compared_of(messages({2, 3}, 1), messages({2, 3}, 1))), "");
   expect_finding(compared_of(messages({2, 3, 4}, 0), messages({2, 4, 3}, 0)), Kind::other_order, "batch_p2p",
                  "stage 0",
                  "group pp, channel 0: call 1 of rank 0 to rank 1 is Double [3] of stage 0, that of rank 1 from rank "
@@ -268,7 +269,7 @@ TEST(TapeCallsRanks, MessagesInAnotherOrderThanThePeersAreNamed) {
 
 TEST(TapeCallsRanks, AMessageOnAnotherChannelHasNoOtherEnd) {
   const auto found = compared_of(messages({2}, 0), messages({2}, 1));
-  ASSERT_EQ(found.size(), 2u) << cuda::report(found);
+  ASSERT_EQ(found.size(), 2u) << tape_check::report(found);
   EXPECT_EQ(found[0].place, "stage 0");
   EXPECT_EQ(found[1].place, "stage 1");
 }
@@ -281,21 +282,22 @@ TEST(TapeCallsRanks, RowsThatOneSendsAndTheOtherDoesNotWaitForAreNamed) {
                        rank.groups().pp);
     };
   };
-  EXPECT_EQ(cuda::report(compared_of(rows(2), rows(2))), "");
+  EXPECT_EQ(tape_check::report(compared_of(rows(2), rows(2))), "");
   expect_finding(compared_of(rows(2), rows(3)), Kind::other_order, "all_to_all", "dispatch",
                  "rank 0 sends 2 rows to rank 1, which waits for 3");
 }
 
 TEST(TapeCallsRanks, GroupsOfTheSameMembersAndPurposeShareACommunicator) {
-  cuda::RankCalls first, second;
+  tape_check::RankCalls first, second;
   first.groups = second.groups = {{"dp", {"gradients", {0, 1}}}, {"dp_cp", {"gradients", {0, 1}}}};
-  const cuda::TapeCall dp{"dp", "all_reduce", "layer 1", " Float [2]", {}, {}, {}};
-  const cuda::TapeCall dp_cp{"dp_cp", "all_gather", "layer 2", " Float [2]", {}, {}, {}};
+  const tape_check::TapeCall dp{"dp", "all_reduce", "layer 1", " Float [2]", {}, {}, {}};
+  const tape_check::TapeCall dp_cp{"dp_cp", "all_gather", "layer 2", " Float [2]", {}, {}, {}};
   first.calls = {dp, dp_cp};
   second.calls = {dp_cp, dp};
-  expect_finding(cuda::compare_calls({first, second}), Kind::other_order, "all_reduce", "layer 1");
+  expect_finding(tape_check::compare_calls({first, second}), Kind::other_order, "all_reduce", "layer 1");
   first.groups["dp"].purpose = second.groups["dp"].purpose = "layers";
-  EXPECT_EQ(cuda::report(cuda::compare_calls({first, second})), "") << "each has a communicator of its own";
+  EXPECT_EQ(tape_check::report(tape_check::compare_calls({first, second})), "")
+      << "each has a communicator of its own";
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
-#include "files/expert_picture.h"
+#include "draw/experts.h"
 #include "files/mutate.h"
 #include "support/error_of.h"
 #include "support/folder.h"
@@ -147,7 +147,7 @@ TEST(ExpertTrace, DamagedOnesAreReadOrRefused) {
   int read = 0, refused = 0;
   for (int i = 0; i < 3000; ++i) {
     write(path, mutate(sound));
-    const std::string error = error_of([&] { draw_text(read_expert_trace(disk, path), {}); });
+    const std::string error = error_of([&] { draw::draw_text(read_expert_trace(disk, path), {}); });
     ++(error.empty() ? read : refused);
   }
   EXPECT_GT(read, 100);

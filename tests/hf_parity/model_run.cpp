@@ -12,11 +12,11 @@
 #include "files/file_system.h"
 #include "hf/directory.h"
 #include "moe/experts_layer.h"
-#include "train/batch.h"
-#include "train/gather.h"
-#include "train/generate.h"
-#include "train/saving.h"
-#include "train/step.h"
+#include "step/batch.h"
+#include "verify/gather.h"
+#include "run/generate.h"
+#include "run/saving.h"
+#include "step/step.h"
 #include "upper/saved_run.h"
 
 namespace metroplex::hf_parity {
@@ -74,7 +74,7 @@ struct Recorder {
   std::mutex mutex;
   std::map<int64_t, Routing> routing;
 
-  train::StageBuilder builder() {
+  step::StageBuilder builder() {
     return [this](const models::ModelContext& context, const models::StageSlice& slice) {
       nn::Blocks blocks = models::build_stage(context, slice);
       int64_t layer = slice.first_layer;
@@ -110,12 +110,12 @@ struct Recorder {
 };
 
 // This rank's sequences, each a microbatch; `step` is the number of the sequence.
-std::vector<nn::Microbatch> batches_of(const train::Assembly& a, const Tokens& tokens, bool labels, bool training) {
+std::vector<nn::Microbatch> batches_of(const step::Assembly& a, const Tokens& tokens, bool labels, bool training) {
   std::vector<nn::Microbatch> batches;
   const int64_t dp = a.groups().dp.size();
   for (int64_t n = a.groups().dp.index(); n < static_cast<int64_t>(tokens.size()); n += dp) {
     const std::vector<int64_t>& sequence = tokens[static_cast<size_t>(n)];
-    train::HostBatch host;
+    step::HostBatch host;
     host.numbers = {n, 1, n};
     host.vocab_size = a.vocab_size;
     data::Sample sample;
@@ -127,7 +127,7 @@ std::vector<nn::Microbatch> batches_of(const train::Assembly& a, const Tokens& t
       sample.loss_mask.push_back(last ? 0.0F : 1.0F);
     }
     host.samples.push_back(std::move(sample));
-    nn::Microbatch batch = train::stack_samples(host, a.dtype == at::kDouble ? at::kDouble : at::kFloat);
+    nn::Microbatch batch = step::stack_samples(host, a.dtype == at::kDouble ? at::kDouble : at::kFloat);
     if (!labels) batch.labels = at::Tensor();
     batch.training = training;
     batches.push_back(std::move(batch));
@@ -136,7 +136,7 @@ std::vector<nn::Microbatch> batches_of(const train::Assembly& a, const Tokens& t
 }
 
 // Logits of every sequence, on rank 0 of the last stage of its data-parallel rank.
-void take_logits(train::Assembly& a, const Tokens& tokens, std::mutex& mutex, std::vector<at::Tensor>& logits) {
+void take_logits(step::Assembly& a, const Tokens& tokens, std::mutex& mutex, std::vector<at::Tensor>& logits) {
   const std::vector<nn::Microbatch> batches = batches_of(a, tokens, false, false);
   const auto outputs =
       a.executor->run({a.table(static_cast<int>(batches.size()), true), batches, {}, a.border(batches[0])}).last;
@@ -148,7 +148,7 @@ void take_logits(train::Assembly& a, const Tokens& tokens, std::mutex& mutex, st
   }
 }
 
-void plant(train::Assembly& a, Fault fault) {
+void plant(step::Assembly& a, Fault fault) {
   for (const distributed::Slice& slice : a.slices) {
     const std::string& name = slice.param->name;
     if (fault == Fault::zero_tensor && name == "decoder.layers.0.self_attention.linear_proj.weight")
@@ -210,18 +210,18 @@ ModelRun run_model(const std::string& directory, const Layout& layout, const Tok
   Recorder recorder;
   on_ranks(config, [&](const comm::World& world) {
     files::PosixFileSystem disk;
-    const auto a = train::assemble(config, world, config.model.vocab_size, false, recorder.builder());
-    train::load_weights_of_directory(*a, disk);
+    const auto a = step::assemble(config, world, config.model.vocab_size, false, recorder.builder());
+    run::load_weights_of_directory(*a, disk);
     plant(*a, fault);
     take_logits(*a, tokens, mutex, run.logits);
-    const double loss = train::evaluate_step(*a, batches_of(*a, tokens, true, false)).mean();
+    const double loss = step::evaluate_step(*a, batches_of(*a, tokens, true, false)).mean();
     std::map<std::string, at::Tensor> gradients;
     const std::vector<nn::Microbatch> batches = batches_of(*a, tokens, true, true);
-    train::StepInput step{batches, 1, 0, false, [&](double unscale) {
-                            for (const auto& [name, values] : train::gather_whole(*a, train::Gathered::main_grad))
-                              gradients[name] = values.to(at::kDouble).mul(unscale);
-                          }};
-    train::train_step(*a, step);
+    step::StepInput step{batches, 1, 0, false, [&](double unscale) {
+                           for (const auto& [name, values] : verify::gather_whole(*a, verify::Gathered::main_grad))
+                             gradients[name] = values.to(at::kDouble).mul(unscale);
+                         }};
+    step::train_step(*a, step);
     if (world.rank() != 0) return;
     run.loss = loss;
     run.gradients = theirs_of(directory, config.model, gradients);
@@ -235,11 +235,11 @@ ModelRun run_model(const std::string& directory, const Layout& layout, const Tok
   const config::Config generating = config_of(directory, plain, 1, static_cast<int64_t>(tokens[0].size()));
   on_ranks(generating, [&](const comm::World& world) {
     files::PosixFileSystem disk;
-    const auto a = train::assemble(generating, world, generating.model.vocab_size, true, models::build_stage, nullptr,
-                                   train::FirstValues::loaded);
-    train::load_weights_of_directory(*a, disk);
+    const auto a = step::assemble(generating, world, generating.model.vocab_size, true, models::build_stage, nullptr,
+                                  step::FirstValues::loaded);
+    run::load_weights_of_directory(*a, disk);
     plant(*a, fault);
-    const auto made = train::generate(*a, prompt, {.max_new_tokens = new_tokens, .temperature = 0});
+    const auto made = run::generate(*a, prompt, {.max_new_tokens = new_tokens, .temperature = 0});
     if (world.rank() == 0) run.generated = made;
   });
   return run;
@@ -261,10 +261,10 @@ std::vector<at::Tensor> logits_of(const std::string& path, const Layout& layout,
   std::mutex mutex;
   on_ranks(config, [&](const comm::World& world) {
     files::PosixFileSystem rank_disk;
-    const auto a = train::assemble(config, world, config.model.vocab_size, true, models::build_stage, nullptr,
-                                   train::FirstValues::loaded);
-    if (theirs) train::load_weights_of_directory(*a, rank_disk);
-    else train::load_state(*a, saved.directory, rank_disk);
+    const auto a = step::assemble(config, world, config.model.vocab_size, true, models::build_stage, nullptr,
+                                  step::FirstValues::loaded);
+    if (theirs) run::load_weights_of_directory(*a, rank_disk);
+    else run::load_state(*a, saved.directory, rank_disk);
     take_logits(*a, tokens, mutex, logits);
   });
   return logits;
@@ -278,9 +278,9 @@ void write_again(const std::string& directory, const Layout& layout, const std::
        "--train.train_iters=1", "--optim.lr=0", "--checkpoint.save=" + checkpoint, "--checkpoint.save_interval=1"});
   on_ranks(config, [&](const comm::World& world) {
     files::PosixFileSystem disk;
-    const auto a = train::assemble(config, world, config.model.vocab_size);
-    train::load_weights_of_directory(*a, disk);
-    const train::SaveOutcome saved = train::save_state(*a, {}, disk);
+    const auto a = step::assemble(config, world, config.model.vocab_size);
+    run::load_weights_of_directory(*a, disk);
+    const run::SaveOutcome saved = run::save_state(*a, {}, disk);
     MPX_CHECK(saved.saved, "hf parity", saved.problem);
   });
   files::PosixFileSystem disk;

@@ -1,4 +1,4 @@
-#include "cuda/kernels/accumulate.h"
+#include "kernels/accumulate.h"
 
 #include "kernels_on_host/twins.h"
 

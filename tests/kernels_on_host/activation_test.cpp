@@ -1,4 +1,4 @@
-#include "cuda/kernels/activation.h"
+#include "kernels/activation.h"
 #include "kernels_on_host/twins.h"
 
 namespace metroplex::kernels_on_host::activation_test {

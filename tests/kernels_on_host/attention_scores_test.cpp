@@ -1,4 +1,4 @@
-#include "cuda/kernels/attention_scores.h"
+#include "kernels/attention_scores.h"
 #include "kernels_on_host/twins.h"
 #include "support/everyday.h"
 

@@ -1,7 +1,7 @@
 #include <array>
 #include <limits>
 
-#include "cuda/kernels/column_sums.h"
+#include "kernels/column_sums.h"
 #include "kernels_on_host/twins.h"
 
 namespace metroplex::kernels_on_host::column_sums_test {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/kernels/half.h"
+#include "kernels/half.h"
 #include "kernels_on_host/machine/watch.h"
 
 namespace metroplex::kernels_on_host {

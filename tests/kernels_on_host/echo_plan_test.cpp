@@ -5,15 +5,13 @@
 #include <random>
 
 #include "base/error.h"
-#include "cuda/kernels/echo_plan.h"
+#include "kernels/echo_plan.h"
 #include "kernels_on_host/device_array.h"
 #include "kernels_on_host/machine/machine.h"
 #include "support/echo_reroute.h"
 
 namespace metroplex::kernels_on_host::echo_plan_test {
 namespace {
-
-namespace kernels = cuda::kernels;
 using plan::EchoPlan;
 using plan::EchoSizes;
 

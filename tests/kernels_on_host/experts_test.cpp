@@ -1,8 +1,8 @@
 #include <numeric>
 
-#include "cuda/kernels/expert_rows.h"
-#include "cuda/kernels/grouped_product.h"
-#include "cuda/kernels/permutation.h"
+#include "kernels/expert_rows.h"
+#include "kernels/grouped_product.h"
+#include "kernels/permutation.h"
 #include "kernels_on_host/twins.h"
 
 namespace metroplex::kernels_on_host::experts_test {

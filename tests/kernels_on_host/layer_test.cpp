@@ -2,10 +2,10 @@
 #include <array>
 #include <numeric>
 
-#include "cuda/kernels/cross_entropy.h"
-#include "cuda/kernels/dropout.h"
-#include "cuda/kernels/embedding.h"
-#include "cuda/kernels/rope.h"
+#include "kernels/cross_entropy.h"
+#include "kernels/dropout.h"
+#include "kernels/embedding.h"
+#include "kernels/rope.h"
 #include "kernels_on_host/twins.h"
 
 namespace metroplex::kernels_on_host::layer_test {

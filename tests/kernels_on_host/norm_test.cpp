@@ -1,4 +1,4 @@
-#include "cuda/kernels/dropout_norm.h"
+#include "kernels/dropout_norm.h"
 #include "kernels_on_host/twins.h"
 #include "support/everyday.h"
 

@@ -1,7 +1,7 @@
 #include <memory>
 
-#include "cuda/kernels/block8.h"
-#include "cuda/kernels/optimizer_step.h"
+#include "kernels/block8.h"
+#include "kernels/optimizer_step.h"
 #include "kernels_on_host/twins.h"
 
 namespace metroplex::kernels_on_host::optimizer_test {

@@ -5,7 +5,7 @@
 #include <random>
 
 #include "base/error.h"
-#include "cuda/kernels/pages.h"
+#include "kernels/pages.h"
 #include "kernels_on_host/twins.h"
 
 namespace metroplex::kernels_on_host::pages_test {

@@ -2,13 +2,13 @@
 
 #include <mma.h>
 
-#include "cuda/kernels/launch.h"
-#include "cuda/kernels/wide_access.h"
+#include "kernels/launch.h"
+#include "kernels/wide_access.h"
 
 namespace metroplex::kernels_on_host {
 namespace {
 
-using cuda::kernels::kThreads;
+using kernels::kThreads;
 
 __global__ void pairs_kernel(Fault fault, const float* x, float* out, int64_t n) {
   __shared__ float mine[kThreads];
@@ -28,7 +28,7 @@ __global__ void pairs_kernel(Fault fault, const float* x, float* out, int64_t n)
 
 __global__ void mirror_kernel(Fault fault, const float* x, float* out, int64_t n) {
   __shared__ float mine[kThreads];
-  float* const room = reinterpret_cast<float*>(cuda::kernels::dynamic_shared());
+  float* const room = reinterpret_cast<float*>(kernels::dynamic_shared());
   const int64_t t = threadIdx.x;
   if (t < n) room[fault == Fault::beyond_room ? t + 1 : t] = x[t];
   __syncthreads();
@@ -38,7 +38,7 @@ __global__ void mirror_kernel(Fault fault, const float* x, float* out, int64_t n
 }
 
 __global__ void pack_kernel(Fault fault, const float* x, float* out) {
-  using cuda::kernels::load_pack, cuda::kernels::store_pack;
+  using kernels::load_pack, kernels::store_pack;
   if (threadIdx.x == 0) store_pack(out, load_pack(fault == Fault::unaligned ? x + 1 : x));
 }
 
@@ -78,29 +78,27 @@ __global__ void rows_kernel(Fault fault, uint16_t* x, int64_t rows, int64_t stri
 
 void planted_pairs(Fault fault, const float* x, float* out, int64_t n) {
   const auto blocks = static_cast<unsigned>(n / kThreads + (fault == Fault::extra_block ? 1 : 0));
-  cuda::kernels::launch_kernel("planted_pairs", pairs_kernel, cuda::kernels::Grid{blocks, kThreads, 0, nullptr},
-                               fault, x, out, n);
+  kernels::launch_kernel("planted_pairs", pairs_kernel, kernels::Grid{blocks, kThreads, 0, nullptr}, fault, x, out,
+                         n);
 }
 
 void planted_mirror(Fault fault, const float* x, float* out, int64_t n) {
   const auto bytes = static_cast<unsigned>(n * static_cast<int64_t>(sizeof(float)));
-  cuda::kernels::launch_kernel("planted_mirror", mirror_kernel, cuda::kernels::Grid{1, kThreads, bytes, nullptr},
-                               fault, x, out, n);
+  kernels::launch_kernel("planted_mirror", mirror_kernel, kernels::Grid{1, kThreads, bytes, nullptr}, fault, x, out,
+                         n);
 }
 
 void planted_pack(Fault fault, const float* x, float* out) {
-  cuda::kernels::launch_kernel("planted_pack", pack_kernel, cuda::kernels::Grid{1, kThreads, 0, nullptr}, fault, x,
-                               out);
+  kernels::launch_kernel("planted_pack", pack_kernel, kernels::Grid{1, kThreads, 0, nullptr}, fault, x, out);
 }
 
 void planted_tiles(Fault fault, const uint16_t* x, float* out) {
-  cuda::kernels::launch_kernel("planted_tiles", tiles_kernel, cuda::kernels::Grid{1, 32, 0, nullptr}, fault, x, out);
+  kernels::launch_kernel("planted_tiles", tiles_kernel, kernels::Grid{1, 32, 0, nullptr}, fault, x, out);
 }
 
 void planted_rows(Fault fault, uint16_t* x, int64_t rows, int64_t stride) {
-  cuda::kernels::launch_kernel("planted_rows", rows_kernel,
-                               cuda::kernels::Grid{cuda::kernels::blocks_for(rows), kThreads, 0, nullptr}, fault, x,
-                               rows, stride);
+  kernels::launch_kernel("planted_rows", rows_kernel, kernels::Grid{kernels::blocks_for(rows), kThreads, 0, nullptr},
+                         fault, x, rows, stride);
 }
 
 }  // namespace metroplex::kernels_on_host

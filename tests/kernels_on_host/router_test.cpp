@@ -1,4 +1,4 @@
-#include "cuda/kernels/route.h"
+#include "kernels/route.h"
 #include "kernels_on_host/twins.h"
 
 namespace metroplex::kernels_on_host::router_test {

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "cuda/kernels/embedding.h"
+#include "kernels/embedding.h"
 #include "kernels_on_host/far_array.h"
 #include "kernels_on_host/twins.h"
 

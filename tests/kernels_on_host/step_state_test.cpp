@@ -1,6 +1,6 @@
-#include "cuda/kernels/step_state.h"
+#include "kernels/step_state.h"
 
-#include "cuda/step_state_case.h"
+#include "kernels/step_state_case.h"
 #include "kernels_on_host/twins.h"
 
 namespace metroplex::kernels_on_host::step_state_test {
@@ -16,7 +16,7 @@ std::vector<double> as_numbers(const T& of) {
 
 TEST(StepStateOnHost, JudgementsHaveTheBitsOfTheCpu) {
   for (int i = 0; i < 40; ++i) {
-    cuda::kernels::test::Case c;
+    kernels::test::Case c;
     c.rules.scale = {i % 2 == 0, i % 4 == 0, 1.5F, 2.1F, 0.3F, 3, 2};
     c.rules.per_token = i % 3 == 0;
     c.rules.max_norm = 0.1 * i;
@@ -25,7 +25,7 @@ TEST(StepStateOnHost, JudgementsHaveTheBitsOfTheCpu) {
     c.values.growth_tracker = i % 4;
     c.values.hysteresis_tracker = 2 - i % 3;
     c.sums.tokens = 2.5 * i;
-    c.numbers[0] = i % 10 == 9 ? cuda::kernels::test::kInf : 0.37 * i;
+    c.numbers[0] = i % 10 == 9 ? kernels::test::kInf : 0.37 * i;
     const auto got = in_all_orders([&] {
       const DeviceArray<double> values(as_numbers(c.values), Use::both, "values"),
           rates(as_numbers(c.rates), Use::both, "rates"), table(c.table, Use::in, "table"),

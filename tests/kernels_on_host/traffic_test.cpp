@@ -6,23 +6,23 @@
 #include <set>
 #include <sstream>
 
-#include "cuda/kernels/accumulate.h"
-#include "cuda/kernels/activation.h"
-#include "cuda/kernels/route.h"
-#include "cuda/kernels/attention_scores.h"
-#include "cuda/kernels/block8.h"
-#include "cuda/kernels/column_sums.h"
-#include "cuda/kernels/cross_entropy.h"
-#include "cuda/kernels/dropout_norm.h"
-#include "cuda/kernels/echo_plan.h"
-#include "cuda/kernels/embedding.h"
-#include "cuda/kernels/expert_rows.h"
-#include "cuda/kernels/grouped_product.h"
-#include "cuda/kernels/optimizer_step.h"
-#include "cuda/kernels/pages.h"
-#include "cuda/kernels/permutation.h"
-#include "cuda/kernels/rope.h"
-#include "cuda/kernels/step_state.h"
+#include "kernels/accumulate.h"
+#include "kernels/activation.h"
+#include "kernels/route.h"
+#include "kernels/attention_scores.h"
+#include "kernels/block8.h"
+#include "kernels/column_sums.h"
+#include "kernels/cross_entropy.h"
+#include "kernels/dropout_norm.h"
+#include "kernels/echo_plan.h"
+#include "kernels/embedding.h"
+#include "kernels/expert_rows.h"
+#include "kernels/grouped_product.h"
+#include "kernels/optimizer_step.h"
+#include "kernels/pages.h"
+#include "kernels/permutation.h"
+#include "kernels/rope.h"
+#include "kernels/step_state.h"
 #include "kernels_on_host/twins.h"
 
 namespace metroplex::kernels_on_host::traffic_test {
@@ -193,7 +193,7 @@ void run_optimizer(const Room& r) {
 
 std::set<std::string> launched_in_sources() {
   std::set<std::string> names;
-  const std::filesystem::path folder = METROPLEX_SOURCE_DIR "/metroplex/cuda/kernels";
+  const std::filesystem::path folder = METROPLEX_SOURCE_DIR "/metroplex/core/kernels";
   for (const auto& file : std::filesystem::directory_iterator(folder)) {
     if (file.path().extension() != ".cu") continue;
     std::ifstream in(file.path());

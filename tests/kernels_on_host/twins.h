@@ -12,13 +12,13 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/kernels/half.h"
+#include "kernels/half.h"
 #include "kernels_on_host/device_array.h"
 #include "kernels_on_host/machine/machine.h"
 
 namespace metroplex::kernels_on_host {
 
-using namespace cuda::kernels;
+using namespace kernels;
 
 template <class T>
 constexpr const char* kName = std::is_same_v<T, double> ? "double"

@@ -302,7 +302,7 @@ TEST(Registry, UnknownFamiliesAndUnfitModelsAreRefusedWithTheWayOut) {
   EXPECT_THROW(context.model.activation = "tanh", base::Error);
 }
 
-// As on a GPU, where the host cannot check the ids: the code that builds a microbatch rejects them (train/batch.h).
+// As on a GPU, where the host cannot check the ids: the code that builds a microbatch rejects them (step/batch.h).
 TEST(Embedding, TokensAndPositionsOutsideTheirTablesAreRowsOfZeros) {
   models::ModelContext context = context_of({"", gpt_model()}, {}, false);
   const nn::Blocks blocks = models::build_stage(context, {0, 2, true, false});

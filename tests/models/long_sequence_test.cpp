@@ -1,5 +1,5 @@
 // Memory of a step over long sequences is linear in the length, also with dropout and documents.
-#include "cuda/memory_meter.h"
+#include "device/memory_meter.h"
 #include "models/tools.h"
 
 namespace metroplex::test::long_sequence_test {
@@ -18,7 +18,7 @@ int64_t peak(config::Model model, int64_t s, bool documents) {
   nn::Microbatch batch = small_batch(1, s, kVocab);
   batch.loss_mask = batch.loss_mask.to(at::kFloat);
   if (documents) batch.document_ids = at::arange(s, at::kLong).div(s / 3, "floor").view({1, s});
-  const cuda::MemoryMeter meter;
+  const device::MemoryMeter meter;
   train_step(blocks, batch, 1.0);
   return meter.peak_bytes();
 }

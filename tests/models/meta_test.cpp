@@ -64,7 +64,7 @@ void run(const nn::Blocks& blocks, const Case& c, const nn::Microbatch& batch, n
   }
 }
 
-Trace trace(const Case& c, const cuda::Target& where) {
+Trace trace(const Case& c, const device::Target& where) {
   CallLog log;
   models::ModelContext context(c.model);
   context.vocab_size = kVocab;
@@ -135,7 +135,7 @@ std::vector<Case> forms_of(const Case& c) {
           with(c, "full", Offload::file)};
 }
 
-const cuda::Target kMetaCpu{at::kCPU, nullptr, true}, kMetaGpu{at::Device(at::kCUDA, 0), nullptr, true};
+const device::Target kMetaCpu{at::kCPU, nullptr, true}, kMetaGpu{at::Device(at::kCUDA, 0), nullptr, true};
 
 void expect_like_a_real_run(const Case& c) {
   SCOPED_TRACE(c.name);
@@ -236,7 +236,7 @@ TEST(MetaDevice, EveryFormOfEveryModelRunsForAGpuAndFreesWhatItTook) {
 TEST(MetaDevice, OffloadedBytesAreGoneFromTheDeviceThatTheyWereOn) {
   Case kept{"gpt", gpt_model()};
   kept.model.num_layers = 4;
-  const auto peak = [&](config::Offload offload, const cuda::Target& where) {
+  const auto peak = [&](config::Offload offload, const device::Target& where) {
     return held(trace(with(kept, "", offload), where).allocations).peak;
   };
   using config::Offload;

@@ -1,7 +1,7 @@
 // Recompute by module and offload of whole models: same bits as holding everything, in every type, with dropout, over
 // tensor-parallel ranks. Also checks the bytes that a block holds.
 #include "config/derived.h"
-#include "cuda/memory_meter.h"
+#include "device/memory_meter.h"
 #include "models/tools.h"
 #include "nn/attention.h"
 #include "nn/mlp.h"
@@ -177,7 +177,7 @@ TEST(RecomputeRanks, ABlockKeepsTheBytesOfTheFormula) {
             const nn::Blocks blocks = models::build_stage(context, {0, 2, false, false});
             give_main_grad(nn::params_of(blocks));
             const nn::Microbatch batch = small_batch(b, s, kVocab);
-            const cuda::MemoryMeter meter;
+            const device::MemoryMeter meter;
             const auto input = [&, rows = sequence_parallel ? s / tp : s] {
               return at::ones({rows, b, variant.model.hidden_size}, dtype);
             };

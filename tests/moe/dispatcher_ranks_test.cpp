@@ -14,7 +14,7 @@
 #include "comm/backends/counting.h"
 #include "comm/collectives.h"
 #include "config/experts.h"
-#include "cuda/kernels/step_state.h"
+#include "kernels/step_state.h"
 #include "support/poisoned.h"
 #include "support/run_ranks.h"
 
@@ -237,7 +237,7 @@ TEST(StaticBuffers, LeaveOutTheLastRowsOfTheLastRanksAndRaiseTheFlag) {
         config::Config config = config_of(c);
         config.model.moe_overflow_policy = policy;
         ExpertContext context = expert_context(world, config);
-        context.step_flags = at::zeros({cuda::kernels::kStepFlags}, at::kInt);
+        context.step_flags = at::zeros({kernels::kStepFlags}, at::kInt);
         context.buffers = std::make_shared<StaticBuffers>();
         std::vector<Tokens> of_group;
         for (const int rank : context.experts.ranks()) of_group.push_back(tokens_of(c, rank));
@@ -249,7 +249,7 @@ TEST(StaticBuffers, LeaveOutTheLastRowsOfTheLastRanksAndRaiseTheFlag) {
         // A dropped row contributes no gradient to its probability.
         EXPECT_TRUE(got.dprobs.masked_select(fit.tokens.experts.lt(0)).eq(0).all().item<bool>());
         expect_sums(got, fit.tokens);
-        EXPECT_EQ(context.step_flags[cuda::kernels::kOverflow].item<int32_t>() != 0,
+        EXPECT_EQ(context.step_flags[kernels::kOverflow].item<int32_t>() != 0,
                   fit.overflows && std::string(policy) == "redo");
         ASSERT_EQ(context.buffers->layers.size(), 1);
         const auto& layer = context.buffers->layers[0];

@@ -77,7 +77,7 @@ inline config::Config config_of(const Case& c, const Form& form, bool clones) {
 struct Layer {
   // rms: RMSNorm without epsilon. `recorder` receives the layer's operations and must outlive it.
   Layer(const config::Config& config, const comm::World& world, at::ScalarType type, bool rms = false,
-        cuda::Recorder* recorder = nullptr) {
+        device::Recorder* recorder = nullptr) {
     nn::LayerContext context = layer_context({}, false, type);
     context.target.recorder = recorder;
     const moe::ExpertsLayerSpec spec{"layer.mlp", 3, {"layer.norm", kHidden, rms, rms ? 0 : 1e-5}};

@@ -16,9 +16,9 @@ namespace {
 using namespace echo_layer;
 
 // Kernels and calls by name; calls for replicas with a number in start order, and "wait <number>".
-class Order final : public cuda::Recorder {
+class Order final : public device::Recorder {
  public:
-  void run(cuda::Operation operation) override {
+  void run(device::Operation operation) override {
     operation.run();
     std::string line = operation.name;
     if (operation.group == "ep") {

@@ -18,7 +18,7 @@
 namespace metroplex::experts_cuda_test {
 namespace {
 
-using cuda::kernels::GroupedOp;
+using kernels::GroupedOp;
 
 std::vector<at::Tensor> run_on(const at::Device& device, const config::Model& model, at::ScalarType type) {
   const std::vector<int64_t> rows{5, 0, 130, 64};
@@ -86,7 +86,7 @@ TEST(ExpertsOnGpu, MultiplyClonesBesideHomeExperts) {
     const std::vector<int64_t> rows{2 * mean, mean / 2, 0, mean + 1, mean, 0};
     const int64_t valid = 4 * mean + mean / 2 + 1, all = 6 * mean;
     const auto results = [&](const at::Device& device) {
-      cuda::Target target;
+      device::Target target;
       target.device = device;
       const auto made = [&](std::vector<int64_t> sizes, uint64_t seed) {
         return test::sample(std::move(sizes), seed, at::kBFloat16);

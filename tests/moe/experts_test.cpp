@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/memory_meter.h"
+#include "device/memory_meter.h"
 #include "moe/grouped_product.h"
 #include "nn/tools.h"
 #include "nn/wide.h"
@@ -278,7 +278,7 @@ TEST(Experts, RecomputeHoldsLess) {
     context.saving.recomputed = leaves;
     moe::Experts experts("mlp.experts", model_of({}, 2), context, {});
     const at::Tensor x = in.x.clone().requires_grad_(), probs = in.probs.clone().requires_grad_();
-    const cuda::MemoryMeter meter;
+    const device::MemoryMeter meter;
     const at::Tensor y = experts.forward({x, probs, in.counts});
     return meter.bytes() - static_cast<int64_t>(y.nbytes());
   };
@@ -355,9 +355,9 @@ TEST(Experts, OfAnExpertParallelRankAreItsOwn) {
   });
 }
 
-class Watcher final : public cuda::Recorder {
+class Watcher final : public device::Recorder {
  public:
-  void run(cuda::Operation operation) override {
+  void run(device::Operation operation) override {
     operation.run();
     if (operation.name != "grouped_product") return;
     for (const at::Tensor& x : operation.reads) {
@@ -383,7 +383,7 @@ TEST(Experts, ReadTheirWeightsWhereTheyLie) {
   int64_t allocated = 0;
   {
     const at::NoGradGuard no_grad;
-    const cuda::MemoryMeter meter;
+    const device::MemoryMeter meter;
     experts.forward({in.x, in.probs, in.counts});
     allocated = meter.peak_bytes();
   }

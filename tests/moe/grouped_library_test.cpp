@@ -10,7 +10,7 @@
 namespace metroplex::test::grouped_library_test {
 namespace {
 
-using cuda::kernels::GroupedOp;
+using kernels::GroupedOp;
 
 // Whether weights must be joined first, and rows per group.
 constexpr std::pair<bool, int64_t> kJoins[] = {{false, 0}, {true, 511}, {true, 512}};
@@ -56,7 +56,7 @@ TEST(GroupedLibrary, GivesTheProductsOfEachGroupAndAddsWeightGradients) {
     const at::Tensor x = at::randn({room, in}, bf16), dy = at::randn({room, out}, bf16),
                      weights = at::randn({groups, out, in}, bf16), before = at::randn({groups, out, in});
     const at::Tensor on_device = at::tensor(counts, at::kLong);
-    const cuda::Target cpu;
+    const device::Target cpu;
     const at::Tensor y = moe::library_rows(cpu, GroupedOp::forward, x, weights, on_device),
                      dx = moe::library_rows(cpu, GroupedOp::input_gradient, dy, weights, on_device);
     for (const bool zeros_empty : {false, true}) {
@@ -88,7 +88,7 @@ TEST(GroupedLibrary, GivesTheProductsOfEachGroupAndAddsWeightGradients) {
 // replicas are always written, for any update of the local experts' gradients.
 TEST(GroupedLibrary, TakesClonesBesideHomeExperts) {
   at::manual_seed(6);
-  const cuda::Target cpu;
+  const device::Target cpu;
   const int64_t groups = 5, room = 32, in = 16, out = 24;
   const auto bf16 = at::TensorOptions().dtype(at::kBFloat16);
   const at::Tensor x = at::randn({room, in}, bf16), dy = at::randn({room, out}, bf16),
@@ -121,20 +121,20 @@ TEST(GroupedLibrary, TakesClonesBesideHomeExperts) {
   }
 }
 
-struct Names final : cuda::Recorder {
+struct Names final : device::Recorder {
   std::vector<std::string> names;
-  void run(cuda::Operation operation) override {
+  void run(device::Operation operation) override {
     names.push_back(operation.name);
     operation.run();
   }
-  void issued(const cuda::Operation& product) override { names.push_back(product.name); }
+  void issued(const device::Operation& product) override { names.push_back(product.name); }
 };
 
 TEST(GroupedLibrary, IsWhatAGpuIsAskedForByArchitecture) {
   using Names3 = std::vector<std::string>;
   for (const int capability : {80, 90, 100, 120}) {
     Names seen;
-    cuda::Target target;
+    device::Target target;
     target.device = at::Device(at::kCUDA, 0);
     target.recorder = &seen;
     target.meta = true;
@@ -162,7 +162,7 @@ TEST(GroupedLibrary, IsWhatAGpuIsAskedForByArchitecture) {
 TEST(GroupedLibrary, IsWhatAGpuIsAskedForWithClones) {
   for (const int64_t rows : {4 * 512 - 1, 4 * 512}) {
     Names seen;
-    cuda::Target target;
+    device::Target target;
     target.device = at::Device(at::kCUDA, 0);
     target.recorder = &seen;
     target.meta = true;

@@ -9,14 +9,12 @@
 #include <string>
 #include <vector>
 
-#include "cuda/kernels/grouped_choice.h"
+#include "kernels/grouped_choice.h"
 #include "moe/grouped_library.h"
 #include "nn/wide.h"
 
 namespace metroplex::grouped_product_test {
 namespace {
-
-namespace kernels = cuda::kernels;
 using kernels::GroupedOp;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();

@@ -50,7 +50,7 @@ TEST(LoadMeter, SumsWhatPlansOfClonesMake) {
 }
 
 TEST(LoadMeter, CountsWithoutValues) {
-  cuda::Target target;
+  device::Target target;
   target.meta = true;
   LoadMeter meter(4, target);
   meter.count(0, at::empty({5, 2}, at::TensorOptions().dtype(at::kLong).device(at::kMeta)));

@@ -12,7 +12,7 @@
 namespace metroplex::moe::permutation_cuda_test {
 namespace {
 
-const cuda::Target kCpu;
+const device::Target kCpu;
 
 void expect_equal(const Permutation& gpu, const Permutation& cpu) {
   EXPECT_TRUE(at::equal(gpu.rows.cpu(), cpu.rows));
@@ -22,7 +22,7 @@ void expect_equal(const Permutation& gpu, const Permutation& cpu) {
 
 TEST(PermutationOnGpu, EqualsTheCpu) {
   MPX_NEED_GPU();
-  cuda::Target gpu;
+  device::Target gpu;
   gpu.device = at::Device(at::kCUDA, 0);
   for (const int64_t tokens : {0, 1, 255, 1000}) {
     const at::Tensor first = at::arange(tokens, at::kLong).mul(7).remainder(13).sub(1).view({-1, 1});

@@ -12,7 +12,7 @@
 namespace metroplex::moe::permutation_test {
 namespace {
 
-const cuda::Target kCpu;
+const device::Target kCpu;
 
 // Distinct experts per token, some dropped.
 at::Tensor random_experts(int64_t tokens, int64_t topk, int64_t num_experts, unsigned seed, bool drops) {

@@ -202,7 +202,7 @@ TEST(Router, CountsOnceAForwardThatCounts) {
   model.moe_router_enable_expert_bias = true;
   model.moe_expert_capacity_factor = 0.6;
   moe::ExpertContext experts;
-  experts.meter = std::make_shared<moe::LoadMeter>(kExperts, cuda::Target());
+  experts.meter = std::make_shared<moe::LoadMeter>(kExperts, device::Target());
   TestRouter router(model, layer_context(), experts, 5);
   nn::Microbatch batch = microbatch(kRows, kSamples);
   const at::Tensor counts = router.run(input(), batch, weights()).map.sum(0);

@@ -238,7 +238,7 @@ TEST(Routing, SinkhornBalancesInTrainingOnly) {
 
 TEST(Routing, ShapesAreKnownWithoutValues) {
   const at::Tensor logits = at::empty({12, 8}, at::TensorOptions().dtype(at::kFloat).device(at::kMeta));
-  const cuda::Target target{.meta = true};
+  const device::Target target{.meta = true};
   for (const RouteCase& c : route_cases()) {
     const at::Tensor bias = c.bias ? at::empty({8}, logits.options()) : at::Tensor();
     const moe::Routing routing = moe::route(target, logits, c.rule, {bias, {}});

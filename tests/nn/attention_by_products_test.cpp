@@ -93,7 +93,7 @@ TEST(AttentionByProducts, LeavesTheLogsumexpThatBlocksLeave) {
 }
 
 Held held_on_gpu(const Case& c, at::ScalarType dtype, int64_t bytes) {
-  const cuda::Target target{at::Device(at::kCUDA, 0), nullptr, true};
+  const device::Target target{at::Device(at::kCUDA, 0), nullptr, true};
   nn::CoreSpec spec = spec_of(c);
   spec.target = spec.dropout.target = target;
   nn::Microbatch batch = batch_of(c);

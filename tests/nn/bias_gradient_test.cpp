@@ -47,9 +47,9 @@ TEST(BiasGradient, IsTheSumOfAllRowsHoweverTheyLieAndOverwritesOrAdds) {
   }
 }
 
-struct Calls final : cuda::Recorder {
-  std::vector<cuda::Operation> all;
-  void run(cuda::Operation operation) override {
+struct Calls final : device::Recorder {
+  std::vector<device::Operation> all;
+  void run(device::Operation operation) override {
     operation.run();
     all.push_back(std::move(operation));
   }
@@ -63,11 +63,11 @@ TEST(BiasGradient, OnAGpuIsOneOperatorWithLinesToWorkIn) {
     for (const at::Tensor& x : {dy.whole, dy.columns, dy.repeated, dy.transposed}) {
       for (const bool adds : {false, true}) {
         Calls calls;
-        const cuda::Target target{at::Device(at::kCUDA, 0), &calls, true};
+        const device::Target target{at::Device(at::kCUDA, 0), &calls, true};
         at::Tensor gradient = at::empty({24}, x.options().dtype(of_gradient));
         nn::put_linear_bias_gradient(target, gradient, x, adds);
         ASSERT_EQ(calls.all.size(), 1u) << type;
-        const cuda::Operation& call = calls.all[0];
+        const device::Operation& call = calls.all[0];
         EXPECT_EQ(call.name, "column_sums");
         ASSERT_EQ(call.reads.size(), adds ? 2u : 1u);
         const bool copied = call.reads[0].storage().unsafeGetStorageImpl() != x.storage().unsafeGetStorageImpl();

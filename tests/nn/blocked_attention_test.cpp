@@ -114,7 +114,7 @@ nn::CoreInputs on(const nn::CoreInputs& in, at::Device device) {
 }
 
 // In forward and backward; excludes the inputs.
-Allocations taken(const Case& c, at::ScalarType dtype, const cuda::Target& target) {
+Allocations taken(const Case& c, at::ScalarType dtype, const device::Target& target) {
   nn::CoreSpec spec = spec_of(c);
   spec.target = spec.dropout.target = target;
   nn::Microbatch batch = batch_of(c);

@@ -31,7 +31,7 @@ struct Case {
   std::vector<nn::RowRun> rank_rows;
   at::Tensor documents;    // [b, whole]; undefined: one
   bool seen_only = false;  // send only the keys that are attended to
-  cuda::Target target;     // of the ranks
+  device::Target target;   // of the ranks
   int64_t window = -1;
 };
 

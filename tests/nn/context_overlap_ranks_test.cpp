@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "comm/backends/virtual_clock.h"
+#include "clock/virtual_clock.h"
 #include "nn/core_attention.h"
 #include "nn/plain_attention.h"
 #include "support/run_ranks.h"
@@ -17,10 +17,10 @@ using config::CpCommType;
 
 constexpr double kWork = 1;  // seconds per kernel
 
-class CountsWork final : public cuda::Recorder {
+class CountsWork final : public device::Recorder {
  public:
   explicit CountsWork(double& seconds) : seconds_(seconds) {}
-  void run(cuda::Operation operation) override {
+  void run(device::Operation operation) override {
     operation.run();
     seconds_ += kWork;
   }
@@ -37,8 +37,8 @@ struct Ends {
 std::vector<Ends> run_exchange(int cp, CpCommType exchange, double hop, const std::vector<int64_t>& documents = {}) {
   const int64_t rows = 4, whole = cp * rows, bytes = rows * 2 * (8 + 8) * 8;
   std::vector<double> cpu(static_cast<size_t>(cp), 0);
-  const auto clock = std::make_shared<comm::VirtualClock>(cp, comm::LinkCost{0, static_cast<double>(bytes) / hop},
-                                                          [&](int rank) { return cpu[static_cast<size_t>(rank)]; });
+  const auto clock = std::make_shared<clock::VirtualClock>(cp, clock::LinkCost{0, static_cast<double>(bytes) / hop},
+                                                           [&](int rank) { return cpu[static_cast<size_t>(rank)]; });
   std::vector<Ends> ends(static_cast<size_t>(cp));
   const auto body = [&](const comm::World& world) {
     const at::NoGradGuard no_grad;
@@ -76,7 +76,7 @@ std::vector<Ends> run_exchange(int cp, CpCommType exchange, double hop, const st
     mine.backward = clock->now(world.rank()) - mine.forward;
   };
   RunOptions options;
-  options.clock = clock;
+  options.observer = clock;
   run_ranks(cp, {.cp = cp}, body, options);
   return ends;
 }

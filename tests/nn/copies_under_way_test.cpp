@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "cuda/memory_meter.h"
+#include "device/memory_meter.h"
 #include "nn/saved_stores.h"
 
 namespace metroplex::nn::copies_under_way_test {
@@ -18,7 +18,7 @@ at::Tensor bytes(int64_t n, at::Device device = at::kCPU) {
 struct Copies {
   CopiesUnderWay under_way;
   std::vector<int64_t> joined;
-  cuda::MemoryMeter meter;
+  device::MemoryMeter meter;
 
   void add(int64_t n) {
     under_way.add(bytes(n), [this, n] {
@@ -69,7 +69,7 @@ TEST(HostBuffers, AreAsManyAsWereTakenAtOnceAndKeepTheirAddresses) {
   EXPECT_EQ(made, 3);
 }
 
-struct Peak final : cuda::MetaMemory::Listener {
+struct Peak final : device::MetaMemory::Listener {
   int64_t now = 0, peak = 0;
   void allocated(int64_t n, const void*) override { peak = std::max(peak, now += n); }
   void freed(int64_t n, const void*) override { now -= n; }
@@ -79,12 +79,12 @@ struct Peak final : cuda::MetaMemory::Listener {
 // it holds the one in use and the one being copied back.
 TEST(ActivationStore, OnTheMetaDeviceHoldsWhatCopiesToTheHostHold) {
   constexpr int64_t kSet = 1 << 20;
-  cuda::Target target;
+  device::Target target;
   target.device = at::Device(at::kCUDA, 0);
   target.meta = true;
   const auto store = make_meta_store(config::Offload::host, target);
   Peak peak;
-  const cuda::MetaMemory memory(peak);
+  const device::MetaMemory memory(peak);
   std::vector<SavedSet> sets;
   std::vector<Saved> saved;
   for (int i = 0; i < 10; ++i) {

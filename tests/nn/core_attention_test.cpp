@@ -5,8 +5,8 @@
 #include <map>
 
 #include "config/attention.h"
-#include "cuda/device.h"
-#include "cuda/memory_meter.h"
+#include "device/device.h"
+#include "device/memory_meter.h"
 #include "nn/kv_cache.h"
 #include "nn/plain_attention.h"
 #include "support/folder.h"
@@ -210,7 +210,7 @@ TEST(CoreAttention, KeepsWhatItsPolicySays) {
                 sums = tokens * h.heads * element;
   const auto held = [&](bool recomputes, bool remakes_q) {
     const nn::SavePolicy policy = policy_of({"", recomputes, false}, "");
-    const cuda::MemoryMeter meter;
+    const device::MemoryMeter meter;
     nn::CoreInputs in = inputs(h, s, s, at::kFloat);
     const nn::CoreAttention core(core_spec(in), policy);
     int made = 0;
@@ -273,13 +273,13 @@ TEST(CoreAttention, BlocksOfKeysAreJoinedByTheirLogsumexp) {
   }
 }
 
-struct Told final : cuda::Recorder {
+struct Told final : device::Recorder {
   std::vector<std::pair<std::string, double>> calls;
-  void run(cuda::Operation operation) override {
+  void run(device::Operation operation) override {
     calls.emplace_back(operation.name, operation.flops);
     operation.run();
   }
-  void issued(const cuda::Operation& product) override { calls.emplace_back(product.name, product.flops); }
+  void issued(const device::Operation& product) override { calls.emplace_back(product.name, product.flops); }
 };
 
 // On a GPU. Half of the 16 x 16 pairs: forward multiplies q k and p v, backward two more of each size, and q k once
@@ -288,7 +288,7 @@ TEST(CoreAttention, IsFusedForEqualHeadSizesOnlyAndTellsTheFlopsOfEach) {
   using Calls = std::vector<std::pair<std::string, double>>;
   const auto calls = [](int64_t d, int64_t dv) {
     Told told;
-    const cuda::Target target{at::Device(at::kCUDA, 0), &told, true};
+    const device::Target target{at::Device(at::kCUDA, 0), &told, true};
     const Heads h{4, 2, d, dv};
     const nn::CoreInputs real = inputs(h, 16, 16, at::kBFloat16);
     const nn::CoreInputs in{real.q.to(at::kMeta), real.k.to(at::kMeta), real.v.to(at::kMeta)};
@@ -323,7 +323,7 @@ TEST(CoreAttention, AsksAGpuForWhatTheTableOfChoicesSays) {
         for (const int64_t window : {-1, 5}) {
           for (const bool later : {false, true}) {  // the first query comes after the first key
             Told told;
-            const cuda::Target target{at::Device(at::kCUDA, 0), &told, true};
+            const device::Target target{at::Device(at::kCUDA, 0), &told, true};
             const Heads h{4, 2, d, d};
             const nn::CoreInputs real = inputs(h, 16, 16, type);
             const nn::CoreInputs in{real.q.to(at::kMeta), real.k.to(at::kMeta), real.v.to(at::kMeta)};
@@ -340,7 +340,7 @@ TEST(CoreAttention, AsksAGpuForWhatTheTableOfChoicesSays) {
             config::AttentionCase c{.head_dim = d, .v_head_dim = d};
             c.plain_mask = !later && documents != by_number;
             c.window = window >= 0, c.documents = documents != none;
-            c.capability = cuda::compute_capability(), c.queries = c.keys = 16;
+            c.capability = device::compute_capability(), c.queries = c.keys = 16;
             if (type == at::kFloat) c.dtype = config::ParamsDtype::fp32;
             if (type == at::kDouble) c.dtype = config::ParamsDtype::fp64;
             const std::map<config::AttentionBy, std::string> names{

@@ -29,7 +29,7 @@ struct Outcome {
 };
 
 Outcome outcome(const Case& c) {
-  const cuda::Target target{at::Device(at::kCUDA, 0), nullptr, true};
+  const device::Target target{at::Device(at::kCUDA, 0), nullptr, true};
   const nn::FusedInputs in = inputs(c, target.memory());
   const at::Tensor dout = at::zeros({c.s, c.b, c.heads, c.d}, in.q.options()).permute({1, 2, 0, 3});
   nn::FusedSpec spec{c.by, true, 0.125, -1, {}};

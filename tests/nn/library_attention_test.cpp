@@ -4,7 +4,7 @@
 
 #include <random>
 
-#include "cuda/memory_meter.h"
+#include "device/memory_meter.h"
 #include "nn/attention_blocks.h"
 #include "nn/block_documents.h"
 #include "nn/chosen_rows.h"

@@ -7,14 +7,14 @@
 #include <atomic>
 #include <limits>
 
-#include "cuda/launch_point.h"
+#include "device/launch_point.h"
 #include "nn/plain_attention.h"
 
 namespace metroplex::test {
 
 namespace library_stand_ins {
 
-inline const cuda::Target kGpu{at::Device(at::kCUDA, 0)};  // the tensors are on the CPU
+inline const device::Target kGpu{at::Device(at::kCUDA, 0)};  // the tensors are on the CPU
 
 struct Calls {
   std::atomic<int64_t> dense = 0, documents = 0, cudnn = 0;

@@ -8,15 +8,15 @@
 namespace metroplex::test::linear_bias_test {
 namespace {
 
-struct Products final : cuda::Recorder {
-  std::vector<cuda::Operation> all;
-  void run(cuda::Operation operation) override { operation.run(); }
-  void issued(const cuda::Operation& product) override { all.push_back(product); }
+struct Products final : device::Recorder {
+  std::vector<device::Operation> all;
+  void run(device::Operation operation) override { operation.run(); }
+  void issued(const device::Operation& product) override { all.push_back(product); }
 };
 
 // y of a layer [7 -> 10] for `target`; its tensors are on the CPU or meta tensors.
 template <class Layer>
-at::Tensor forward(const cuda::Target& target, at::Device memory, const at::Tensor& x, const at::Tensor& weight,
+at::Tensor forward(const device::Target& target, at::Device memory, const at::Tensor& x, const at::Tensor& weight,
                    const at::Tensor& bias) {
   nn::LayerContext context = layer_context({}, false, x.scalar_type());
   context.target = target;
@@ -41,7 +41,7 @@ void check() {
   const at::Tensor wanted = (x.unsqueeze(2) * weight).sum(3) + bias;
   Products products;
   for (const bool gpu : {false, true}) {
-    const cuda::Target target{at::Device(gpu ? at::kCUDA : at::kCPU, gpu ? 0 : -1), &products};
+    const device::Target target{at::Device(gpu ? at::kCUDA : at::kCPU, gpu ? 0 : -1), &products};
     const Operators operators;
     products.all.clear();
     const at::Tensor y = forward<Layer>(target, at::kCPU, x, weight, bias);

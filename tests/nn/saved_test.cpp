@@ -10,7 +10,7 @@
 #include <filesystem>
 
 #include "base/error.h"
-#include "cuda/memory_meter.h"
+#include "device/memory_meter.h"
 #include "support/folder.h"
 
 namespace metroplex::test::saved_test {
@@ -25,7 +25,7 @@ std::shared_ptr<nn::ActivationStore> file_store(const std::string& folder) {
 
 TEST(Saved, IsMadeOnceForAllCopiesAndDiesWithTheLast) {
   int made = 0;
-  const cuda::MemoryMeter meter;
+  const device::MemoryMeter meter;
   {
     nn::Saved first = nn::Saved::recomputed([&] {
       ++made;
@@ -47,7 +47,7 @@ TEST(Saved, IsMadeOnceForAllCopiesAndDiesWithTheLast) {
 
 TEST(ActivationStore, FileGivesBackEveryViewOfAStorageThatItHoldsOnce) {
   const Folder folder;
-  const cuda::MemoryMeter meter;
+  const device::MemoryMeter meter;
   const auto store = file_store(folder.path());
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kLong}) {
     at::Tensor whole = at::arange(5000).to(dtype).view({50, 100}), other = at::arange(7).to(dtype);

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "cuda/kernels/step_state_math.h"
+#include "kernels/step_state_math.h"
 #include "distributed/tools.h"
 #include "support/run_ranks.h"
 
@@ -125,11 +125,11 @@ TEST(GradientNorm, ANanInACopyThatDoesNotCountReachesAllOfThem) {
 }
 
 TEST(ClipCoefficient, IsTheLimitOverTheNormOnlyAboveTheLimit) {
-  EXPECT_DOUBLE_EQ(cuda::kernels::clip_factor(2.0, 1.0), 0.499999750000125);
-  EXPECT_DOUBLE_EQ(cuda::kernels::clip_factor(10.0, 0.1), 0.009999999000000101);
-  EXPECT_DOUBLE_EQ(cuda::kernels::clip_factor(1.0000001, 1.0), 0.9999989000012101);
-  EXPECT_EQ(cuda::kernels::clip_factor(0.5, 1.0), 1.0);
-  EXPECT_EQ(cuda::kernels::clip_factor(0.0, 1.0), 1.0);
+  EXPECT_DOUBLE_EQ(kernels::clip_factor(2.0, 1.0), 0.499999750000125);
+  EXPECT_DOUBLE_EQ(kernels::clip_factor(10.0, 0.1), 0.009999999000000101);
+  EXPECT_DOUBLE_EQ(kernels::clip_factor(1.0000001, 1.0), 0.9999989000012101);
+  EXPECT_EQ(kernels::clip_factor(0.5, 1.0), 1.0);
+  EXPECT_EQ(kernels::clip_factor(0.0, 1.0), 1.0);
 }
 
 }  // namespace

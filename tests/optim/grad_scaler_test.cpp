@@ -23,7 +23,7 @@ GradScalerState moved(const GradScaler& scaler, const GradScalerState& start, co
     steps.step(step == 'x');
     EXPECT_EQ(steps.verdict.updates, step == 'x' ? 0 : 1);
     EXPECT_EQ(steps.verdict.loss_scale, scale) << "what the step used, not what comes next";
-    EXPECT_EQ(steps.verdict.grad_norm, 2.0 * cuda::kernels::inverse_of(scale));
+    EXPECT_EQ(steps.verdict.grad_norm, 2.0 * kernels::inverse_of(scale));
   }
   return scaler_state(steps.values);
 }
@@ -70,7 +70,7 @@ TEST(GradScaler, StaysWhereItsDoubleWouldBePastFp32WhereMegatronsBecomesInf) {
 
 TEST(GradScaler, ItsReciprocalIsRoundedOnce) {
   for (const double scale : {3.0, 10.0, 30.000001907348633, 4294967296.0}) {
-    EXPECT_EQ(cuda::kernels::inverse_of(scale), static_cast<double>(static_cast<float>(1.0 / scale)));
+    EXPECT_EQ(kernels::inverse_of(scale), static_cast<double>(static_cast<float>(1.0 / scale)));
   }
 }
 
@@ -125,7 +125,7 @@ TEST(GradScaler, IsMadeOnlyForRunsThatScale) {
   ASSERT_TRUE(dynamic && !dynamic->constant());
   EXPECT_EQ(dynamic->start(), (GradScalerState{4294967296.0, 0, 5}));
   precision.loss_scale_window = 7;
-  const cuda::kernels::ScaleRule rule = make_grad_scaler(precision)->rule();
+  const kernels::ScaleRule rule = make_grad_scaler(precision)->rule();
   EXPECT_EQ(rule.growth_interval, 7);
   EXPECT_EQ(rule.hysteresis, 5);
   precision.loss_scale = 1024;

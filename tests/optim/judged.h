@@ -15,9 +15,9 @@ inline optim::StepState judged(const config::Optim& config, const std::vector<op
   optim::StepState state({}, rates.size());
   for (size_t g = 0; g < rates.size(); ++g) {
     state.rates()[g] =
-        cuda::kernels::group_rates(rates[g].lr, rates[g].weight_decay, config.adam_beta1, config.adam_beta2, number);
+        kernels::group_rates(rates[g].lr, rates[g].weight_decay, config.adam_beta1, config.adam_beta2, number);
   }
-  cuda::kernels::StepValues& values = *state.values();
+  kernels::StepValues& values = *state.values();
   values.number = static_cast<double>(number);
   values.grad_factor = grad_factor;
   values.updates = updates ? 1 : 0;

@@ -11,8 +11,6 @@
 namespace metroplex::test::rate_table_test {
 namespace {
 
-namespace kernels = cuda::kernels;
-
 constexpr double kBeta1 = 0.9, kBeta2 = 0.95;
 
 // Three groups: with weight decay, without, and with its own rate.

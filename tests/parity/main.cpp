@@ -71,7 +71,7 @@ bool compare_all(const char* what, const NamedTensors& tensors, const Json& expe
 
 // Compares one iteration with its line of the history, in words on stdout. In half precision the yardstick evaluates
 // losses and norms all together; the decision to update, the rate and the scale are equal in any precision.
-bool fits_history(const train::StepOutcome& outcome, const Json& line, const Spec& spec) {
+bool fits_history(const step::StepOutcome& outcome, const Json& line, const Spec& spec) {
   const bool half = spec.config.precision.half();
   const double loss = line.at("loss");
   // The run has no norm for a skipped update.

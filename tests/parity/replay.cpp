@@ -4,18 +4,18 @@
 
 #include "base/error.h"
 #include "nn/param_init.h"
-#include "train/batch.h"
-#include "train/gather.h"
-#include "train/graph_check.h"
+#include "step/batch.h"
+#include "verify/gather.h"
+#include "forecast/graph_report.h"
 
 namespace metroplex::parity {
 namespace {
 
-std::vector<nn::Microbatch> make_batches(const Spec& spec, const train::Assembly& a, int64_t iteration) {
+std::vector<nn::Microbatch> make_batches(const Spec& spec, const step::Assembly& a, int64_t iteration) {
   const int64_t dp = a.groups().dp.size(), dp_rank = a.groups().dp.index();
   std::vector<nn::Microbatch> batches;
   for (int64_t m = 0; m < spec.gbs / (spec.mbs * dp); ++m) {
-    train::HostBatch host;
+    step::HostBatch host;
     host.numbers.first = iteration * spec.gbs + (m * dp + dp_rank) * spec.mbs;
     host.numbers.step = iteration;
     host.vocab_size = spec.vocab;
@@ -30,7 +30,7 @@ std::vector<nn::Microbatch> make_batches(const Spec& spec, const train::Assembly
       host.samples.push_back(std::move(sample));
     }
     const auto mask = a.dtype == at::kDouble ? at::kDouble : at::kFloat;
-    batches.push_back(train::on_device(train::stack_samples(host, mask), a.world->device()));
+    batches.push_back(step::on_device(step::stack_samples(host, mask), a.world->device()));
   }
   return batches;
 }
@@ -47,7 +47,7 @@ double recipe_element(const nn::Param& whole, int64_t index) {
 
 // Every parameter gets its whole values on a separate copy, of which this rank's shard is written: float32, then the
 // type of the recorded run.
-void set_recipe_weights(train::Assembly& a, at::ScalarType run_dtype) {
+void set_recipe_weights(step::Assembly& a, at::ScalarType run_dtype) {
   for (const distributed::Slice& slice : a.slices) {
     nn::Param whole = *slice.param;
     whole.data = at::zeros(whole.local_shape, at::kFloat);
@@ -72,7 +72,7 @@ config::Config config_of(const Spec& spec, const ReplayOptions& options) {
   return config;
 }
 
-void zero_layer(const train::Assembly& a) {
+void zero_layer(const step::Assembly& a) {
   for (const distributed::Slice& slice : a.slices) {
     if (slice.param->name.find("layers.0.") != std::string::npos) slice.gradient.zero_();
   }
@@ -97,20 +97,20 @@ std::map<std::string, at::Tensor> in_double(const std::map<std::string, at::Tens
 }
 
 // The report of a step without update: the loss of its batch.
-train::StepOutcome skipped_step(train::Assembly& a, const std::vector<nn::Microbatch>& batches) {
-  train::StepOutcome outcome;
-  outcome.loss = train::evaluate_step(a, batches).mean();
+step::StepOutcome skipped_step(step::Assembly& a, const std::vector<nn::Microbatch>& batches) {
+  step::StepOutcome outcome;
+  outcome.loss = step::evaluate_step(a, batches).mean();
   outcome.updated = false;
   return outcome;
 }
 
-std::vector<at::Tensor> copies_of(const train::Assembly& a) {
+std::vector<at::Tensor> copies_of(const step::Assembly& a) {
   std::vector<at::Tensor> copies;
   for (const distributed::Slice& slice : a.slices) copies.push_back(slice.values.clone());
   return copies;
 }
 
-void write_back(train::Assembly& a, const std::vector<at::Tensor>& copies) {
+void write_back(step::Assembly& a, const std::vector<at::Tensor>& copies) {
   for (size_t i = 0; i < copies.size(); ++i) a.slices[i].values.copy_(copies[i]);
   a.families.loaded();
   a.optimizer->params_changed();
@@ -132,8 +132,8 @@ Fault fault_of(const std::string& name) {
 }
 
 Trajectory replay(const Spec& spec, const comm::World& world, const ReplayOptions& options) {
-  auto a = train::assemble(config_of(spec, options), world, spec.vocab);
-  set_recipe_weights(*a, train::scalar_type(spec.config.precision.params_dtype));
+  auto a = step::assemble(config_of(spec, options), world, spec.vocab);
+  set_recipe_weights(*a, step::scalar_type(spec.config.precision.params_dtype));
   Trajectory trajectory;
   const auto& history = spec.json.at("history");
   int64_t scheduled = 0;
@@ -144,27 +144,28 @@ Trajectory replay(const Spec& spec, const comm::World& world, const ReplayOption
       trajectory.steps.push_back(skipped_step(*a, batches));
       continue;
     }
-    train::StepInput input{batches, it + 1, scheduled, false, {}, nullptr};
+    step::StepInput input{batches, it + 1, scheduled, false, {}, nullptr};
     // A step whose gradients are compared runs without its graph.
     const bool compared = it == 0 && update_ok;
     if (compared || options.fault == Fault::zero_layer_gradient) {
       input.on_gradients = [&](double unscale) {
         if (options.fault == Fault::zero_layer_gradient) zero_layer(*a);
-        if (compared) trajectory.gradients = in_double(train::gather_whole(*a, train::Gathered::main_grad), unscale);
+        if (compared)
+          trajectory.gradients = in_double(verify::gather_whole(*a, verify::Gathered::main_grad), unscale);
       };
     }
     const std::vector<at::Tensor> before =
         options.fault == Fault::no_update ? copies_of(*a) : std::vector<at::Tensor>{};
-    trajectory.steps.push_back(train::train_step(*a, input));
+    trajectory.steps.push_back(step::train_step(*a, input));
     // The rate itself is compared separately; only its effect matters here.
     if (options.fault == Fault::learning_rate) trajectory.steps.back().lr /= 1.1;
     if (options.fault == Fault::no_update) write_back(*a, before);
     if (options.fault == Fault::half_main_params) a->optimizer->params_changed();
     if (trajectory.steps.back().updated) scheduled += spec.gbs;
   }
-  MPX_CHECK(!a->graph_device || train::captured_graphs(*a) > 0, "parity", "nothing was replayed of ", spec.iters,
+  MPX_CHECK(!a->graph_device || forecast::captured_graphs(*a) > 0, "parity", "nothing was replayed of ", spec.iters,
             " steps");
-  trajectory.parameters = in_double(train::gather_whole(*a, train::Gathered::data));
+  trajectory.parameters = in_double(verify::gather_whole(*a, verify::Gathered::data));
   return trajectory;
 }
 

@@ -9,7 +9,7 @@
 
 #include "comm/world.h"
 #include "parity/spec.h"
-#include "train/step.h"
+#include "step/step.h"
 
 namespace metroplex::parity {
 
@@ -33,7 +33,7 @@ struct ReplayOptions {
 };
 
 struct Trajectory {
-  std::vector<train::StepOutcome> steps;
+  std::vector<step::StepOutcome> steps;
   // Name -> whole tensor in float64, on rank 0 only. Gradients of the first step as the optimizer reads them, before
   // clipping; empty if its update was skipped.
   std::map<std::string, at::Tensor> gradients, parameters;

@@ -7,7 +7,7 @@ namespace {
 
 // The layers of a rank, all of them captured; the last one computes the loss.
 struct GraphedToy {
-  GraphedToy(int pp, int chunks, int rank) : device(cuda::make_graph_device(at::kCPU)) {
+  GraphedToy(int pp, int chunks, int rank) : device(graph::make_graph_device(at::kCPU)) {
     for (int chunk = 0; chunk < chunks; ++chunk) {
       nn::Blocks blocks;
       const int64_t stage = chunk * pp + rank, num_stages = pp * chunks;
@@ -24,7 +24,7 @@ struct GraphedToy {
     for (const auto& stage : stages) all.insert(all.end(), stage->params().begin(), stage->params().end());
     return all;
   }
-  std::unique_ptr<cuda::GraphDevice> device;
+  std::unique_ptr<graph::GraphDevice> device;
   std::shared_ptr<pipeline::GraphInstances> instances = std::make_shared<pipeline::GraphInstances>(*device, at::kCPU);
   std::vector<std::unique_ptr<pipeline::Stage>> stages;
   std::vector<pipeline::Stage*> pointers;

@@ -128,10 +128,10 @@ Outcome cross(pipeline::Stage& stage, int64_t number, int instance) {
 }
 
 struct Captured {
-  explicit Captured(nn::Blocks blocks) : device(cuda::make_graph_device(at::kCPU)), stage(std::move(blocks)) {
+  explicit Captured(nn::Blocks blocks) : device(graph::make_graph_device(at::kCPU)), stage(std::move(blocks)) {
     stage.capture_in(instances, {{}, true});
   }
-  std::unique_ptr<cuda::GraphDevice> device;
+  std::unique_ptr<graph::GraphDevice> device;
   std::shared_ptr<pipeline::GraphInstances> instances = std::make_shared<pipeline::GraphInstances>(*device, at::kCPU);
   pipeline::Stage stage;
 };
@@ -375,7 +375,7 @@ TEST(GraphScope, NeighboursInScopeAreOneIslandAndModulesOrWholeLayersSayWhatIs) 
   };
   // One letter per segment: captured or not; a bar between autograd regions.
   const auto cuts = [&](pipeline::GraphScope scope, bool everywhere = false) {
-    const auto device = cuda::make_graph_device(at::kCPU);
+    const auto device = graph::make_graph_device(at::kCPU);
     pipeline::Stage stage(blocks());
     stage.capture_in(std::make_shared<pipeline::GraphInstances>(*device, at::kCPU), scope);
     std::string text;

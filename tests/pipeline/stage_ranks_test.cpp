@@ -6,7 +6,7 @@
 #include <cstdio>
 
 #include "base/error.h"
-#include "cuda/memory_meter.h"
+#include "device/memory_meter.h"
 #include "pipeline/toy.h"
 #include "support/run_ranks.h"
 
@@ -125,7 +125,7 @@ TEST(StageRecompute, ARunHoldsTheInputsOfItsChunks) {
   const int64_t row = 4 * 2 * kToyWidth * 8;
   const auto held = [&](const config::Memory& memory, const comm::Group& tp) {
     const auto stage = make_stage(toy_blocks(), memory, tp);
-    const cuda::MemoryMeter meter;
+    const device::MemoryMeter meter;
     pipeline::StageRun run;
     at::Tensor loss = stage->forward({}, batches[0], &run).tensor(nn::kLoss);
     const int64_t bytes = meter.bytes() - static_cast<int64_t>(loss.nbytes());

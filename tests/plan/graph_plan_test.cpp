@@ -14,7 +14,7 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "plan/draw.h"
+#include "draw/table.h"
 #include "plan/megatron_order.h"
 #include "plan/pipeline_table.h"
 #include "plan/schedules/registry.h"
@@ -400,7 +400,7 @@ TEST(GraphNumbers, AreThoseOfThePublishedTables) {
   const auto numbers = [](int stages, int microbatches, int layers, int rank) {
     const auto table = build_schedule("auto", {stages, 1, microbatches});
     const GraphLayers captured = alike_layers({layers});
-    return graph_numbers(plan_graphs(table, rank, captured), table, rank, captured, kInput);
+    return draw::graph_numbers(plan_graphs(table, rank, captured), table, rank, captured, kInput);
   };
   // Without a pipeline: 2 x layers, and memory proportional to the layers.
   for (const int microbatches : {1, 8}) {
@@ -411,7 +411,7 @@ TEST(GraphNumbers, AreThoseOfThePublishedTables) {
   // With a pipeline: Megatron's 2 x layers x microbatches, and the bound 2 x layers x pp, which the first rank's sets
   // reach.
   for (const int microbatches : {4, 8, 64}) {
-    const GraphNumbers first = numbers(4, microbatches, 8, 0), last = numbers(4, microbatches, 8, 3);
+    const draw::GraphNumbers first = numbers(4, microbatches, 8, 0), last = numbers(4, microbatches, 8, 3);
     EXPECT_EQ(first.megatron_graphs, 2 * 8 * microbatches);
     EXPECT_EQ(first.bound, 2 * 8 * 4);
     EXPECT_EQ(first.graphs, first.bound);
@@ -459,11 +459,11 @@ TEST(GraphNumbers, StoresOfLayersWithExpertsAreThoseOfThePublishedTable) {
   const auto numbers = [&](int stages, int chunks, int microbatches, int rank) {
     const auto table = build_schedule("auto", {stages, chunks, microbatches});
     const GraphLayers layers = alike_layers(std::vector<int>(static_cast<size_t>(chunks), 8 / chunks));
-    return graph_numbers(plan_graphs(table, rank, layers), table, rank, layers, {{0, *tensors}},
+    return draw::graph_numbers(plan_graphs(table, rank, layers), table, rank, layers, {{0, *tensors}},
                          {{0, megatron_store_bytes(layer, GraphExit::preprocess)}});
   };
   for (const int microbatches : {4, 8, 64}) {
-    const GraphNumbers first = numbers(4, 1, microbatches, 0), last = numbers(4, 1, microbatches, 3);
+    const draw::GraphNumbers first = numbers(4, 1, microbatches, 0), last = numbers(4, 1, microbatches, 3);
     EXPECT_EQ(first.graphs, 2 * 8 * 4);
     EXPECT_EQ(first.megatron_graphs, 2 * 8 * microbatches);
     EXPECT_EQ(first.megatron_stores, 4 * 8 * megatron_store_bytes(layer, GraphExit::preprocess));
@@ -534,12 +534,12 @@ TEST(GraphPicture, IsTheGoldenOne) {
     const auto table = build_schedule("auto", request);
     const GraphLayers layers = alike_layers(std::vector<int>(static_cast<size_t>(request.num_chunks), 4));
     std::vector<GraphPlan> plans;
-    std::vector<GraphNumbers> numbers;
+    std::vector<draw::GraphNumbers> numbers;
     for (int rank = 0; rank < table.num_stages; ++rank) {
       plans.push_back(plan_graphs(table, rank, layers));
-      numbers.push_back(graph_numbers(plans.back(), table, rank, layers, 1 << 24));
+      numbers.push_back(draw::graph_numbers(plans.back(), table, rank, layers, 1 << 24));
     }
-    const std::string picture = draw_graphs(table, replay(table, {.forward = 1, .backward = 2}), plans, numbers, {});
+    const std::string picture = draw::draw_graphs(table, replay::replay(table, {.forward = 1, .backward = 2}), plans, numbers, {});
     const std::string path = std::string(METROPLEX_SOURCE_DIR) + "/tests/golden/plan/" + name;
     if (std::getenv("METROPLEX_UPDATE_GOLDEN") != nullptr) std::ofstream(path, std::ios::binary) << picture;
     std::ostringstream golden;

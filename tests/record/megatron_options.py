@@ -10,7 +10,7 @@ MODEL_ARGUMENTS = (
     "fp16_lm_cross_entropy", "position_embedding_type",
 )  # fmt: skip
 OWN_MODEL_KEYS = ("kind", "tied", "activation", "max_position_embeddings", *MODEL_ARGUMENTS)
-# Of the learning rate and weight decay, under the names of Megatron's command line.
+# Learning rate and weight decay under the names of Megatron's command line.
 SCHEDULE_KEYS = (
     "lr_warmup_init", "lr_decay_iters", "lr_wsd_decay_iters", "lr_wsd_decay_style", "start_weight_decay",
     "end_weight_decay", "weight_decay_incr_style",

@@ -15,7 +15,7 @@ CLAIM_WORDS = 12
 
 # (page, text that is replaced, replacement, words of the report)
 FAULTS = [
-    ("docs/evidence.md", "`train_test Zero.*`", "`train_test Zerro.*`", "train_test has no test Zerro.*"),
+    ("docs/evidence.md", "`run_test Zero.*`", "`run_test Zerro.*`", "run_test has no test Zerro.*"),
     ("docs/evidence.md", "`ctest app_signals_test`", "`ctest app_signal_test`", "no ctest entry matches app_signal_test"),
     ("docs/evidence.md", "`ctest -L gpu`", "`ctest -L tpu`", "no ctest label matches tpu"),
     ("docs/evidence.md", "`scripts/fuzz.sh`", "`scripts/fuz.sh`", "no file scripts/fuz.sh"),

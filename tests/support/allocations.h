@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/memory_meter.h"
+#include "device/memory_meter.h"
 
 namespace metroplex::test {
 
@@ -32,7 +32,7 @@ inline Allocations allocations_of(const std::function<void()>& work) {
     bool memoryProfilingEnabled() const override { return true; }
     Allocations& all;
   };
-  struct Meta final : cuda::MetaMemory::Listener {
+  struct Meta final : device::MetaMemory::Listener {
     explicit Meta(Allocations& to) : all(to) {}
     void allocated(int64_t bytes, const void*) override {
       if (bytes > 8) all.push_back(bytes);
@@ -48,7 +48,7 @@ inline Allocations allocations_of(const std::function<void()>& work) {
   {
     const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, std::make_shared<Host>(all));
     Meta meta(all);
-    const cuda::MetaMemory listening(meta);
+    const device::MetaMemory listening(meta);
     work();
   }
   at::set_num_threads(threads);

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/launch_point.h"
+#include "device/launch_point.h"
 
 namespace metroplex::test {
 
@@ -15,9 +15,9 @@ struct RecordedCall {
   bool operator==(const RecordedCall&) const = default;
 };
 
-struct CallLog final : cuda::Recorder {
+struct CallLog final : device::Recorder {
   std::vector<RecordedCall> calls;
-  void run(cuda::Operation operation) override {
+  void run(device::Operation operation) override {
     operation.run();
     RecordedCall call{operation.name, operation.group, {}, {}};
     for (const at::Tensor& x : operation.reads) call.reads.push_back(x.sizes().vec());

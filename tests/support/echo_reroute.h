@@ -1,4 +1,4 @@
-// Reference implementation of cuda/kernels/echo_plan.h: maps the rows of one source rank from chosen experts to
+// Reference implementation of kernels/echo_plan.h: maps the rows of one source rank from chosen experts to
 // destination slots (EchoSizes::columns), and back.
 #pragma once
 

@@ -7,20 +7,21 @@
 #include <string>
 
 #include "base/error.h"
-#include "cuda/device.h"
+#include "device/device.h"
+#include "kernels/compiled.h"
 
 #define MPX_NEED_GPU() \
-  if (metroplex::cuda::device_count() == 0) GTEST_SKIP() << "no GPU"
+  if (metroplex::device::device_count() == 0) GTEST_SKIP() << "no GPU"
 #define MPX_NEED_GPU_KERNELS() \
   MPX_NEED_GPU();              \
-  if (!metroplex::cuda::kernels::compiled()) GTEST_SKIP() << "built without nvcc"
+  if (!metroplex::kernels::compiled()) GTEST_SKIP() << "built without nvcc"
 
-namespace metroplex::cuda::kernels {
+namespace metroplex::kernels {
 
 // The error text after the kernel's name if no kernel can run; null if kernels can run.
 inline const char* expected_refusal() {
   if (!compiled()) return " is not in this program";
-  return device_count() == 0 ? " was not launched" : nullptr;
+  return device::device_count() == 0 ? " was not launched" : nullptr;
 }
 
 // The message of the error that the call throws if it cannot run.
@@ -32,4 +33,4 @@ std::string refusal(const Call& call) {
   return "nothing";
 }
 
-}  // namespace metroplex::cuda::kernels
+}  // namespace metroplex::kernels

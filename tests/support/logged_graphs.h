@@ -9,36 +9,36 @@
 #include <vector>
 
 #include "base/error.h"
-#include "cuda/graph/tape_findings.h"
-#include "cuda/graph/tape_graph.h"
+#include "tape_check/tape_findings.h"
+#include "graph/tape_graph.h"
 
-namespace metroplex::cuda {
+namespace metroplex::graph {
 
-class LoggedGraphs final : public GraphDevice {
+class LoggedGraphs final : public graph::GraphDevice {
  public:
   // `recorder` records the captured operations and must outlive this object.
-  explicit LoggedGraphs(TapeRecorder& recorder) : recorder_(recorder) {}
+  explicit LoggedGraphs(graph::TapeRecorder& recorder) : recorder_(recorder) {}
 
-  std::shared_ptr<GraphPool> make_pool() override { return std::make_shared<TapePool>(); }
-  std::unique_ptr<Graph> make_graph(std::shared_ptr<GraphPool> pool) override;
-  TapeRecorder* recorder() override { return &recorder_; }
+  std::shared_ptr<graph::GraphPool> make_pool() override { return std::make_shared<graph::TapePool>(); }
+  std::unique_ptr<graph::Graph> make_graph(std::shared_ptr<graph::GraphPool> pool) override;
+  graph::TapeRecorder* recorder() override { return &recorder_; }
   void run_on_capture_stream(const std::function<void()>& work) override { work(); }
 
   // Diagnostics of each tape and of the replays so far, for graphs that still exist. A graph that is captured again
   // counts from its last capture.
-  std::vector<Finding> findings() const;
+  std::vector<tape_check::Finding> findings() const;
   size_t replays() const { return replays_.size(); }
 
  private:
   class Logged;
-  TapeRecorder& recorder_;
+  graph::TapeRecorder& recorder_;
   std::vector<const Logged*> captured_;  // in capture order
   std::vector<const Logged*> replays_;
 };
 
-class LoggedGraphs::Logged final : public Graph {
+class LoggedGraphs::Logged final : public graph::Graph {
  public:
-  Logged(LoggedGraphs& device, std::shared_ptr<TapePool> pool)
+  Logged(LoggedGraphs& device, std::shared_ptr<graph::TapePool> pool)
       : device_(device), graph_(device.recorder_, std::move(pool)) {}
   void begin() override { graph_.begin(); }
   void end() override {
@@ -55,39 +55,39 @@ class LoggedGraphs::Logged final : public Graph {
     device_.replays_.push_back(this);
   }
   void reset() override { graph_.reset(); }
-  GraphSize size() const override { return graph_.size(); }
+  graph::GraphSize size() const override { return graph_.size(); }
 
-  const Tape& tape() const { return graph_.tape(); }
-  TapePool& pool() const { return graph_.pool(); }
+  const graph::Tape& tape() const { return graph_.tape(); }
+  graph::TapePool& pool() const { return graph_.pool(); }
 
  private:
   LoggedGraphs& device_;
-  TapeGraph graph_;
+  graph::TapeGraph graph_;
 };
 
-inline std::unique_ptr<Graph> LoggedGraphs::make_graph(std::shared_ptr<GraphPool> pool) {
-  auto tape_pool = std::dynamic_pointer_cast<TapePool>(std::move(pool));
+inline std::unique_ptr<graph::Graph> LoggedGraphs::make_graph(std::shared_ptr<graph::GraphPool> pool) {
+  auto tape_pool = std::dynamic_pointer_cast<graph::TapePool>(std::move(pool));
   MPX_ASSERT(tape_pool, "a pool of another device");
   return std::make_unique<Logged>(*this, std::move(tape_pool));
 }
 
-inline std::vector<Finding> LoggedGraphs::findings() const {
-  std::vector<Finding> found;
-  const auto add = [&](std::vector<Finding> more) {
+inline std::vector<tape_check::Finding> LoggedGraphs::findings() const {
+  std::vector<tape_check::Finding> found;
+  const auto add = [&](std::vector<tape_check::Finding> more) {
     found.insert(found.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
   };
-  std::vector<Replayed> graphs;
+  std::vector<tape_check::Replayed> graphs;
   std::vector<size_t> order;
-  std::set<const TapePool*> pools;
+  std::set<const graph::TapePool*> pools;
   for (const Logged* graph : captured_) {
-    add(check_tape({graph->tape(), graph->pool()}, /*alone=*/false));
+    add(tape_check::check_tape({graph->tape(), graph->pool()}, /*alone=*/false));
     graphs.push_back({base::concat(graphs.size()), &graph->tape(), {}});
     pools.insert(&graph->pool());
   }
   for (const Logged* graph : replays_)
     order.push_back(static_cast<size_t>(std::find(captured_.begin(), captured_.end(), graph) - captured_.begin()));
-  add(check_replays(graphs, order, {pools.begin(), pools.end()}));
+  add(tape_check::check_replays(graphs, order, {pools.begin(), pools.end()}));
   return found;
 }
 
-}  // namespace metroplex::cuda
+}  // namespace metroplex::graph

@@ -12,19 +12,19 @@
 #include <string>
 #include <vector>
 
-#include "cuda/launch_point.h"
+#include "device/launch_point.h"
 
 namespace metroplex::test {
 
-class OperationRecorder final : public cuda::Recorder {
+class OperationRecorder final : public device::Recorder {
  public:
   struct Kept {
-    cuda::Operation operation;
+    device::Operation operation;
     std::vector<at::Tensor> reads, results;  // copies of the values read and written
     std::vector<at::Tensor> scratch{};       // memory excluded from the operation's writes
   };
 
-  void run(cuda::Operation operation) override {
+  void run(device::Operation operation) override {
     Kept kept{operation, copies(operation.reads), {}};
     kept.operation.run();
     std::vector<at::Tensor>& writes = kept.operation.writes;
@@ -66,7 +66,9 @@ class OperationRecorder final : public cuda::Recorder {
  private:
   static constexpr uint8_t kAtRest = 0x5A;
 
-  static bool starts(const cuda::Operation& o) { return !o.group.empty() && o.name != "wait" && o.name != "barrier"; }
+  static bool starts(const device::Operation& o) {
+    return !o.group.empty() && o.name != "wait" && o.name != "barrier";
+  }
   static std::vector<at::Tensor> copies(const std::vector<at::Tensor>& tensors) {
     std::vector<at::Tensor> all;
     for (const at::Tensor& tensor : tensors) all.push_back(tensor.clone(at::MemoryFormat::Contiguous));
@@ -84,7 +86,7 @@ class OperationRecorder final : public cuda::Recorder {
   // The "wait" of the call at index `start`: the next one with the same group and writes.
   const Kept& wait_of(size_t start) const {
     for (size_t i = start + 1; i < operations_.size(); ++i) {
-      const cuda::Operation &o = operations_[i].operation, &call = operations_[start].operation;
+      const device::Operation &o = operations_[i].operation, &call = operations_[start].operation;
       if (o.name == "wait" && o.group == call.group && o.writes.size() == call.writes.size() &&
           std::equal(o.writes.begin(), o.writes.end(), call.writes.begin(),
                      [](const auto& a, const auto& b) { return a.const_data_ptr() == b.const_data_ptr(); }))
@@ -110,7 +112,7 @@ class OperationRecorder final : public cuda::Recorder {
 
   void run_alone(size_t i) {
     const Kept& kept = operations_[i];
-    const cuda::Operation& o = kept.operation;
+    const device::Operation& o = kept.operation;
     SCOPED_TRACE(testing::Message() << "operation " << i << ": " << o.name << " " << o.group);
     if (memory_.empty()) {
       memory_ = memory();

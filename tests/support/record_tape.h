@@ -11,19 +11,19 @@
 #include <string>
 #include <vector>
 
-#include "cuda/graph/tape_findings.h"
-#include "cuda/graph/tape_recorder.h"
+#include "tape_check/tape_findings.h"
+#include "graph/tape_recorder.h"
 
 namespace metroplex::test {
 
 struct RecordedTape {
-  std::shared_ptr<cuda::TapePool> pool = std::make_shared<cuda::TapePool>();
-  cuda::Tape tape;
-  cuda::Recording recording() const { return {tape, *pool}; }
+  std::shared_ptr<graph::TapePool> pool = std::make_shared<graph::TapePool>();
+  graph::Tape tape;
+  tape_check::Recording recording() const { return {tape, *pool}; }
 };
 
-inline RecordedTape record_tape(cuda::TapeRecorder& recorder, const std::function<void()>& work,
-                                std::shared_ptr<cuda::TapePool> pool = nullptr) {
+inline RecordedTape record_tape(graph::TapeRecorder& recorder, const std::function<void()>& work,
+                                std::shared_ptr<graph::TapePool> pool = nullptr) {
   RecordedTape recorded;
   if (pool) recorded.pool = std::move(pool);
   const c10::NoGradGuard no_grad;
@@ -35,16 +35,17 @@ inline RecordedTape record_tape(cuda::TapeRecorder& recorder, const std::functio
 
 // Expects one diagnostic of this kind at this operation and location whose text contains `part`, and no other
 // diagnostics.
-inline void expect_finding(const std::vector<cuda::Finding>& found, cuda::FindingKind kind,
+inline void expect_finding(const std::vector<tape_check::Finding>& found, tape_check::FindingKind kind,
                            const std::string& operation, const std::string& place, const std::string& part = "") {
-  const auto fits = [&](const cuda::Finding& f) {
+  const auto fits = [&](const tape_check::Finding& f) {
     return f.kind == kind && f.operation == operation && f.place == place;
   };
-  EXPECT_TRUE(std::all_of(found.begin(), found.end(), fits)) << cuda::report(found);
+  EXPECT_TRUE(std::all_of(found.begin(), found.end(), fits)) << tape_check::report(found);
   EXPECT_TRUE(std::any_of(found.begin(), found.end(),
                           [&](const auto& f) { return fits(f) && f.text.find(part) != std::string::npos; }))
-      << "no \"" << cuda::words_of(kind) << "\" at " << operation << " of " << place << " with " << part << ":\n"
-      << cuda::report(found);
+      << "no \"" << tape_check::words_of(kind) << "\" at " << operation << " of " << place << " with " << part
+      << ":\n"
+      << tape_check::report(found);
 }
 
 }  // namespace metroplex::test

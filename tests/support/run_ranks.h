@@ -38,7 +38,7 @@ struct RunOptions {
   bool rendezvous = false;
   std::chrono::milliseconds timeout{std::chrono::seconds(60)};
   std::shared_ptr<comm::Traffic> traffic = nullptr;
-  std::shared_ptr<comm::VirtualClock> clock = nullptr;
+  std::shared_ptr<comm::RankObserver> observer = nullptr;
 };
 
 // num_ranks must be tp*pp*dp*cp. An exception in any rank fails the test.
@@ -48,7 +48,8 @@ inline void run_ranks(int num_ranks, const Layout& layout, const comm::RankBody&
   const topology::RankGrid grid = grid_of(num_ranks, layout);
   const comm::DescribeRank describe = comm::describe_in(grid);
   try {
-    comm::run_threads(num_ranks, grid, {options.timeout, options.rendezvous, 1, options.traffic, -1, options.clock},
+    comm::run_threads(num_ranks, grid,
+                      {options.timeout, options.rendezvous, 1, options.traffic, -1, options.observer},
                       [&](const comm::World& world) {
                         const testing::ScopedTrace trace(__FILE__, __LINE__, describe(world.rank()));
                         body(world);

@@ -3,23 +3,23 @@
 
 #include <limits>
 
-#include "cuda/kernels/step_state.h"
+#include "kernels/step_state.h"
 
 namespace metroplex::test {
 
 struct ScaleHistory {
-  cuda::kernels::ScaleRule rule;
-  cuda::kernels::StepValues values;
-  cuda::kernels::StepVerdict verdict;
+  kernels::ScaleRule rule;
+  kernels::StepValues values;
+  kernels::StepVerdict verdict;
 
   void step(bool found_inf) {
-    cuda::kernels::StepRules rules;
+    kernels::StepRules rules;
     rules.scale = rule;
     rules.skip_threshold = std::numeric_limits<double>::infinity();
     rules.rows = 1;
-    const cuda::kernels::StepSums sums;
+    const kernels::StepSums sums;
     const double table[] = {values.steps, 0.1}, numbers[] = {4.0, found_inf ? 1.0 : 0.0, 0.0};
-    cuda::kernels::judge_step(rules, {&values, nullptr, table, &sums, numbers, &verdict});
+    kernels::judge_step(rules, {&values, nullptr, table, &sums, numbers, &verdict});
   }
 };
 

@@ -13,7 +13,7 @@
 #include "config/validate.h"
 #include "conformance/report.h"
 #include "topology/rank_grid.h"
-#include "train/assemble.h"
+#include "step/assemble.h"
 
 namespace metroplex::conformance {
 namespace {
@@ -115,7 +115,7 @@ Json replica_of(const nn::NamedTensor& tensor, const topology::Coordinates& at) 
   return {tensor.owner ? 0 : 1, same, at.at(experts ? Axis::edp : Axis::dp)};
 }
 
-Json saved_by_rank(const train::Assembly& assembly) {
+Json saved_by_rank(const step::Assembly& assembly) {
   const topology::Coordinates at = assembly.world->grid().coordinates(assembly.world->rank());
   std::vector<const nn::NamedTensor*> tensors(assembly.params.begin(), assembly.params.end());
   tensors.insert(tensors.end(), assembly.buffers.begin(), assembly.buffers.end());
@@ -196,7 +196,7 @@ std::string ckpt_sharding_case(const Json& run) {
   Json got = Json::array(), expected = tensors;
   std::mutex mutex;
   comm::run_threads(ranks, topology::RankGrid(ranks, c.parallel), {}, [&](const comm::World& world) {
-    const auto assembly = train::assemble(c, world, c.model.vocab_size, /*forward_only=*/true);
+    const auto assembly = step::assemble(c, world, c.model.vocab_size, /*forward_only=*/true);
     const Json mine = saved_by_rank(*assembly);
     const std::lock_guard lock(mutex);
     got.insert(got.end(), mine.begin(), mine.end());

@@ -28,8 +28,7 @@ std::string history(const Json& recorded) {
   for (const Json& found_inf : recorded.at("found_inf")) {
     history.step(found_inf.get<int>() != 0);
     const optim::GradScalerState state = optim::scaler_state(history.values);
-    got.push_back(
-        {state.scale, cuda::kernels::inverse_of(state.scale), state.growth_tracker, state.hysteresis_tracker});
+    got.push_back({state.scale, kernels::inverse_of(state.scale), state.growth_tracker, state.hysteresis_tracker});
   }
   return compare_list(got, recorded, "trace_[scale,inv_scale,growth_tracker,hysteresis_tracker]");
 }

@@ -123,8 +123,8 @@ std::string aux(const Json& test) {
   config::Model model = model_of(test, logits, "aux_loss");
   model.moe_router_score_function = score_function(test.at("score_function"));
   // Every token is its own sample.
-  const cuda::kernels::BalanceShape shape{logits.size(0), experts, logits.size(0),
-                                          moe::balance_score(model.moe_router_score_function)};
+  const kernels::BalanceShape shape{logits.size(0), experts, logits.size(0),
+                                    moe::balance_score(model.moe_router_score_function)};
   const at::Tensor sums = moe::balance_sums({}, logits, shape);
   const at::Tensor scores = sums.narrow(0, 0, logits.numel()).view(logits.sizes());
   const at::Tensor best = moe::choose(scores, {.k = k});
@@ -159,7 +159,7 @@ std::string z_loss(const Json& test) {
   if (!padding.is_null()) {
     // None of our tokens is padding: the mean is over the tokens that are not padding.
     const at::Tensor valid = logits.index({tensor_of(padding, at::kBool).eq(false)});
-    const cuda::kernels::BalanceShape shape{valid.size(0), valid.size(1), 1, cuda::kernels::BalanceScore::none, true};
+    const kernels::BalanceShape shape{valid.size(0), valid.size(1), 1, kernels::BalanceScore::none, true};
     const double sum = moe::balance_sums({}, valid, shape)[valid.size(1)].item<double>();
     return compare_near(sum / std::max<double>(1, static_cast<double>(valid.size(0))) * coeff, recorded, 0,
                         kRounding);

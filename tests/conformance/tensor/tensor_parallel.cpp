@@ -9,7 +9,7 @@
 #include "config/parallel.h"
 #include "conformance/report.h"
 #include "conformance/tensor/json_tensor.h"
-#include "cuda/kernels/step_state_math.h"
+#include "kernels/step_state_math.h"
 #include "nn/loss.h"
 #include "nn/param_init.h"
 #include "optim/clip.h"
@@ -53,8 +53,7 @@ std::string cross_entropy_over_two(const Json& test) {
 std::string clip(const Json& test) {
   const double norm = test.at("total_norm"), limit = test.at("max_norm"), recorded = test.at("coeff");
   // The recorded coefficient is max / (norm + 1e-6); it is applied only below 1.
-  return compare_near(cuda::kernels::clip_factor(norm, limit), test.at("applied").get<bool>() ? recorded : 1.0, 0,
-                      1e-15);
+  return compare_near(kernels::clip_factor(norm, limit), test.at("applied").get<bool>() ? recorded : 1.0, 0, 1e-15);
 }
 
 std::string seeds(const Json& test) {

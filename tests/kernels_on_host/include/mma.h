@@ -7,7 +7,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include "cuda/kernels/number.h"
+#include "kernels/number.h"
 
 namespace nvcuda::wmma {
 
@@ -100,8 +100,8 @@ void fill_fragment(fragment<accumulator, 16, 16, 16, T>& to, T value) {
   for (T& element : to.elements) element = value;
 }
 
-inline float to_float(__nv_bfloat16 x) { return metroplex::cuda::kernels::bf16_to_float(x.bits); }
-inline float to_float(__half x) { return metroplex::cuda::kernels::f16_to_float(x.bits); }
+inline float to_float(__nv_bfloat16 x) { return metroplex::kernels::bf16_to_float(x.bits); }
+inline float to_float(__half x) { return metroplex::kernels::f16_to_float(x.bits); }
 
 template <class T, class LayoutA, class LayoutB>
 struct Product {

@@ -1,0 +1,86 @@
+// exchange_rows for transfers whose sizes must be known at their start. Each member sends `capacity` rows to each
+// member, and the receiver keeps the valid ones. Shapes: n members, c capacity, R rows of out; counts are [n].
+#include "comm/backends/backend.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+namespace metroplex::comm {
+namespace {
+
+// Returns the counts whose cumulative sums are `ends`.
+at::Tensor apart(const at::Tensor& ends) {
+  const int64_t others = ends.numel() - 1;
+  const at::Tensor counts = ends.clone();
+  counts.narrow(0, 1, others).sub_(ends.narrow(0, 0, others));
+  return counts;
+}
+
+// Returns [n c, ...]. The rows for member i start at i c, padded with arbitrary rows.
+at::Tensor spread(const CountedRows& in, int64_t capacity) {
+  const int64_t length = in.rows.size(0), all = in.counts.numel() * capacity;
+  if (length == 0) {
+    std::vector<int64_t> shape = in.rows.sizes().vec();
+    shape[0] = all;
+    return at::empty(shape, in.rows.options());
+  }
+  const at::Tensor begins = in.counts.cumsum(0).sub_(in.counts);
+  const at::Tensor places = begins.unsqueeze(1).add(at::arange(capacity, in.counts.options()));
+  return in.rows.index_select(0, places.clamp_max_(length - 1).view(-1));
+}
+
+class EqualCapacity final : public Pending {
+ public:
+  CountedRows out;
+  int64_t capacity = 0;
+  at::Tensor overflow;
+  at::Tensor asked, told, meant;  // rows requested for each member; rows available of those; rows from each member
+  at::Tensor sent, received;      // [n c, ...]
+  PendingPtr counts, rows;
+
+  void wait() override {
+    if (!received.defined()) return;
+    const at::NoGradGuard no_grad;
+    for (const PendingPtr& pending : {counts, rows}) {
+      if (pending) pending->wait();
+    }
+    take();
+    *this = {};
+  }
+
+ private:
+  void take() {
+    const int64_t room = out.rows.size(0), last = meant.numel() - 1;
+    const at::Tensor sums = meant.clamp_max(capacity).cumsum(0), ends = sums.clamp_max(room);
+    const at::Tensor here = sums.select(0, last).gt(room).logical_or_(meant.gt(capacity).any());
+    overflow.bitwise_or_(asked.gt(told.clamp_max(capacity)).any().logical_or_(here).to(at::kInt).view_as(overflow));
+    out.counts.copy_(apart(ends));
+    if (room == 0) return;
+    const at::Tensor places = at::arange(room, meant.options());
+    const at::Tensor from = at::searchsorted(ends, places, /*out_int32=*/false, /*right=*/true).clamp_max_(last);
+    const at::Tensor begins = ends.sub(out.counts).index_select(0, from);
+    at::index_select_out(out.rows, received, 0, places.sub_(begins).clamp_max_(capacity - 1).add_(from, capacity));
+  }
+};
+
+}  // namespace
+
+PendingPtr GroupBackend::exchange_rows(CountedRows out, CountedRows in, int64_t capacity, at::Tensor overflow) {
+  const at::NoGradGuard no_grad;
+  const auto members = static_cast<size_t>(in.counts.numel());
+  const std::vector<int64_t> one(members, 1), all(members, capacity);
+  auto pending = std::make_shared<EqualCapacity>();
+  pending->out = std::move(out);
+  pending->capacity = capacity;
+  pending->overflow = std::move(overflow);
+  pending->asked = in.counts;
+  pending->told = apart(in.counts.cumsum(0).clamp_max_(in.rows.size(0)));
+  pending->meant = at::empty_like(in.counts);
+  pending->sent = spread(in, capacity);
+  pending->received = at::empty_like(pending->sent);
+  pending->counts = all_to_all(pending->meant, pending->told, one, one);
+  pending->rows = all_to_all(pending->received, pending->sent, all, all);
+  return pending;
+}
+
+}  // namespace metroplex::comm

@@ -1,0 +1,226 @@
+#include "comm/launch.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/log.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/AutogradState.h>
+#include <c10/util/Logging.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <mutex>
+
+#include "base/error.h"
+#include "base/thread_pool.h"
+#include "comm/backends/gloo.h"
+#include "comm/backends/nccl.h"
+#include "comm/backends/counting.h"
+#include "comm/backends/threads.h"
+#include "comm/report.h"
+#include "device/device.h"
+
+namespace metroplex::comm {
+namespace {
+
+void check_world(int world_size, const topology::RankGrid& grid) {
+  MPX_CHECK(world_size == grid.world_size(), "comm", world_size, " ranks were started for a layout of ",
+            grid.world_size(), " ranks; start as many as tp*cp*pp*dp");
+}
+
+c10::Device device_of(int gpu) {
+  return gpu < 0 ? c10::Device(c10::kCPU) : c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu));
+}
+
+GroupFactory rank_factory(const Hub& hub, int rank, const ThreadsOptions& options) {
+  GroupFactory factory = shared([&hub, rank, &options](const GroupSpec& spec) {
+    std::shared_ptr<GroupBackend> backend = hub.backend(spec, rank);
+    return options.observer ? options.observer->wrap(spec, rank, options, std::move(backend)) : backend;
+  });
+  return options.traffic ? counted(std::move(factory), options.traffic) : factory;
+}
+
+// Keeps the first failure. A rank's own failure takes precedence over one received from another rank.
+class FirstFailure {
+ public:
+  void add(const std::exception_ptr& failure) {
+    const bool own = !is_peer_failure(failure);
+    const std::lock_guard lock(mutex_);
+    if (!failure_ || (own && !own_)) {
+      failure_ = failure;
+      own_ = own;
+    }
+  }
+  void rethrow() const {
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr failure_;
+  bool own_ = false;
+};
+
+// MKL detects the processor in the first call of its matrix products and of its vector functions. Two threads in that
+// call at once may get different kernels, and results then differ in the last bits. One thread therefore makes the
+// first call.
+void call_mkl_once() {
+  static std::once_flag called;
+  std::call_once(called, [] {
+    for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
+      const at::Tensor x = at::ones({16, 16}, type);
+      at::mm(x, x);
+      at::log(x);
+      at::exp(x);
+    }
+  });
+}
+
+// Process-wide: otherwise cuBLAS may accumulate partial sums of fp16 and bf16 products in that type.
+void sum_halves_in_fp32() {
+  at::globalContext().setAllowBF16ReductionCuBLAS(/*allow_reduced_precision=*/false);
+  at::globalContext().setAllowFP16ReductionCuBLAS(/*allow_reduced_precision=*/false);
+}
+
+}  // namespace
+
+// libtorch's pool waits forever for a thread that the system cannot start, so this tries to start them first.
+static void check_threads(int count) {
+  base::run_together(count, [](int) {});
+}
+
+void prepare_rank_thread(int num_threads, c10::Device device) {
+  at::set_num_threads(num_threads);
+  if (!device.is_cpu()) device::set_device(device.index());
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+}
+
+void run_threads(int world_size, const topology::RankGrid& grid, const ThreadsOptions& options,
+                 const RankBody& body) {
+  check_world(world_size, grid);
+  if (options.observer) options.observer->check(world_size, options);
+  check_threads(world_size * options.threads_per_rank);
+  sum_halves_in_fp32();
+  const Hub hub(world_size, {options.timeout, options.rendezvous, describe_in(grid)});
+  FirstFailure failure;
+  const auto run_rank = [&](int rank) {
+    try {
+      prepare_rank_thread(options.threads_per_rank, device_of(options.gpu));
+      const World world = make_world(rank, grid, rank_factory(hub, rank, options), device_of(options.gpu));
+      if (options.observer) options.observer->start(rank);
+      body(world);
+      if (options.observer) options.observer->stop(rank);
+      hub.leave(rank);
+    } catch (...) {
+      const std::exception_ptr exception = std::current_exception();
+      failure.add(with_rank(exception, describe_in(grid)(rank)));
+      hub.abort(rank, cause_of(exception));
+    }
+  };
+  call_mkl_once();
+  base::run_together(world_size, run_rank);
+  failure.rethrow();
+}
+
+namespace {
+
+void report_cause(const LaunchEnvironment& launch, const ProcessOptions& options,
+                  const std::exception_ptr& exception) {
+  if (launch.cause_fd < 0) return;
+  const int code = options.exit_code ? options.exit_code(exception) : 1;
+  const std::string text = encode(Report{!is_peer_failure(exception), code, cause_of(exception)});
+  [[maybe_unused]] const ssize_t written = ::write(launch.cause_fd, text.data(), text.size());
+}
+
+// c10d logs every failed attempt and closed connection; these are reported once elsewhere.
+void quiet_c10d() {
+  ::setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
+  c10::initLogging();  // reads the variable
+}
+
+// Store server, limit of its client, watch, monitor, and gloo's device, event loop and worker.
+constexpr int kThreadsOfConnections = 7;
+
+GlooOptions store_options(const LaunchEnvironment& launch) {
+  GlooOptions gloo;
+  gloo.rank = launch.rank;
+  gloo.world_size = launch.world_size;
+  gloo.master_addr = launch.master_addr;
+  gloo.master_port = launch.master_port;
+  gloo.listen_fd = launch.listen_fd;
+  gloo.agent_store = launch.agent_store;
+  gloo.secret = launch.secret;
+  gloo.attempt = launch.attempt;
+  gloo.meet_first = launch.cause_fd < 0;  // our own launcher ends the other ranks if one cannot start
+  return gloo;
+}
+
+GlooOptions control_options(const LaunchEnvironment& launch, const ProcessOptions& options,
+                            const DescribeRank& describe) {
+  GlooOptions gloo = store_options(launch);
+  gloo.full_mesh = options.backend == ProcessBackend::gloo;
+  gloo.interface = options.interface.empty() ? launch.interface : options.interface;
+  gloo.interface_source = options.interface.empty() ? "GLOO_SOCKET_IFNAME" : "run.network_interface";
+  gloo.other_machines = launch.local_size < launch.world_size;
+  gloo.timeout = options.timeout;
+  gloo.describe = describe;
+  if (options.on_stuck) {
+    gloo.on_stuck = [launch, options, describe](const std::exception_ptr& failure) {
+      report_cause(launch, options, failure);
+      options.on_stuck(with_rank(failure, describe(launch.rank)));
+    };
+  }
+  return gloo;
+}
+
+}  // namespace
+
+void refuse_to_start(const LaunchEnvironment& launch, const std::string& cause) {
+  const GlooOptions options = store_options(launch);
+  if (!options.meet_first || launch.world_size == 1) return;
+  quiet_c10d();
+  tell_refusal(options, cause);
+}
+
+void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid, const ProcessOptions& options,
+                 const RankBody& body) {
+  const DescribeRank describe = describe_in(grid);
+  bool told = false;
+  try {
+    check_world(launch.world_size, grid);
+    check_threads(options.threads_per_rank + kThreadsOfConnections);
+    sum_halves_in_fp32();
+    prepare_rank_thread(options.threads_per_rank, device_of(options.gpu));
+    if (options.backend == ProcessBackend::nccl && !options.interface.empty())
+      ::setenv("NCCL_SOCKET_IFNAME", ("=" + options.interface).c_str(),
+               /*overwrite=*/0);  // =: match the exact name, not a prefix
+    quiet_c10d();
+    GlooContext control(control_options(launch, options, describe));
+    // Outlives the failure report below, because destroying communicators may block.
+    std::shared_ptr<NcclContext> nccl;
+    try {
+      if (options.backend == ProcessBackend::nccl)
+        nccl =
+            options.make_nccl ? options.make_nccl(control) : make_nccl_context(control, options.gpu, options.timeout);
+      GroupFactory factory =
+          shared([&](const GroupSpec& spec) { return nccl ? nccl->backend(spec) : control.backend(spec); });
+      if (options.traffic) factory = counted(std::move(factory), options.traffic);
+      body(make_world(launch.rank, grid, factory, device_of(options.gpu)));
+      if (nccl) nccl->shutdown();
+    } catch (...) {
+      control.fail(std::current_exception());
+      report_cause(launch, options, std::current_exception());
+      told = true;
+      throw;
+    }
+  } catch (...) {
+    const std::exception_ptr exception = std::current_exception();
+    if (!told) report_cause(launch, options, exception);
+    std::rethrow_exception(with_rank(
+        exception, launch.rank < grid.world_size() ? describe(launch.rank) : describe_plainly(launch.rank)));
+  }
+}
+
+}  // namespace metroplex::comm

@@ -1,0 +1,166 @@
+// Rules for attention, positions and layer components.
+#include "config/rules.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "config/experts.h"
+#include "config/family.h"
+
+namespace metroplex::config {
+
+using base::concat;
+
+namespace {
+
+constexpr std::string_view kLatentKeys[] = {"q_lora_rank",         "kv_lora_rank", "qk_head_dim",
+                                            "qk_pos_emb_head_dim", "v_head_dim",   "latent_layernorm_epsilon"};
+constexpr std::string_view kYarnKeys[] = {"rotary_scaling_factor",
+                                          "original_max_position_embeddings",
+                                          "beta_fast",
+                                          "beta_slow",
+                                          "yarn_correction_range_round_to_int",
+                                          "mscale",
+                                          "mscale_all_dim",
+                                          "yarn_attention_factor"};
+
+bool of_latents(std::string_view name) {
+  return std::find(std::begin(kLatentKeys), std::end(kLatentKeys), name) != std::end(kLatentKeys);
+}
+bool of_yarn(std::string_view name) {
+  return std::find(std::begin(kYarnKeys), std::end(kYarnKeys), name) != std::end(kYarnKeys);
+}
+// The softmax scale of latent attention uses mscale_all_dim and rotary_scaling_factor with any rope_type.
+bool of_yarn_alone(std::string_view name) {
+  return of_yarn(name) && name != "rotary_scaling_factor" && name != "mscale_all_dim";
+}
+
+void check_latent(Rules& rules) {
+  const Model& m = rules.config.model;
+  static constexpr const char* kSwitch = "model.multi_latent_attention";
+  if (!m.multi_latent_attention) return refuse_without(rules, kSwitch, of_latents);
+  rules.require(m.num_query_groups == 0 || m.num_query_groups == m.num_attention_heads, "model.num_query_groups",
+                m.num_query_groups, concat("has no meaning with ", kSwitch, ": every head has its own keys"),
+                "leave it 0");
+  rules.require_effect(m.kv_channels == 0, "model.kv_channels", m.kv_channels,
+                       concat("has no meaning with ", kSwitch,
+                              ", whose heads are as wide as model.qk_head_dim + model.qk_pos_emb_head_dim"),
+                       "leave it 0");
+  rules.require(m.position_embedding_type == PositionEmbedding::rope, "model.position_embedding_type",
+                m.position_embedding_type, concat("must be rope with ", kSwitch), "set it to rope");
+  rules.require(m.qk_pos_emb_head_dim % 2 == 0, "model.qk_pos_emb_head_dim", m.qk_pos_emb_head_dim, "must be even",
+                "add or remove one");
+  rules.require(m.rotary_percent == 1, "model.rotary_percent", m.rotary_percent,
+                concat("must be 1 with ", kSwitch, ", where model.qk_pos_emb_head_dim sets the rotated width"),
+                "leave it out");
+  const Family* const family = find_family(m.family);
+  rules.require(family == nullptr || !family->top_query, "model.family", m.family,
+                concat("excludes ", kSwitch, ": its last layer does not compute queries from its input"),
+                "use another family");
+}
+
+void check_frequencies(Rules& rules) {
+  const Model& m = rules.config.model;
+  const bool rope = m.position_embedding_type == PositionEmbedding::rope;
+  if (!m.yarn()) {
+    const bool scales_softmax = m.multi_latent_attention && m.mscale_all_dim != 0;
+    refuse_without(rules, "model.rope_type = yarn", scales_softmax ? of_yarn_alone : of_yarn);
+  } else {
+    rules.require(rope, "model.rope_type", m.rope_type, "needs model.position_embedding_type = rope",
+                  "use rope, or set model.rope_type to rope");
+    rules.require(!m.use_rope_scaling, "model.use_rope_scaling", "true",
+                  "excludes yarn (model.rope_type, which is auto with model.multi_latent_attention)",
+                  "turn it off, or set model.rope_type to rope");
+    rules.require(m.beta_fast > m.beta_slow, "model.beta_fast", m.beta_fast,
+                  concat("must exceed model.beta_slow = ", number_text(m.beta_slow)), "raise it");
+  }
+  rules.require_effect(rope || !m.rotary_interleaved, "model.rotary_interleaved", "true",
+                       "needs model.position_embedding_type = rope", "leave it out");
+  rules.require_effect(rope || m.rotary_seq_len_interpolation_factor == 1,
+                       "model.rotary_seq_len_interpolation_factor", m.rotary_seq_len_interpolation_factor,
+                       "needs model.position_embedding_type = rope", "leave it out");
+}
+
+void check_window(Rules& rules) {
+  const Model& m = rules.config.model;
+  static constexpr const char* kLayers = "model.window_attn_skip_freq";
+  const Family* const family = find_family(m.family);
+  if (!m.has_window()) {
+    rules.require_effect(m.window_attn_skip_freq.empty(), kLayers, m.window_attn_skip_freq,
+                         "has no effect without model.window_size", "leave it out, or give the window");
+    rules.require_effect(m.rotary_base_local == 0, "model.rotary_base_local", m.rotary_base_local,
+                         "has no effect without model.window_size", "leave it out, or give the window");
+    return;
+  }
+  std::string problem;
+  const bool reads = read_window_layers(m.window_attn_skip_freq, m.num_layers, problem).has_value();
+  rules.require(reads, kLayers, m.window_attn_skip_freq, "must define which layers have the window, but " + problem,
+                "write N for all but every N-th layer, or one 0 or 1 a layer, like [1,0] or [1]*5+[0]");
+  rules.require(m.rotary_base_local == 0 || m.position_embedding_type == PositionEmbedding::rope,
+                "model.rotary_base_local", m.rotary_base_local, "needs model.position_embedding_type = rope",
+                "leave it 0");
+  rules.require(family == nullptr || !family->top_query, "model.family", m.family,
+                "excludes model.window_size: the window of its last layer is not defined", "use another family");
+}
+
+void check_softmax(Rules& rules) {
+  const Model& m = rules.config.model;
+  if (m.softmax_type == SoftmaxType::vanilla) return;
+  const std::vector<std::string> ways = comma_list(rules.config.parallel.cp_comm_type);
+  const bool heads_travel =
+      std::any_of(ways.begin(), ways.end(), [](const std::string& way) { return way.starts_with("a2a"); });
+  const bool shared = rules.config.parallel.cp() > 1 || rules.config.parallel.hybrid_context_parallel;
+  rules.require(!shared || !heads_travel, "model.softmax_type", m.softmax_type,
+                "excludes parallel.cp_comm_type = a2a and a2a+p2p", "use p2p or all_gather");
+}
+
+void check_layer_parts(Rules& rules) {
+  const Model& m = rules.config.model;
+  rules.require(!m.sandwich_norm || !m.has_experts(), "model.sandwich_norm", "true",
+                "excludes experts (model.num_moe_experts)", "turn it off");
+  const Family* const family = find_family(m.family);
+  rules.require(!m.sandwich_norm || family == nullptr || !family->top_query, "model.sandwich_norm", "true",
+                concat("excludes model.family = ", m.family), "turn it off, or use another family");
+  static constexpr const char* kUnits = "has no effect without model.gated_linear_unit";
+  rules.require_effect(m.gated_linear_unit || m.activation_func_clamp_value == 0, "model.activation_func_clamp_value",
+                       m.activation_func_clamp_value, kUnits, "leave it 0, or turn the gate on");
+  rules.require(m.gated_linear_unit || m.glu_linear_offset == 0, "model.glu_linear_offset", m.glu_linear_offset,
+                kUnits, "leave it 0, or turn the gate on");
+}
+
+void check_multi_token(Rules& rules) {
+  const Model& m = rules.config.model;
+  static constexpr const char* kKey = "model.mtp_num_layers";
+  if (m.mtp_num_layers == 0)
+    return refuse_without(rules, kKey, [](std::string_view name) { return name == "mtp_loss_scaling_factor"; });
+  const auto excludes = [&](bool holds, const std::string& what, const char* fix) {
+    rules.require(holds, kKey, m.mtp_num_layers, "excludes " + what, fix);
+  };
+  const Family* const family = find_family(m.family);
+  excludes(family == nullptr || !family->top_query, concat("model.family = ", m.family), "use another family");
+  excludes(m.position_embedding_type != PositionEmbedding::learned_absolute,
+           "model.position_embedding_type = learned_absolute", "use rope or none");
+  excludes(!m.has_window(), "model.window_size: the window of these layers is not defined", "leave one of them out");
+  const Parallel& parallel = rules.config.parallel;
+  excludes(parallel.cp() == 1 && !parallel.hybrid_context_parallel,
+           "context parallelism (parallel.context_parallel_size above 1, parallel.hybrid_context_parallel): a rank "
+           "does not hold the tokens after its range",
+           "use sequence or pipeline parallelism");
+  excludes(!m.moe_paged_stash, "model.moe_paged_stash", "turn it off");
+  rules.require(m.mtp_num_layers < rules.config.train.seq_length, kKey, m.mtp_num_layers,
+                "must be below " + key_is("train.seq_length", rules.config.train.seq_length),
+                "use fewer, or longer sequences");
+}
+
+}  // namespace
+
+void check_attention(Rules& rules) {
+  check_latent(rules);
+  check_frequencies(rules);
+  check_window(rules);
+  check_softmax(rules);
+  check_layer_parts(rules);
+  check_multi_token(rules);
+}
+
+}  // namespace metroplex::config

@@ -1,0 +1,124 @@
+#include <ATen/Parallel.h>
+
+#include "kernels/activation_rows.h"
+#include "kernels/wide_row.h"
+
+#pragma GCC optimize("O3,no-math-errno,no-trapping-math")
+
+namespace metroplex::kernels {
+namespace {
+
+template <class T>
+struct Operands {
+  T *x, *out;  // forward: x is overwritten; backward: out is dx
+  const Wide<T>* bias;
+  const T *dy, *saved;
+};
+template <class T>
+struct Buffers {
+  alignas(64) Wide<T> x[kActivationChunk], up[kActivationChunk], y[kActivationChunk], slope[kActivationChunk];
+  alignas(64) Wide<T> gate[kActivationChunk], shifted[kActivationChunk];  // after UnitLimits
+};
+
+int64_t width_of_x(const ActivationShape& shape) { return shape.gated ? 2 * shape.width : shape.width; }
+
+template <class T>
+MPX_INLINE const Wide<T>* at_or_null(const Wide<T>* bias, int64_t at) {
+  return kIsHalf<T> && bias != nullptr ? bias + at : nullptr;
+}
+
+template <class T>
+MPX_INLINE void forward_row(T* x, const Wide<T>* bias, T* __restrict out, const ActivationShape& shape) {
+  const int64_t width = shape.width;
+  if constexpr (!kIsHalf<T>) {
+    if (bias != nullptr) {
+      for (int64_t i = 0; i < width_of_x(shape); ++i) x[i] += bias[i];
+    }
+  }
+  Buffers<T> b;
+  for_chunks(width, [&](int64_t at, int64_t n) {
+    const Wide<T>* const gate = with_bias(x + at, at_or_null<T>(bias, at), n, b.x);
+    activation_values(shape.kind, limited_gate(shape.limits, gate, n, b.gate), n, b.y);
+    if (shape.gated) {
+      const Wide<T>* const up =
+          limited_up(shape.limits, with_bias(x + width + at, at_or_null<T>(bias, width + at), n, b.up), n, b.shifted);
+      for (int64_t i = 0; i < n; ++i) out[at + i] = store<T>(b.y[i] * up[i]);
+    } else {
+      for (int64_t i = 0; i < n; ++i) out[at + i] = store<T>(b.y[i]);
+    }
+  });
+}
+
+template <class T>
+MPX_INLINE void backward_row(const T* __restrict dy, const T* x, const Wide<T>* bias, T* __restrict dx,
+                             const ActivationShape& shape) {
+  const int64_t width = shape.width;
+  Buffers<T> b;
+  for_chunks(width, [&](int64_t at, int64_t n) {
+    const Wide<T>* const gate = with_bias(x + at, at_or_null<T>(bias, at), n, b.x);
+    activation_slopes(shape.kind, limited_gate(shape.limits, gate, n, b.gate), n, b.y, b.slope);
+    if (shape.gated) {
+      const Wide<T>* const raw = with_bias(x + width + at, at_or_null<T>(bias, width + at), n, b.up);
+      const Wide<T>* const up = limited_up(shape.limits, raw, n, b.shifted);
+      if (shape.limits.any()) {
+        for (int64_t i = 0; i < n; ++i) {
+          b.slope[i] *= shape.limits.gate_slope(gate[i]);
+          b.y[i] *= shape.limits.up_slope(raw[i]);
+        }
+      }
+      for (int64_t i = 0; i < n; ++i) {
+        const Wide<T> g = load(dy[at + i]);
+        dx[at + i] = store<T>(g * up[i] * b.slope[i]);
+        dx[width + at + i] = store<T>(g * b.y[i]);
+      }
+    } else {
+      for (int64_t i = 0; i < n; ++i) dx[at + i] = store<T>(load(dy[at + i]) * b.slope[i]);
+    }
+  });
+}
+
+#define MPX_ROWS(clones, T)                                                                                         \
+  clones void forward_rows(const Operands<T>& o, const ActivationShape& s, int64_t begin, int64_t end) {            \
+    const int64_t wide = width_of_x(s);                                                                             \
+    for (int64_t row = begin; row < end; ++row) forward_row<T>(o.x + row * wide, o.bias, o.out + row * s.width, s); \
+  }                                                                                                                 \
+  clones void backward_rows(const Operands<T>& o, const ActivationShape& s, int64_t begin, int64_t end) {           \
+    const int64_t wide = width_of_x(s);                                                                             \
+    for (int64_t row = begin; row < end; ++row) {                                                                   \
+      backward_row<T>(o.dy + row * s.width, o.saved + row * wide, o.bias, o.out + row * wide, s);                   \
+    }                                                                                                               \
+  }
+MPX_ROWS(MPX_VECTOR_CLONES, float)
+MPX_ROWS(MPX_HALF_CLONES, Bf16)
+MPX_ROWS(MPX_HALF_CLONES, F16)
+MPX_ROWS(, double)
+#undef MPX_ROWS
+
+int64_t grain(const ActivationShape& shape) {
+  return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, shape.width));
+}
+
+}  // namespace
+
+template <class T>
+void activation_forward(T* x, const T* bias, T* out, const ActivationShape& shape) {
+  const WideRow<T> wide(bias, width_of_x(shape));
+  const Operands<T> o{x, out, wide.data(), nullptr, nullptr};
+  at::parallel_for(0, shape.rows, grain(shape),
+                   [&](int64_t begin, int64_t end) { forward_rows(o, shape, begin, end); });
+}
+
+template <class T>
+void activation_backward(const T* dy, const T* x, const T* bias, T* dx, const ActivationShape& shape) {
+  const WideRow<T> wide(bias, width_of_x(shape));
+  const Operands<T> o{nullptr, dx, wide.data(), dy, x};
+  at::parallel_for(0, shape.rows, grain(shape),
+                   [&](int64_t begin, int64_t end) { backward_rows(o, shape, begin, end); });
+}
+
+#define MPX_INSTANTIATE(T)                                                       \
+  template void activation_forward<T>(T*, const T*, T*, const ActivationShape&); \
+  template void activation_backward<T>(const T*, const T*, const T*, T*, const ActivationShape&)
+MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
+
+}  // namespace metroplex::kernels

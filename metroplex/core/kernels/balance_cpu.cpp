@@ -1,0 +1,113 @@
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/route.h"
+#include "kernels/route_math.h"
+#include "kernels/vector_math.h"
+
+#pragma GCC optimize("O3")
+
+namespace metroplex::kernels {
+namespace {
+
+// Scores of one row: its softmax, and the scores that depend on a single logit.
+template <class T>
+class Row {
+ public:
+  explicit Row(const BalanceShape& s) : s_(s), softmax_(static_cast<size_t>(s.experts)), own_(softmax_.size()) {}
+
+  void read(const T* x) {
+    const int64_t n = s_.experts;
+    if (s_.z || s_.score == BalanceScore::softmax) {
+      T largest = x[0];
+      for (int64_t e = 1; e < n; ++e) largest = x[e] > largest ? x[e] : largest;
+      T* const p = softmax_.data();
+      for (int64_t e = 0; e < n; ++e) p[e] = vector_exp(x[e] - largest);
+      const T sum = lane_sum<T>(n, [&](int64_t e) { return p[e]; });
+      for (int64_t e = 0; e < n; ++e) p[e] /= sum;
+      logsumexp_ = largest + std::log(sum);
+    }
+    if (s_.score == BalanceScore::none || s_.score == BalanceScore::softmax) return;
+    sum_ = static_cast<T>(kLeastSum);
+    for (int64_t e = 0; e < n; ++e) sum_ += own_[static_cast<size_t>(e)] = own_score(score(), x[e]);
+  }
+
+  T share(int64_t e) const {
+    const auto i = static_cast<size_t>(e);
+    return s_.score == BalanceScore::softmax ? softmax_[i] : own_[i] / sum_;
+  }
+  T logsumexp() const { return logsumexp_; }
+
+  // Gradient of the normalized scores and of logsumexp^2.
+  void gradient(const T* x, const double* dshares, T dz, T* dx) const {
+    const bool shares = s_.score != BalanceScore::none, softmax = s_.score == BalanceScore::softmax;
+    T mean = 0;
+    for (int64_t e = 0; shares && e < s_.experts; ++e) mean += share(e) * static_cast<T>(dshares[e]);
+    for (int64_t e = 0; e < s_.experts; ++e) {
+      const auto i = static_cast<size_t>(e);
+      T d = 0;
+      if (shares) {
+        const T slope = softmax ? softmax_[i] : own_slope(score(), x[e], own_[i]) / sum_;
+        d = slope * (static_cast<T>(dshares[e]) - mean);
+      }
+      dx[e] = s_.z ? d + dz * T(2) * logsumexp_ * softmax_[i] : d;
+    }
+  }
+
+ private:
+  RouteScore score() const {
+    return s_.score == BalanceScore::sigmoid ? RouteScore::sigmoid : RouteScore::sqrtsoftplus;
+  }
+
+  BalanceShape s_;
+  std::vector<T> softmax_, own_;
+  T sum_ = 1, logsumexp_ = 0;
+};
+
+}  // namespace
+
+template <class T>
+void balance_forward(const T* logits, double* sums, double* lines, const BalanceShape& s) {
+  const int64_t chunks = balance_chunks(s), n = s.sums();
+  at::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
+    Row<T> row(s);
+    for (int64_t chunk = begin; chunk < end; ++chunk) {
+      double* const line = lines + chunk * n;
+      std::fill(line, line + n, 0.0);
+      for (int64_t t = chunk * kBalanceRows; t < std::min(s.tokens, (chunk + 1) * kBalanceRows); ++t) {
+        row.read(logits + t * s.experts);
+        double* const of_sample = line + t % s.samples * s.experts;
+        for (int64_t e = 0; s.score != BalanceScore::none && e < s.experts; ++e) of_sample[e] += row.share(e);
+        if (s.z) line[n - 1] += row.logsumexp() * row.logsumexp();
+      }
+    }
+  });
+  std::fill(sums, sums + n, 0.0);
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    for (int64_t i = 0; i < n; ++i) sums[i] += lines[chunk * n + i];
+  }
+}
+
+template <class T>
+void balance_backward(const T* logits, const double* dsums, T* dlogits, const BalanceShape& s) {
+  const T dz = static_cast<T>(dsums[s.sums() - 1]);
+  at::parallel_for(0, s.tokens, kBalanceRows, [&](int64_t begin, int64_t end) {
+    Row<T> row(s);
+    for (int64_t t = begin; t < end; ++t) {
+      const T* const x = logits + t * s.experts;
+      row.read(x);
+      row.gradient(x, dsums + t % s.samples * s.experts, dz, dlogits + t * s.experts);
+    }
+  });
+}
+
+#define MPX_INSTANTIATE(T)                                                           \
+  template void balance_forward<T>(const T*, double*, double*, const BalanceShape&); \
+  template void balance_backward<T>(const T*, const double*, T*, const BalanceShape&)
+MPX_INSTANTIATE(float);
+MPX_INSTANTIATE(double);
+
+}  // namespace metroplex::kernels

@@ -1,0 +1,34 @@
+// h = residual + dropout(x + bias) and its norm in one pass over memory, forward and backward. The result has the
+// same bits as the kernels of dropout.h and norm.h. Element types: In of the residual stream, Out of the parameters
+// and of x.
+#pragma once
+
+#include "kernels/dropout.h"
+#include "kernels/dropout_block.h"
+#include "kernels/norm.h"
+
+namespace metroplex::kernels {
+
+struct DropoutNormShape {
+  DropoutShape dropout;
+  NormShape norm;  // same rows and width
+};
+
+// sum.out must be norm.x.
+template <class In, class Out>
+void dropout_norm_forward(const DropoutOperands<Out, In>& sum, const NormForward<In, Out>& norm,
+                          const DropoutNormShape& shape);
+
+// norm.dx = norm.add + norm_backward(norm.dy), the gradient of the residual; dx = dropout'(norm.dx).
+template <class In, class Out>
+void dropout_norm_backward(const NormBackward<In, Out>& norm, Out* dx, const DropoutNormShape& shape);
+
+// GPU versions, see norm.h and dropout.h.
+template <class In, class Out>
+void dropout_norm_forward_cuda(const DropoutOperands<Out, In>& sum, const NormForward<In, Out>& norm,
+                               const DropoutNormShape& shape, CUstream_st* stream);
+template <class In, class Out>
+void dropout_norm_backward_cuda(const NormBackward<In, Out>& norm, Out* dx, Wide<In>* lines,
+                                const DropoutNormShape& shape, CUstream_st* stream);
+
+}  // namespace metroplex::kernels

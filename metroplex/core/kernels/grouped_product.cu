@@ -1,0 +1,395 @@
+// One launch for all groups. A thread block computes one tile of one group's result: 128 x 128 for half types by
+// tensor cores, 64 x 64 for other types by plain multiply-adds. The grid covers all possible counts; blocks after the
+// last tile return at once.
+#include <algorithm>
+
+#include "kernels/grouped_product.h"
+#include "kernels/half_fragment.h"
+#include "kernels/launch.h"
+#include "kernels/wide_access.h"
+
+namespace metroplex::kernels {
+namespace {
+
+template <class T>
+constexpr int64_t kTile = kIsHalf<T> ? 128 : 64;
+
+constexpr MPX_INLINE int64_t tiles(int64_t n, int64_t side) { return (n + side - 1) / side; }
+
+__global__ void arguments_kernel(const int64_t* counts, GroupedSource source, int64_t* arguments) {
+  if (threadIdx.x != 0 || blockIdx.x != 0) return;
+  const GroupedOperand operands[] = {source.a, source.b, source.c};
+  const int64_t groups = source.groups, home = groups - source.clones;
+  int64_t first = 0;
+  for (int64_t e = 0; e < groups; ++e) {
+    const int64_t left = source.rows - first, count = counts[e] < left ? counts[e] : left,
+                  rows = count > 0 ? count : 0;
+    for (int64_t i = 0; i < 3; ++i) {
+      const GroupedOperand& o = operands[i];
+      const bool in_clones = o.group_stride != 0 && e >= home;
+      const int64_t at = o.group_stride != 0 ? (in_clones ? e - home : e) * o.group_stride : first * o.leading;
+      arguments[(kPointerA + i) * groups + e] =
+          reinterpret_cast<int64_t>(in_clones ? o.clones : o.base) + at * o.element_bytes;
+      arguments[(kLeadingA + i) * groups + e] = o.leading;
+    }
+    arguments[kGroupRows * groups + e] = rows;
+    arguments[kGroupAdds * groups + e] = e < home ? source.adds : source.clones_add;
+    first += rows;
+  }
+}
+
+template <class T>
+struct Problem {
+  const T *a, *b;
+  void* c;
+  int64_t lda, ldb, ldc, m, n, k;
+  bool adds, wide_c;
+};
+// Storage order of operands: a [k, m] or [m, k], b [n, k] or [k, n].
+template <GroupedOp op>
+constexpr bool kAByM = op != GroupedOp::weight_gradient;
+template <GroupedOp op>
+constexpr bool kBByN = op == GroupedOp::forward;
+
+template <GroupedOp op>
+__device__ int64_t result_rows(const int64_t* arguments, const GroupedShape& s, int64_t e) {
+  const int64_t rows = arguments[kGroupRows * s.groups + e];
+  if (op != GroupedOp::weight_gradient) return rows;
+  return rows > 0 || arguments[kGroupAdds * s.groups + e] == 0 ? s.out : 0;
+}
+constexpr MPX_INLINE int64_t result_columns(GroupedOp op, const GroupedShape& s) {
+  return op == GroupedOp::forward ? s.out : s.in;
+}
+
+template <class T, GroupedOp op>
+__device__ Problem<T> problem_of(const int64_t* arguments, const GroupedShape& s, int64_t e) {
+  const int64_t* const of = arguments + e;
+  const int64_t groups = s.groups;
+  constexpr bool kWeight = op == GroupedOp::weight_gradient;
+  return {reinterpret_cast<const T*>(of[kPointerA * groups]),
+          reinterpret_cast<const T*>(of[kPointerB * groups]),
+          reinterpret_cast<void*>(of[kPointerC * groups]),
+          of[kLeadingA * groups],
+          of[kLeadingB * groups],
+          of[kLeadingC * groups],
+          result_rows<op>(arguments, s, e),
+          result_columns(op, s),
+          op == GroupedOp::forward ? s.in
+          : kWeight                ? of[kGroupRows * groups]
+                                   : s.out,
+          kWeight && of[kGroupAdds * groups] != 0,
+          kWeight && s.wide_sum};
+}
+
+struct Place {
+  int group, m, n;  // m and n: tile indices; group < 0: none
+};
+
+// The grid lists all tiles of a group, then those of the next. Within a group, bands of kBand rows of tiles are
+// processed column by column. Concurrent blocks then read few rows and few weights, which fit into the L2 cache.
+__device__ Place place_in(int64_t group, int64_t tile, int64_t high, int64_t wide) {
+  constexpr int64_t kBand = 16;
+  const Divided band = divided(tile, kBand * wide);
+  const int64_t first = band.quotient * kBand, rows = high - first < kBand ? high - first : kBand;
+  const Divided column = divided(band.remainder, rows);
+  return {static_cast<int>(group), static_cast<int>(first + column.remainder), static_cast<int>(column.quotient)};
+}
+
+// Finds the tile of this block. A warp counts the tiles of 32 groups at once.
+template <GroupedOp op>
+__device__ Place find_place(const int64_t* arguments, const GroupedShape& s, int64_t side) {
+  const int64_t wide = tiles(result_columns(op, s), side);
+  const auto lane = static_cast<int>(threadIdx.x % kWarp);
+  int64_t left = blockIdx.x;
+  for (int64_t first = 0; first < s.groups; first += kWarp) {
+    const int64_t e = first + lane;
+    const int64_t high = e < s.groups ? tiles(result_rows<op>(arguments, s, e), side) : 0;
+    int64_t until = high * wide;  // tiles of this lane's group and all previous ones
+    for (int apart = 1; apart < static_cast<int>(kWarp); apart *= 2) {
+      const int64_t before = __shfl_sync(kAll, until, lane >= apart ? lane - apart : lane);
+      if (lane >= apart) until += before;
+    }
+    const int which = __popc(__ballot_sync(kAll, until <= left));
+    if (which < static_cast<int>(kWarp)) {
+      const int64_t of_group = __shfl_sync(kAll, high, which);
+      return place_in(first + which, left - (__shfl_sync(kAll, until, which) - of_group * wide), of_group, wide);
+    }
+    left -= __shfl_sync(kAll, until, static_cast<int>(kWarp) - 1);
+  }
+  return {-1, 0, 0};
+}
+
+constexpr int kDepth = 16, kPadded = kTile<float> + 16;
+
+// Loads a tile [kDepth][kTile] of an operand stored as [k][own], or [own][k] if `by_own`; elements outside are 0.
+template <class T>
+__device__ void fetch(const T* source, int64_t ld, bool by_own, int64_t own, int64_t own_end, int64_t k,
+                      int64_t k_end, T (*tile)[kPadded]) {
+  constexpr int kSide = kTile<T>;
+  for (int i = static_cast<int>(threadIdx.x); i < kDepth * kSide; i += static_cast<int>(kThreads)) {
+    const int depth = by_own ? i % kDepth : i / kSide, column = by_own ? i / kDepth : i % kSide;
+    const int64_t at_k = k + depth, at_own = own + column;
+    T value{};
+    if (at_k < k_end && at_own < own_end) value = by_own ? source[at_own * ld + at_k] : source[at_k * ld + at_own];
+    tile[depth][column] = value;
+  }
+}
+
+template <class T>
+__device__ void store_sum(const Problem<T>& p, int64_t row, int64_t column, T sum) {
+  if (row >= p.m || column >= p.n) return;
+  T* const to = static_cast<T*>(p.c) + row * p.ldc + column;
+  *to = p.adds ? *to + sum : sum;
+}
+
+// Each thread computes 4 x 4 sums, 16 apart.
+template <class T, GroupedOp op>
+__device__ void plain_tile(const Problem<T>& p, int64_t m, int64_t n) {
+  __shared__ T a[kDepth][kPadded], b[kDepth][kPadded];
+  T sums[4][4] = {};
+  const int row = static_cast<int>(threadIdx.x) / 16, column = static_cast<int>(threadIdx.x) % 16;
+  for (int64_t k = 0; k < p.k; k += kDepth) {
+    fetch(p.a, p.lda, kAByM<op>, m, p.m, k, p.k, a);
+    fetch(p.b, p.ldb, kBByN<op>, n, p.n, k, p.k, b);
+    __syncthreads();
+    for (int depth = 0; depth < kDepth; ++depth) {
+      for (int i = 0; i < 4; ++i) {
+        for (int j = 0; j < 4; ++j) sums[i][j] += a[depth][row + 16 * i] * b[depth][column + 16 * j];
+      }
+    }
+    __syncthreads();
+  }
+  for (int i = 0; i < 4; ++i) {
+    for (int j = 0; j < 4; ++j) store_sum(p, m + row + 16 * i, n + column + 16 * j, sums[i][j]);
+  }
+}
+
+// Half types. A step multiplies kStep values of k from one of two stages in shared memory, while the next step's data
+// is loaded from global memory into registers. A warp computes 64 x 32 of the tile, in fragments of kSide x kSide.
+constexpr int kHalfTile = kTile<Bf16>, kStep = 32, kSide = 16, kPack = 8;
+constexpr int kHigh = 4, kAcross = 2, kWarpsAcross = kHalfTile / (kAcross * kSide);
+static_assert(kWarps * kHigh * kAcross * kSide * kSide == kHalfTile * kHalfTile);
+
+// An operand's data for one step, in the line order of global memory: [own][k] if `by_own`, else [k][own]. The pitch
+// aligns fragments to 32 bytes and places eight lines of a fragment in different banks.
+template <bool by_own>
+struct Slab {
+  static constexpr int kLines = by_own ? kHalfTile : kStep, kWidth = by_own ? kStep : kHalfTile;
+  static constexpr int kPitch = kWidth + kPack, kHalves = kLines * kPitch;
+  static constexpr int kOfLine = kWidth / kPack, kApart = static_cast<int>(kThreads) / kOfLine;
+  static constexpr int kOfThread = kLines / kApart;  // packs, in lines kApart apart
+  static __device__ constexpr int at(int own, int k) { return by_own ? own * kPitch + k : k * kPitch + own; }
+};
+
+// Loads the packs of an operand that belong to one thread, step by step.
+template <class T, bool by_own>
+class Reader {
+  using Of = Slab<by_own>;
+
+ public:
+  __device__ Reader(const T* source, int64_t ld, int64_t own, int64_t own_end) {
+    wide_ = reinterpret_cast<uintptr_t>(source) % kWideBytes == 0 && ld % kPack == 0;
+    if constexpr (by_own) {
+      // Lines past the end are replaced by the last line: their products are not stored.
+      for (int i = 0; i < Of::kOfThread; ++i) {
+        const int64_t own_line = own + line() + i * Of::kApart;
+        next_[i] = source + (own_line < own_end ? own_line : own_end - 1) * ld + column();
+      }
+      ahead_ = kStep, inside_ = kPack;
+    } else {
+      const int64_t inside = own_end - own - column();
+      inside_ = static_cast<int>(inside < 0 ? 0 : inside < kPack ? inside : kPack);
+      for (int i = 0; i < Of::kOfThread; ++i) next_[i] = source + (line() + i * Of::kApart) * ld + own + column();
+      ahead_ = kStep * ld;
+    }
+  }
+
+  // `left`: remaining values of k, including this step. Whole packs are loaded into registers, overlapping with the
+  // products of the current step. put() reads the few others, because registers for their elements would be needed
+  // elsewhere.
+  __device__ void fetch(int64_t left) {
+#pragma unroll
+    for (int i = 0; i < Of::kOfThread; ++i) {
+      if (whole(i, left)) packs_[i] = __builtin_bit_cast(uint4, load_pack(next_[i]));
+    }
+  }
+  __device__ void put(T* slab, int64_t left) {
+#pragma unroll
+    for (int i = 0; i < Of::kOfThread; ++i) {
+      T* const to = slab + line() * Of::kPitch + column() + i * Of::kApart * Of::kPitch;
+      if (whole(i, left)) {
+        *reinterpret_cast<uint4*>(to) = packs_[i];
+      } else {
+        const int count = count_of(i, left);
+#pragma unroll 1
+        for (int e = 0; e < kPack; ++e) to[e] = e < count ? next_[i][e] : T{};
+      }
+      next_[i] += ahead_;
+    }
+  }
+
+ private:
+  static __device__ int line() { return static_cast<int>(threadIdx.x) / Of::kOfLine; }
+  static __device__ int column() { return static_cast<int>(threadIdx.x) % Of::kOfLine * kPack; }
+  // Number of valid elements of pack i; the others are zeros.
+  __device__ int count_of(int i, int64_t left) const {
+    const int most = left < kStep ? static_cast<int>(left) : kStep;
+    if (by_own) return most - column();
+    return line() + i * Of::kApart < most ? inside_ : 0;
+  }
+  __device__ bool whole(int i, int64_t left) const { return wide_ && count_of(i, left) >= kPack; }
+
+  const T* next_[Of::kOfThread];
+  uint4 packs_[Of::kOfThread];
+  int64_t ahead_;
+  int inside_;
+  bool wide_;
+};
+
+// One row of a warp's fragments, before it is stored to memory.
+constexpr int kPatchPitch = kAcross * kSide + 4;
+
+template <class C, int count>
+__device__ void store_sums(C* to, const float* sums, bool adds) {
+  Elements<C, count> all{};
+  Elements<float, count> more;
+  if (adds) all.read(to);
+  more.read(sums);
+  for (int i = 0; i < count; ++i) all.values[i] += more.values[i];
+  all.write(to);
+}
+
+template <class C, class T>
+__device__ void store_patch(const Problem<T>& p, int64_t row, int64_t column, const float* patch) {
+  constexpr int kCount = Pack<C>::kCount, kOfRow = kAcross * kSide / kCount;
+  C* const c = static_cast<C*>(p.c);
+  const bool wide = reinterpret_cast<uintptr_t>(c) % kWideBytes == 0 && p.ldc % kCount == 0;
+  for (int i = static_cast<int>(threadIdx.x % kWarp); i < kSide * kOfRow; i += static_cast<int>(kWarp)) {
+    const int down = i / kOfRow, right = i % kOfRow * kCount;
+    if (row + down >= p.m) return;
+    C* const to = c + (row + down) * p.ldc + column + right;
+    const float* const sums = patch + down * kPatchPitch + right;
+    const int64_t inside = p.n - column - right;
+    if (wide && inside >= kCount) {
+      store_sums<C, kCount>(to, sums, p.adds);
+    } else {
+      for (int e = 0; e < kCount && e < inside; ++e) store_sums<C, 1>(to + e, sums + e, p.adds);
+    }
+  }
+}
+
+template <class T, GroupedOp op>
+__device__ void half_tile(const int64_t* arguments, const GroupedShape& shape, const Place& place) {
+  namespace wmma = nvcuda::wmma;
+  using Native = std::conditional_t<std::is_same_v<T, Bf16>, __nv_bfloat16, __half>;
+  using A = Slab<kAByM<op>>;
+  using B = Slab<kBByN<op>>;
+  using LayoutA = std::conditional_t<kAByM<op>, wmma::row_major, wmma::col_major>;
+  using LayoutB = std::conditional_t<kBByN<op>, wmma::col_major, wmma::row_major>;
+  constexpr int kStage = A::kHalves + B::kHalves, kPatch = kSide * kPatchPitch;
+  static_assert(kWarps * kPatch * sizeof(float) <= 2 * kStage * sizeof(T));
+  __shared__ __align__(32) T room[2 * kStage];
+  const int warp = static_cast<int>(threadIdx.x / kWarp);
+  const int row = warp / kWarpsAcross * kHigh * kSide, column = warp % kWarpsAcross * kAcross * kSide;
+  const int64_t m = int64_t{place.m} * kHalfTile, n = int64_t{place.n} * kHalfTile;
+  wmma::fragment<wmma::accumulator, kSide, kSide, kSide, float> sums[kHigh][kAcross];
+#pragma unroll
+  for (auto& of_row : sums) {
+#pragma unroll
+    for (auto& sum : of_row) wmma::fill_fragment(sum, 0.0F);
+  }
+  const Problem<T> p = problem_of<T, op>(arguments, shape, place.group);
+  const bool outside = m + row >= p.m || n + column >= p.n;
+  Reader<T, kAByM<op>> a(p.a, p.lda, m, p.m);
+  Reader<T, kBByN<op>> b(p.b, p.ldb, n, p.n);
+  if (p.k > 0) a.fetch(p.k), b.fetch(p.k);
+  T* stage = room;
+  for (int64_t left = p.k; left > 0; left -= kStep) {
+    a.put(stage, left), b.put(stage + A::kHalves, left);
+    __syncthreads();  // the stage is full, and the other stage is no longer read
+    if (left > kStep) a.fetch(left - kStep), b.fetch(left - kStep);
+    const auto* const slab_a = reinterpret_cast<const Native*>(stage);
+    const Native* const slab_b = slab_a + A::kHalves;
+#pragma unroll
+    for (int depth = 0; depth < kStep; depth += kSide) {
+      if (outside) break;
+      wmma::fragment<wmma::matrix_b, kSide, kSide, kSide, Native, LayoutB> right[kAcross];
+#pragma unroll
+      for (int j = 0; j < kAcross; ++j) load_fragment(right[j], slab_b + B::at(column + j * kSide, depth), B::kPitch);
+#pragma unroll
+      for (int i = 0; i < kHigh; ++i) {
+        wmma::fragment<wmma::matrix_a, kSide, kSide, kSide, Native, LayoutA> above;
+        load_fragment(above, slab_a + A::at(row + i * kSide, depth), A::kPitch);
+#pragma unroll
+        for (int j = 0; j < kAcross; ++j) wmma::mma_sync(sums[i][j], above, right[j], sums[i][j]);
+      }
+    }
+    stage = stage == room ? room + kStage : room;
+  }
+  __syncthreads();  // before patches overwrite the stages
+  if (outside) return;
+  // Reads the arguments again, because registers are scarce during the steps.
+  const Problem<T> to = problem_of<T, op>(arguments, shape, place.group);
+  float* const patch = reinterpret_cast<float*>(room) + warp * kPatch;
+#pragma unroll
+  for (int i = 0; i < kHigh; ++i) {
+#pragma unroll
+    for (int j = 0; j < kAcross; ++j)
+      wmma::store_matrix_sync(patch + j * kSide, sums[i][j], kPatchPitch, wmma::mem_row_major);
+    __syncwarp();
+    if (to.wide_c) {
+      store_patch<float>(to, m + row + i * kSide, n + column, patch);
+    } else {
+      store_patch<T>(to, m + row + i * kSide, n + column, patch);
+    }
+    __syncwarp();  // before the next row overwrites the patch
+  }
+}
+
+// At most 128 registers per thread, so that an SM can run two blocks.
+template <class T, GroupedOp op>
+__global__ void __launch_bounds__(kThreads, 2) product_kernel(const int64_t* arguments, GroupedShape shape) {
+  const Place place = find_place<op>(arguments, shape, kTile<T>);
+  if (place.group < 0) return;
+  if constexpr (kIsHalf<T>) {
+    half_tile<T, op>(arguments, shape, place);
+  } else {
+    plain_tile<T, op>(problem_of<T, op>(arguments, shape, place.group), place.m * kTile<T>, place.n * kTile<T>);
+  }
+}
+
+template <class T, GroupedOp op>
+void launch_product(const int64_t* arguments, const GroupedShape& s, CUstream_st* stream) {
+  constexpr int64_t kBeside = kTile<T> - 1;  // maximum number of missing rows in a group's last tile
+  const int64_t high = op == GroupedOp::weight_gradient ? s.groups * tiles(s.out, kTile<T>)
+                                                        : (s.rows + kBeside * std::min(s.groups, s.rows)) / kTile<T>;
+  const int64_t blocks = high * tiles(result_columns(op, s), kTile<T>);
+  if (blocks == 0) return;
+  launch_kernel("grouped_product", product_kernel<T, op>,
+                Grid{dim3(static_cast<unsigned>(blocks)), kThreads, 0, stream}, arguments, s);
+}
+
+}  // namespace
+
+void grouped_arguments_cuda(const int64_t* counts, const GroupedSource& source, int64_t* arguments,
+                            CUstream_st* stream) {
+  if (source.groups == 0) return;
+  launch_kernel("grouped_arguments", arguments_kernel, Grid{1, 32, 0, stream}, counts, source, arguments);
+}
+
+template <class T>
+void grouped_product_cuda(const int64_t* arguments, const GroupedShape& s, CUstream_st* stream) {
+  switch (s.op) {
+    case GroupedOp::forward:
+      return launch_product<T, GroupedOp::forward>(arguments, s, stream);
+    case GroupedOp::input_gradient:
+      return launch_product<T, GroupedOp::input_gradient>(arguments, s, stream);
+    case GroupedOp::weight_gradient:
+      return launch_product<T, GroupedOp::weight_gradient>(arguments, s, stream);
+  }
+}
+
+#define MPX_INSTANTIATE(T) template void grouped_product_cuda<T>(const int64_t*, const GroupedShape&, CUstream_st*)
+MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
+
+}  // namespace metroplex::kernels

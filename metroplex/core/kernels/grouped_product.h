@@ -1,0 +1,69 @@
+// Matrix products of a layer's experts, all in one call. Activation rows are grouped by expert, and the row counts
+// are only on the device. A first kernel writes pointers, leading dimensions and row counts of every group into
+// device arrays; a second one multiplies with them. Weights are used in place. T is float, double, Bf16 or F16
+// (half.h); sums are in Wide<T>.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/half.h"
+
+struct CUstream_st;
+
+namespace metroplex::kernels {
+
+enum class GroupedOp {
+  forward,         // c [rows, out] = a [rows, in] times b^T, b [out, in]
+  input_gradient,  // c [rows, in] = a [rows, out] times b [out, in]
+  weight_gradient  // c [out, in] += (or =) a^T times b, a [rows, out], b [rows, in]
+};
+
+// Row-major. Group e starts `group_stride` elements after group e - 1; if group_stride is 0, after that group's last
+// row. With a group stride, replicas start at `clones` instead.
+struct GroupedOperand {
+  const void* base = nullptr;
+  int64_t leading = 0, group_stride = 0, element_bytes = 0;
+  const void* clones = nullptr;
+};
+
+struct GroupedSource {
+  GroupedOperand a, b, c;
+  int64_t groups = 0;
+  int64_t rows = 0;    // buffer size; counts beyond it are clamped
+  int64_t clones = 0;  // number of trailing groups that are replicas
+  // For weight_gradient: whether c of a group is added to or overwritten (zeros for a group without rows).
+  bool adds = true, clones_add = false;
+};
+
+// The arguments are [kGroupedFields, groups] int64.
+enum GroupedField : int64_t {
+  kPointerA,
+  kPointerB,
+  kPointerC,
+  kLeadingA,
+  kLeadingB,
+  kLeadingC,
+  kGroupRows,
+  kGroupAdds,
+  kGroupedFields
+};
+
+struct GroupedShape {
+  GroupedOp op = GroupedOp::forward;
+  int64_t groups = 0, rows = 0, in = 0, out = 0;
+  bool wide_sum = true;  // weight_gradient: c is Wide<T> instead of T
+};
+
+// counts [groups].
+void grouped_arguments(const int64_t* counts, const GroupedSource& source, int64_t* arguments);
+template <class T>
+void grouped_product(const int64_t* arguments, const GroupedShape& shape);
+
+// GPU versions, enqueued on `stream`; all pointers are device pointers. Throw base::Error("cuda", ...) if the launch
+// fails.
+void grouped_arguments_cuda(const int64_t* counts, const GroupedSource& source, int64_t* arguments,
+                            CUstream_st* stream);
+template <class T>
+void grouped_product_cuda(const int64_t* arguments, const GroupedShape& shape, CUstream_st* stream);
+
+}  // namespace metroplex::kernels

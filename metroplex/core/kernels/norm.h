@@ -1,0 +1,69 @@
+// LayerNorm and RMSNorm over the last dimension of [rows, width], forward and backward. Element types as in half.h:
+// In of the residual stream, Out of the parameters. They are equal, or In is float and Out half.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/half.h"
+
+struct CUstream_st;
+
+namespace metroplex::kernels {
+
+struct NormShape {
+  int64_t rows = 0, width = 0;
+  double epsilon = 1e-5;
+  bool rms = false;       // no mean, no bias
+  bool one_plus = false;  // multiplies by 1 + weight
+};
+
+// out = (x - mean) * rstd * weight + bias. Weight is the parameters' type; the CPU version widens them once per call.
+template <class In, class Out, class Weight = Out>
+struct NormForward {
+  const In* x = nullptr;
+  const Weight *weight = nullptr, *bias = nullptr;  // [width]; bias may be null
+  Out* out = nullptr;
+  Wide<In>*mean = nullptr, *rstd = nullptr;  // [rows], saved for backward; mean is unused with rms
+};
+template <class In, class Out>
+void norm_forward(const NormForward<In, Out>& operands, const NormShape& shape);
+
+// dx is rounded to In before `add` is added, as if a separate kernel added it.
+template <class In, class Out, class Weight = Out>
+struct NormBackward {
+  const Out* dy = nullptr;
+  const In* x = nullptr;
+  const Weight* weight = nullptr;
+  const Wide<In>*mean = nullptr, *rstd = nullptr;
+  const In* add = nullptr;  // [rows, width] or null: gradient of x from its other readers
+  In* dx = nullptr;
+  Wide<In>*dweight = nullptr, *dbias = nullptr;  // [width], overwritten; dbias may be null
+};
+// Weight gradients are summed in fixed blocks of rows, so they have the same bits for any number of threads.
+template <class In, class Out>
+void norm_backward(const NormBackward<In, Out>& operands, const NormShape& shape);
+
+// GPU versions, enqueued on `stream`; all pointers are device pointers. `lines` is scratch for norm_lines(shape) * 2
+// * width numbers. Throw base::Error("cuda", ...) if the launch fails.
+template <class In, class Out>
+void norm_forward_cuda(const NormForward<In, Out>& operands, const NormShape& shape, CUstream_st* stream);
+template <class In, class Out>
+void norm_backward_cuda(const NormBackward<In, Out>& operands, Wide<In>* lines, const NormShape& shape,
+                        CUstream_st* stream);
+
+// On a GPU a thread block processes adjacent rows and writes one line of partial weight gradients. The number of
+// lines depends only on the number of rows, so sums have the same bits on every GPU. Each of 132 SMs gets up to 8
+// blocks, of at least 8 rows, and of at least 16 rows beyond 256 lines. The lines (2 floats per column) then take at
+// most half the memory of a half-type x, a quarter from 4096 rows on, and less from 16384 rows on.
+constexpr int64_t norm_rows_per_line(const NormShape& shape) {
+  constexpr int64_t kFewLines = 256, kMostLines = 1024, kFewestRows = 8, kFewestOfMany = 16;
+  const int64_t of_few = (shape.rows + kFewLines - 1) / kFewLines,
+                of_most = (shape.rows + kMostLines - 1) / kMostLines;
+  const int64_t rows = of_few < kFewestOfMany ? of_few : of_most < kFewestOfMany ? kFewestOfMany : of_most;
+  return rows < kFewestRows ? kFewestRows : rows;
+}
+constexpr int64_t norm_lines(const NormShape& shape) {
+  return (shape.rows + norm_rows_per_line(shape) - 1) / norm_rows_per_line(shape);
+}
+
+}  // namespace metroplex::kernels

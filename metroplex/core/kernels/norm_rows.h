@@ -1,0 +1,67 @@
+// The rows of a norm on the CPU, for kernels that process a row further while it is in the cache.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/norm.h"
+#include "kernels/wide_row.h"
+
+namespace metroplex::kernels {
+
+template <class In, class Out>
+NormForward<In, Out, Wide<In>> widened(const NormForward<In, Out>& p, const WideRow<Out>& weight,
+                                       const WideRow<Out>& bias) {
+  return {p.x, weight.data(), bias.data(), p.out, p.mean, p.rstd};
+}
+template <class In, class Out>
+NormBackward<In, Out, Wide<In>> widened(const NormBackward<In, Out>& p, const WideRow<Out>& weight) {
+  return {p.dy, p.x, weight.data(), p.mean, p.rstd, p.add, p.dx, p.dweight, p.dbias};
+}
+
+// Process rows [begin, end) of norm_forward and norm_backward. The latter adds weight gradients to dweight and dbias
+// [width].
+#define MPX_ROWS(Out, In)                                                                                           \
+  void norm_forward_rows(const NormForward<In, Out, Wide<In>>& p, const NormShape& s, int64_t begin, int64_t end);  \
+  void norm_backward_rows(const NormBackward<In, Out, Wide<In>>& p, const NormShape& s, int64_t begin, int64_t end, \
+                          Wide<In>* dweight, Wide<In>* dbias)
+MPX_FOR_ELEMENT_PAIRS(MPX_ROWS);
+#undef MPX_ROWS
+
+// Weight gradients of each block of rows, and their sum in block order.
+template <class T>
+class NormBlocks {
+ public:
+  NormBlocks(const NormShape& shape, bool with_bias)
+      : rows_(shape.rows),
+        width_(shape.width),
+        count_((shape.rows + kRows - 1) / kRows),
+        dweight_(static_cast<size_t>(count_ * width_)),
+        dbias_(with_bias ? dweight_.size() : 0) {}
+
+  int64_t count() const { return count_; }
+  int64_t begin(int64_t block) const { return block * kRows; }
+  int64_t end(int64_t block) const { return std::min(rows_, (block + 1) * kRows); }
+  T* dweight(int64_t block) { return dweight_.data() + block * width_; }
+  T* dbias(int64_t block) { return dbias_.empty() ? nullptr : dbias_.data() + block * width_; }
+  void sum(T* dweight, T* dbias) const {
+    sum(dweight_, dweight);
+    if (dbias != nullptr) sum(dbias_, dbias);
+  }
+
+ private:
+  static constexpr int64_t kRows = 32;
+
+  void sum(const std::vector<T>& blocks, T* out) const {
+    std::fill(out, out + width_, T(0));
+    for (int64_t block = 0; block < count_; ++block) {
+      const T* line = blocks.data() + block * width_;
+      for (int64_t i = 0; i < width_; ++i) out[i] += line[i];
+    }
+  }
+
+  int64_t rows_, width_, count_;
+  std::vector<T> dweight_, dbias_;
+};
+
+}  // namespace metroplex::kernels

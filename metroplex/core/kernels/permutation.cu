@@ -1,0 +1,267 @@
+#include "kernels/launch.h"
+#include "kernels/permutation.h"
+#include "kernels/wide_access.h"
+
+namespace metroplex::kernels {
+namespace {
+
+constexpr int64_t kTile = 1024, kMostExperts = 1024;
+
+// Assignments are split into tiles, one per thread block, and tiles into one stretch per warp. There are three
+// passes: count each tile's assignments per expert, sum the counts of previous tiles, and compute the rows. Between
+// the passes, a tile's counts are stored in its range of plan.rows, which the last pass overwrites. The last tile has
+// up to twice the size, so its counts fit too.
+struct Tiles {
+  int64_t size, count;
+};
+Tiles tiles_of(const PermutationShape& s) {
+  const int64_t size = s.num_experts > kTile ? s.num_experts : kTile;
+  return {size, s.assignments < size ? 1 : s.assignments / size};
+}
+
+struct Stretch {
+  int64_t begin, end;  // assignments
+};
+__device__ Stretch stretch_of(const PermutationShape& s, const Tiles& tiles, unsigned warp) {
+  const int64_t first = blockIdx.x * tiles.size,
+                last = blockIdx.x + 1 == tiles.count ? s.assignments : first + tiles.size;
+  const int64_t length = (last - first + kWarps - 1) / kWarps, begin = first + warp * length;
+  return {begin < last ? begin : last, begin + length < last ? begin + length : last};
+}
+
+// Returns the local index of an assignment's expert, or -1 if it gets no row.
+__device__ int expert_of(const int64_t* experts, int64_t a, const Stretch& stretch, const PermutationShape& s) {
+  if (a >= stretch.end) return -1;
+  const int64_t e = experts[a] - s.first;
+  return e >= 0 && e < s.num_experts ? static_cast<int>(e) : -1;
+}
+
+__global__ void __launch_bounds__(kThreads) fill_kernel(int64_t* x, int64_t value, int64_t n) {
+  const int64_t stride = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) x[i] = value;
+}
+
+// Computes counts [warps, experts] of each warp's stretch in shared memory. All threads can read them on return.
+__device__ void count_stretches(const int64_t* experts, const PermutationShape& s, const Tiles& tiles, int* counts) {
+  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  for (int64_t i = threadIdx.x; i < kWarps * s.num_experts; i += kThreads) counts[i] = 0;
+  __syncthreads();
+  const Stretch stretch = stretch_of(s, tiles, warp);
+  int* const mine = counts + warp * s.num_experts;
+  for (int64_t a = stretch.begin; a < stretch.end; a += kWarp) {
+    const int e = expert_of(experts, a + lane, stretch, s);
+    const unsigned peers = __match_any_sync(kAll, e);
+    if (e >= 0 && (peers & ((1U << lane) - 1U)) == 0) mine[e] += __popc(peers);
+    __syncwarp();
+  }
+  __syncthreads();
+}
+
+__global__ void __launch_bounds__(kThreads)
+    count_kernel(const int64_t* experts, PermutationPlan plan, PermutationShape s, Tiles tiles) {
+  int* const counts = reinterpret_cast<int*>(dynamic_shared());
+  count_stretches(experts, s, tiles, counts);
+  int64_t* const to = tiles.count == 1 ? plan.counts : plan.rows + blockIdx.x * tiles.size * s.copies;
+  for (int64_t e = threadIdx.x; e < s.num_experts; e += kThreads) {
+    int64_t sum = 0;
+    for (unsigned w = 0; w < kWarps; ++w) sum += counts[w * s.num_experts + e];
+    to[e] = sum;
+  }
+}
+
+// One warp per expert: replaces the counts of tiles by the sums over previous tiles.
+__global__ void __launch_bounds__(kThreads) sum_tiles_kernel(PermutationPlan plan, PermutationShape s, Tiles tiles) {
+  const unsigned lane = threadIdx.x % kWarp;
+  const int64_t e = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp, apart = tiles.size * s.copies;
+  if (e >= s.num_experts) return;
+  int64_t before = 0;
+  for (int64_t first = 0; first < tiles.count; first += kWarp) {
+    const int64_t tile = first + lane;
+    const int64_t count = tile < tiles.count ? plan.rows[tile * apart + e] : 0;
+    int64_t sum = count;
+    for (unsigned offset = 1; offset < kWarp; offset *= 2) {
+      const int64_t other = __shfl_sync(kAll, sum, (lane - offset) % kWarp);
+      if (lane >= offset) sum += other;
+    }
+    if (tile < tiles.count) plan.rows[tile * apart + e] = before + sum - count;
+    before += __shfl_sync(kAll, sum, kWarp - 1);
+  }
+  if (lane == 0) plan.counts[e] = before;
+}
+
+__device__ int64_t room_of(const int64_t* counts, int64_t e, int64_t capacity) {
+  return capacity > 0 ? capacity : counts[e];
+}
+
+struct Rows {
+  int64_t first, apart;  // first row of an expert's first copy; distance between its copies
+};
+__device__ Rows rows_of(const int64_t* counts, const PermutationShape& s, int64_t e) {
+  const int64_t chunk = e / s.chunk * s.chunk;
+  const int64_t chunk_end = chunk + s.chunk < s.num_experts ? chunk + s.chunk : s.num_experts;
+  int64_t before = 0, inside = 0, step = 0;
+  for (int64_t i = 0; i < chunk; ++i) before += room_of(counts, i, s.capacity);
+  for (int64_t i = chunk; i < chunk_end; ++i) {
+    if (i < e) inside += room_of(counts, i, s.capacity);
+    step += room_of(counts, i, s.capacity);
+  }
+  return {before * s.copies + inside, step};
+}
+
+// Shared memory: rows [experts], then the counts, which become the number of rows before a warp's stretch in its
+// tile.
+__global__ void __launch_bounds__(kThreads)
+    place_kernel(const int64_t* experts, PermutationPlan plan, PermutationShape s, Tiles tiles) {
+  Rows* const rows = reinterpret_cast<Rows*>(dynamic_shared());
+  int* const next = reinterpret_cast<int*>(rows + s.num_experts);
+  count_stretches(experts, s, tiles, next);
+  const int64_t* const before = plan.rows + blockIdx.x * tiles.size * s.copies;
+  for (int64_t e = threadIdx.x; e < s.num_experts; e += kThreads) {
+    Rows of = rows_of(plan.counts, s, e);
+    if (tiles.count > 1) of.first += before[e];
+    rows[e] = of;
+    int sum = 0;
+    for (unsigned w = 0; w < kWarps; ++w) {
+      const int count = next[w * s.num_experts + e];
+      next[w * s.num_experts + e] = sum;
+      sum += count;
+    }
+  }
+  __syncthreads();  // waits until `before` has been read
+  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const Stretch stretch = stretch_of(s, tiles, warp);
+  int* const mine = next + warp * s.num_experts;
+  for (int64_t begin = stretch.begin; begin < stretch.end; begin += kWarp) {
+    const int64_t a = begin + lane;
+    const int e = expert_of(experts, a, stretch, s);
+    const unsigned peers = __match_any_sync(kAll, e), earlier = peers & ((1U << lane) - 1U);
+    const int64_t place = e < 0 ? 0 : rows[e].first + mine[e] + __popc(earlier);
+    __syncwarp();
+    if (e >= 0 && earlier == 0) mine[e] += __popc(peers);
+    __syncwarp();
+    for (int64_t copy = 0; a < stretch.end && copy < s.copies; ++copy) {
+      const int64_t row = e < 0 ? -1 : place + copy * rows[e].apart;
+      plan.rows[a * s.copies + copy] = row;
+      if (e >= 0) plan.source[row] = a;
+    }
+  }
+}
+
+// One thread block per rank and expert.
+__global__ void __launch_bounds__(kThreads)
+    regroup_kernel(const int64_t* table, PermutationPlan plan, RegroupShape s) {
+  const int64_t rank = blockIdx.x / s.num_experts, e = blockIdx.x % s.num_experts, count = table[blockIdx.x];
+  int64_t from = 0, to = 0, total = 0;
+  for (int64_t i = 0; i < s.ranks * s.num_experts; ++i) {
+    const int64_t other_rank = i / s.num_experts, other = i % s.num_experts;
+    if (i < blockIdx.x) from += s.capacity > 0 ? s.capacity : table[i];
+    if (other < e || (other == e && other_rank < rank)) to += table[i];
+    if (other == e) total += table[i];
+  }
+  for (int64_t k = threadIdx.x; k < count; k += blockDim.x) {
+    plan.rows[from + k] = to + k;
+    plan.source[to + k] = from + k;
+  }
+  if (rank == 0 && threadIdx.x == 0) plan.counts[e] = total;
+}
+
+// One warp per row, `count` elements per lane and access.
+template <class T, int64_t count>
+__global__ void __launch_bounds__(kThreads) permute_kernel(const T* x, const int64_t* source, T* out, RowsShape s) {
+  const int64_t stride = int64_t{gridDim.x} * kWarps;
+  for (int64_t r = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; r < s.num_rows; r += stride) {
+    const int64_t from = source[r];
+    if (from < 0) continue;
+    const T* const row = x + from / s.divisor * s.width;
+    T* const to = out + r * s.width;
+    for (int64_t c = threadIdx.x % kWarp * count; c < s.width; c += kWarp * count) {
+      if constexpr (count == 1) to[c] = row[c];
+      else store_pack(to + c, load_pack(row + c));
+    }
+  }
+}
+
+template <class T, int64_t count>
+__global__ void __launch_bounds__(kThreads) sum_kernel(const T* x, const int64_t* rows, T* out, SumShape s) {
+  const int64_t stride = int64_t{gridDim.x} * kWarps;
+  for (int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; t < s.tokens; t += stride) {
+    for (int64_t c = threadIdx.x % kWarp * count; c < s.width; c += kWarp * count) {
+      Elements<T, count> sum{};
+      for (int64_t j = 0; j < s.terms; ++j) {
+        const int64_t row = rows[t * s.terms + j];
+        if (row < 0) continue;
+        Elements<T, count> term;
+        term.read(x + row * s.width + c);
+        for (int64_t i = 0; i < count; ++i) sum.values[i] += term.values[i];
+      }
+      sum.write(out + t * s.width + c);
+    }
+  }
+}
+
+template <class T>
+bool in_packs(int64_t width, const T* x, const T* out) {
+  return width % Pack<T>::kCount == 0 && aligned_for_packs(x, out);
+}
+
+void fill(int64_t* x, int64_t n, CUstream_st* stream) {
+  if (n == 0) return;
+  launch_kernel("fill_permutation", fill_kernel, Grid{blocks_for(n), kThreads, 0, stream}, x, int64_t{-1}, n);
+}
+
+}  // namespace
+
+void plan_permutation_cuda(const int64_t* experts, const PermutationPlan& plan, const PermutationShape& shape,
+                           CUstream_st* stream) {
+  fill(plan.source, shape.num_rows, stream);
+  if (shape.num_experts == 0) return fill(plan.rows, shape.assignments * shape.copies, stream);
+  MPX_CHECK(shape.num_experts <= kMostExperts, "cuda", "rows of ", shape.num_experts,
+            " experts must be sorted on one GPU, which supports at most ", kMostExperts,
+            "; share them among more ranks (expert_model_parallel_size)");
+  const Tiles tiles = tiles_of(shape);
+  const auto blocks = static_cast<unsigned>(tiles.count), of_experts = static_cast<unsigned>(shape.num_experts);
+  const auto counts = static_cast<unsigned>(kWarps * sizeof(int)) * of_experts,
+             rows = static_cast<unsigned>(sizeof(Rows)) * of_experts;
+  launch_kernel("count_assignments", count_kernel, Grid{blocks, kThreads, counts, stream}, experts, plan, shape,
+                tiles);
+  if (tiles.count > 1) {
+    launch_kernel("sum_tiles", sum_tiles_kernel, Grid{(of_experts + kWarps - 1) / kWarps, kThreads, 0, stream}, plan,
+                  shape, tiles);
+  }
+  launch_kernel("plan_permutation", place_kernel, Grid{blocks, kThreads, rows + counts, stream}, experts, plan, shape,
+                tiles);
+}
+
+void plan_regroup_cuda(const int64_t* table, const PermutationPlan& plan, const RegroupShape& shape,
+                       CUstream_st* stream) {
+  fill(plan.rows, shape.num_in, stream);
+  fill(plan.source, shape.num_out, stream);
+  if (shape.num_experts == 0) return;
+  launch_kernel("plan_regroup", regroup_kernel,
+                Grid{static_cast<unsigned>(shape.ranks * shape.num_experts), kThreads, 0, stream}, table, plan,
+                shape);
+}
+
+template <class T>
+void permute_rows_cuda(const T* x, const int64_t* source, T* out, const RowsShape& shape, CUstream_st* stream) {
+  if (shape.num_rows == 0) return;
+  const auto kernel = in_packs(shape.width, x, static_cast<const T*>(out)) ? permute_kernel<T, Pack<T>::kCount>
+                                                                           : permute_kernel<T, 1>;
+  launch_kernel("permute_rows", kernel, Grid{blocks_for(shape.num_rows * kWarp), kThreads, 0, stream}, x, source, out,
+                shape);
+}
+
+template <class T>
+void sum_rows_cuda(const T* x, const int64_t* rows, T* out, const SumShape& shape, CUstream_st* stream) {
+  if (shape.tokens == 0) return;
+  const auto kernel =
+      in_packs(shape.width, x, static_cast<const T*>(out)) ? sum_kernel<T, Pack<T>::kCount> : sum_kernel<T, 1>;
+  launch_kernel("sum_rows", kernel, Grid{blocks_for(shape.tokens * kWarp), kThreads, 0, stream}, x, rows, out, shape);
+}
+
+#define MPX_INSTANTIATE(T)                                                                          \
+  template void permute_rows_cuda<T>(const T*, const int64_t*, T*, const RowsShape&, CUstream_st*); \
+  template void sum_rows_cuda<T>(const T*, const int64_t*, T*, const SumShape&, CUstream_st*)
+MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
+
+}  // namespace metroplex::kernels

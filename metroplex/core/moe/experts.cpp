@@ -1,0 +1,286 @@
+#include "moe/experts.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <array>
+#include <utility>
+
+#include "base/error.h"
+#include "moe/paged_stash.h"
+#include "nn/autograd_node.h"
+#include "config/experts.h"
+#include "device/launch_point.h"
+#include "nn/matmul.h"
+#include "nn/param_init.h"
+#include "nn/wide.h"
+
+namespace metroplex::moe {
+namespace {
+
+using kernels::GroupedOp;
+using topology::Axis;
+
+struct Sizes {
+  int64_t experts = 0, hidden = 0, width = 0;  // of the whole layer
+  bool gated = false;
+};
+
+// Shards of a stack of experts over ep and, unless `cut_dim` is negative, over etp. In dimension 1 of gated units
+// gate and up are sharded separately.
+std::vector<topology::Cut> stack_cuts(const Sizes& s, const ExpertContext& at, int cut_dim) {
+  std::vector<topology::Cut> cuts = {topology::even_cut(0, Axis::ep, s.experts, at.ep, at.ep_rank())};
+  if (cut_dim < 0) return cuts;
+  topology::Cut cut = topology::even_cut(cut_dim, Axis::etp, s.width, at.etp, at.etp_rank());
+  if (s.gated && cut_dim == 1) {
+    const topology::RowRange gate = cut.ranges.front();
+    cut.ranges.push_back({gate.size, s.width + gate.global, gate.size});
+  }
+  cuts.push_back(cut);
+  return cuts;
+}
+
+}  // namespace
+
+Experts::Experts(const std::string& name, const config::Model& model, const nn::LayerContext& context,
+                 const ExpertContext& at)
+    : target_(context.target),
+      saving_(context.saving),
+      grouped_(model.moe_grouped_gemm),
+      scales_input_(model.moe_apply_probs_on_input),
+      first_of_etp_(at.etp_rank() == 0),
+      slots_(at.slots),
+      buffers_(at.buffers),
+      stash_(at.stash),
+      products_(context.target, at.local_groups(model.num_moe_experts)),
+      rows_(nn::activation_spec(model, context.target)) {
+  const Sizes sizes{model.num_moe_experts, model.hidden_size, config::expert_ffn_width(model),
+                    model.gated_linear_unit};
+  const int64_t inner = sizes.gated ? 2 * sizes.width : sizes.width;
+  const auto make = [&](const char* tensor, std::vector<int64_t> shape, int cut_dim, nn::Init init) {
+    topology::Placement placement;
+    placement.grid = topology::Grid::expert;
+    placement.cuts = stack_cuts(sizes, at, cut_dim);
+    placement.role = init == nn::Init::zeros ? topology::Role::bias : topology::Role::weight;
+    placement.parts = topology::expert_parts(name, sizes.experts, tensor);
+    return nn::make_param({name + "." + tensor, std::move(shape), std::move(placement), init}, context);
+  };
+  fc1_ = make("linear_fc1.weight", {sizes.experts, inner, sizes.hidden}, 1, nn::Init::normal);
+  fc2_ = make("linear_fc2.weight", {sizes.experts, sizes.hidden, sizes.width}, 2, nn::Init::scaled_normal);
+  if (stash_) {
+    const int64_t activated = saving_.recomputes(nn::SavePoint::expert_activation) ? 0 : fc2_.local_shape[2];
+    const int64_t width = sizes.hidden + fc1_.local_shape[1] + activated;
+    number_ = stash_->join(name, width * static_cast<int64_t>(c10::elementSize(context.dtype)));
+  }
+  if (!model.add_bias_linear) return;
+  bias1_ = make("linear_fc1.bias", {sizes.experts, inner}, 1, nn::Init::zeros);
+  bias2_ = make("linear_fc2.bias", {sizes.experts, sizes.hidden}, -1, nn::Init::zeros);
+}
+
+namespace {
+
+template <class Body>
+void each_group(const std::vector<int64_t>& counts, const Body& body) {
+  int64_t first = 0;
+  for (size_t e = 0; e < counts.size(); ++e) {
+    if (counts[e] > 0) body(static_cast<int64_t>(e), first, counts[e]);
+    first += counts[e];
+  }
+}
+
+at::Tensor of_group(const GroupedWeights& weights, int64_t e) {
+  const int64_t home = weights.home.size(0);
+  return e < home ? weights.home.select(0, e) : weights.clones.select(0, e - home);
+}
+
+// Returns the biases of all groups; they are small enough to concatenate.
+at::Tensor biases(const std::optional<nn::Param>& home, const at::Tensor& clones) {
+  if (!home) return {};
+  return clones.defined() ? at::cat({home->data, clones}) : home->data;
+}
+
+void plain_product(const device::Target& target, at::Tensor out, const at::Tensor& a, const at::Tensor& b) {
+  at::mm_out(out, a, b);
+  const double flops =
+      2.0 * static_cast<double>(a.size(0)) * static_cast<double>(a.size(1)) * static_cast<double>(b.size(1));
+  device::issued(target, {"mm", {&a, &b}, {&out}, {}, flops});
+}
+
+}  // namespace
+
+Experts::Counts Experts::counts_of(const ExpertRows& in) const {
+  Counts counts{in.counts, {}};
+  if (grouped_) return counts;
+  const int64_t experts = in.counts.numel(), all = in.x.size(0);
+  if (target_.meta) {  // counts are unknown: assume an even load
+    for (int64_t e = 0; e < experts; ++e) counts.host.push_back(all * (e + 1) / experts - all * e / experts);
+    return counts;
+  }
+  const at::Tensor host = device::read_on_host(target_, in.counts);
+  int64_t left = all;
+  for (int64_t e = 0; e < experts; ++e) {
+    counts.host.push_back(std::min(host.const_data_ptr<int64_t>()[e], left));
+    left -= counts.host.back();
+  }
+  return counts;
+}
+
+at::Tensor Experts::input(const at::Tensor& x, const Factors& p, const Counts& counts) const {
+  return scales_input_ ? rows_.scale(x, p.input, counts.device) : x;
+}
+
+at::Tensor Experts::activation(const at::Tensor& x, const Factors& p, const Counts& counts,
+                               const at::Tensor& clone_bias) const {
+  return rows_.activation(x, biases(bias1_, clone_bias), p.probs, counts.device);
+}
+
+at::Tensor Experts::product(GroupedOp op, const at::Tensor& rows, const GroupedWeights& weights,
+                            const Counts& counts) const {
+  const bool forward = op == GroupedOp::forward;
+  if (grouped_) return products_.rows(op, rows, weights, counts.device);
+  const at::Tensor out = at::empty({rows.size(0), weights.home.size(forward ? 1 : 2)}, rows.options());
+  each_group(counts.host, [&](int64_t e, int64_t first, int64_t n) {
+    const at::Tensor weight = of_group(weights, e);
+    plain_product(target_, out.narrow(0, first, n), rows.narrow(0, first, n), forward ? weight.t() : weight);
+  });
+  return out;
+}
+
+at::Tensor* Experts::clones_of(const nn::Param& home, at::Tensor& gradient) const {
+  MPX_ASSERT(slots_ == 0 || home.deferred == nullptr, "gradients of ", home.name, "'s replicas are deferred");
+  return slots_ > 0 ? &gradient : nullptr;
+}
+
+// Accumulates once for the whole stack, so that an expert without rows also counts its use.
+at::Tensor Experts::weight_gradient(nn::Param& weight, const at::Tensor& dy, const at::Tensor& x,
+                                    const Counts& counts) const {
+  at::Tensor of_clones;
+  weight.accumulate_or_write(
+      [this, dy, x, counts, clones = clones_of(weight, of_clones)](at::Tensor& main_grad, bool adds) {
+        const std::array<int64_t, 3> sizes_of_clones = {slots_, main_grad.size(1), main_grad.size(2)};
+        GroupedWeights gradients(main_grad);
+        if (slots_ > 0) {
+          gradients.clones = *clones = grouped_ ? at::empty(sizes_of_clones, main_grad.options())
+                                                : at::zeros(sizes_of_clones, main_grad.options());
+        }
+        if (grouped_) return products_.run(GroupedOp::weight_gradient, dy, x, gradients, counts.device, adds);
+        if (!adds) main_grad.zero_();
+        each_group(counts.host, [&](int64_t e, int64_t first, int64_t n) {
+          at::Tensor gradient = of_group(gradients, e);
+          nn::put_linear_weight_gradient(target_, gradient, dy.narrow(0, first, n), x.narrow(0, first, n), true);
+        });
+      });
+  return of_clones;
+}
+
+at::Tensor Experts::bias_gradient(nn::Param& bias, const at::Tensor& dy, const at::Tensor& probs,
+                                  const Counts& counts) const {
+  at::Tensor of_clones;
+  bias.accumulate(
+      [this, dy, probs, device = counts.device, clones = clones_of(bias, of_clones)](at::Tensor& main_grad) {
+        if (slots_ == 0) return rows_.add_sums(main_grad, dy, probs, device);
+        const int64_t home = main_grad.size(0);
+        const at::Tensor sums = at::zeros({home + slots_, main_grad.size(1)}, main_grad.options());
+        rows_.add_sums(sums, dy, probs, device);
+        main_grad.add_(sums.narrow(0, 0, home));
+        *clones = sums.narrow(0, home, slots_);
+      });
+  return of_clones;
+}
+
+at::Tensor Experts::forward(const ExpertRows& in, const Clones& given, bool is_recompute) {
+  const CloneWeights& clones = given.weights;
+  MPX_ASSERT(clones.defined() == (slots_ > 0), "replicas for ", slots_, " slots");
+  const bool differentiates = at::GradMode::is_enabled();
+  const at::NoGradGuard no_grad;
+  const at::Tensor x = in.x.detach().contiguous(), probs = in.probs.detach().to(nn::acc_type(x.scalar_type()));
+  const Counts counts = counts_of(in);
+  const Factors factors{scales_input_ ? probs : at::Tensor(), scales_input_ ? at::Tensor() : probs};
+  if (given.under_way != nullptr) given.under_way->join_fc1();
+  const at::Tensor inner = product(GroupedOp::forward, input(x, factors, counts), {fc1_.data, clones.fc1}, counts);
+  const at::Tensor activated = activation(inner, factors, counts, clones.bias1);
+  if (given.under_way != nullptr) given.under_way->join_fc2();
+  const at::Tensor y = product(GroupedOp::forward, activated, {fc2_.data, clones.fc2}, counts);
+  // Results are partial sums over etp, so one etp rank adds the bias.
+  if (bias2_ && first_of_etp_) rows_.add_bias(y, biases(bias2_, clones.bias2), factors.probs, counts.device);
+  if (!differentiates) return y;
+  const at::AutoGradMode grad(true);
+  Kept kept{{}, {}, {}, factors, counts, keep(given), given.bring_home};
+  keep_rows(kept, x, inner, activated, is_recompute);
+  return nn::attach(
+      y, {in.x, in.probs},
+      [this, kept = std::move(kept), type = in.probs.scalar_type()](const at::Tensor& dy) -> nn::Gradients {
+        const at::NoGradGuard no_grad;
+        nn::Gradients gradients = backward(dy.contiguous(), kept);
+        gradients[1] = gradients[1].to(type);
+        return gradients;
+      });
+}
+
+Experts::KeptClones Experts::keep(const Clones& clones) const {
+  const CloneWeights& w = clones.weights;
+  const auto keep = [&](const at::Tensor& x) { return x.defined() ? saving_.keep(x) : nn::Saved(); };
+  if (!clones.again) return {keep(w.fc1), keep(w.fc2), keep(w.bias1), keep(w.bias2)};
+  return {nn::Saved::recomputed([again = clones.again] { return again->fc1(); }),
+          nn::Saved::recomputed([again = clones.again] { return again->fc2(); }), keep(w.bias1), keep(w.bias2)};
+}
+
+void Experts::keep_rows(Kept& kept, const at::Tensor& x, const at::Tensor& inner, const at::Tensor& activated,
+                        bool is_recompute) const {
+  const bool recomputes = saving_.recomputes(nn::SavePoint::expert_activation);
+  // A repeated step uses buffers of the received size, not pages.
+  if (stash_ && !is_recompute && !(buffers_ && buffers_->repeats)) {
+    std::vector<at::Tensor> rows{x, inner};
+    if (!recomputes) rows.push_back(activated);
+    std::vector<nn::Saved> paged = stash_->keep(rows, kept.counts.device, number_);
+    kept.x = paged[0], kept.inner = paged[1];
+    if (!recomputes) kept.activated = paged[2];
+  } else {
+    kept.inner = saving_.keep(inner);
+    if (!fc1_.frozen || scales_input_) kept.x = saving_.keep(x);
+    if (!recomputes && !fc2_.frozen) kept.activated = saving_.keep(activated);
+  }
+  if (!recomputes) return;
+  kept.activated = nn::Saved::recomputed(
+      [this, inner = kept.inner, factors = kept.factors, counts = kept.counts, clone_bias = kept.clones.bias1] {
+        return activation(inner.get(), factors, counts, clone_bias.get());
+      });
+}
+
+nn::Gradients Experts::backward(const at::Tensor& dy, const Kept& kept) {
+  const Counts& counts = kept.counts;
+  const Factors& p = kept.factors;
+  const KeptClones& clones = kept.clones;
+  const auto bring_home = [&](nn::Param& home, const at::Tensor& of_clones) {
+    if (slots_ > 0 && !home.frozen) kept.bring_home(home, of_clones);
+  };
+  const at::Tensor dprobs = at::empty_like(scales_input_ ? p.input : p.probs);
+  at::Tensor gradient = product(GroupedOp::input_gradient, dy, {fc2_.data, clones.fc2.get()}, counts);
+  if (!fc2_.frozen) bring_home(fc2_, weight_gradient(fc2_, dy, kept.activated.get(), counts));
+  else if (stash_ && !saving_.recomputes(nn::SavePoint::expert_activation)) kept.activated.get();  // frees its pages
+  if (bias2_) bring_home(*bias2_, bias_gradient(*bias2_, dy, p.probs, counts));
+  gradient = rows_.activation_backward(gradient, kept.inner.get(), biases(bias1_, clones.bias1.get()), p.probs,
+                                       counts.device, scales_input_ ? at::Tensor() : dprobs);
+  if (bias2_ && first_of_etp_ && !scales_input_)
+    rows_.add_bias_probs(dprobs, dy, biases(bias2_, clones.bias2.get()), counts.device);
+  if (bias1_) bring_home(*bias1_, bias_gradient(*bias1_, gradient, {}, counts));
+  const at::Tensor x = kept.x.get();
+  if (!fc1_.frozen) bring_home(fc1_, weight_gradient(fc1_, gradient, input(x, p, counts), counts));
+  gradient = product(GroupedOp::input_gradient, gradient, {fc1_.data, clones.fc1.get()}, counts);
+  if (scales_input_) gradient = rows_.scale_backward(gradient, x, p.input, counts.device, dprobs);
+  return {gradient, dprobs};
+}
+
+HomeWeights Experts::home() {
+  const auto address = [](std::optional<nn::Param>& bias) { return bias ? &*bias : nullptr; };
+  return {&fc1_, &fc2_, address(bias1_), address(bias2_)};
+}
+
+void Experts::collect_params(std::vector<nn::Param*>& params) {
+  for (auto [weight, bias] : {std::pair(&fc1_, &bias1_), std::pair(&fc2_, &bias2_)}) {
+    params.push_back(weight);
+    if (*bias) params.push_back(&**bias);
+  }
+}
+
+}  // namespace metroplex::moe

@@ -1,0 +1,134 @@
+// The local experts of a layer. For the rows of expert e they compute fc2_e(f(fc1_e x + b1_e) p) + b2_e p, with p the
+// router's probability of the row. The inner width is split over etp; results are partial sums over etp. The local
+// experts' parameters are on this rank. After them come replica slots for experts of other ranks, whose weights are
+// treated as activations and fetched by a dispatcher (clones.h).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/model.h"
+#include "kernels/grouped_product.h"
+#include "moe/clones.h"
+#include "moe/context.h"
+#include "moe/grouped_product.h"
+#include "nn/activation.h"
+#include "nn/autograd_node.h"
+#include "nn/layer_context.h"
+#include "nn/param.h"
+#include "nn/saved.h"
+
+namespace metroplex::moe {
+
+// Operations of local experts on their rows other than products (kernels/expert_rows.h), on tensors and without
+// autograd. `probs` [R], of the wide type of the rows; undefined means 1. Rows after the last counted one are
+// unchanged.
+class ExpertRowKernels {
+ public:
+  explicit ExpertRowKernels(const nn::ActivationSpec& spec) : spec_(spec) {}
+
+  // x [R, width (x 2)], bias [E, width (x 2)] or undefined -> f(x + bias) p [R, width].
+  at::Tensor activation(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& probs,
+                        const at::Tensor& counts) const;
+  // Returns dx; overwrites dprobs if it is defined.
+  at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
+                                 const at::Tensor& probs, const at::Tensor& counts, const at::Tensor& dprobs) const;
+  // add_bias: y += bias p. add_bias_probs: dprobs += dy . bias.
+  void add_bias(const at::Tensor& y, const at::Tensor& bias, const at::Tensor& probs, const at::Tensor& counts) const;
+  void add_bias_probs(const at::Tensor& dprobs, const at::Tensor& dy, const at::Tensor& bias,
+                      const at::Tensor& counts) const;
+  // gradient [E, width] += the sum of p x over the rows of each expert.
+  void add_sums(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& probs,
+                const at::Tensor& counts) const;
+  // scale: x p. scale_backward: returns dx and overwrites dprobs.
+  at::Tensor scale(const at::Tensor& x, const at::Tensor& probs, const at::Tensor& counts) const;
+  at::Tensor scale_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& probs,
+                            const at::Tensor& counts, const at::Tensor& dprobs) const;
+
+ private:
+  nn::ActivationSpec spec_;
+};
+
+struct ExpertRows {
+  at::Tensor x;       // [R, h], rows grouped by expert; rows after the last group are never read
+  at::Tensor probs;   // [R], at least fp32
+  at::Tensor counts;  // [local experts + slots] int64 on the device: rows of each; their sum is at most R
+};
+
+class Experts {
+ public:
+  // Parameters are <name>.linear_fc1.weight [E, ffn (x 2 when gated: [gate; up]), h], <name>.linear_fc2.weight [E, h,
+  // ffn] and, with model.add_bias_linear, <name>.linear_fc1.bias [E, ffn (x 2)], <name>.linear_fc2.bias [E, h]. They
+  // use the expert grid, are sharded over ep and etp, and have a region for each expert:
+  // <name>.local_experts.<e>.linear_fc1.weight.
+  Experts(const std::string& name, const config::Model& model, const nn::LayerContext& context,
+          const ExpertContext& experts);
+
+  // Returns [R, h], differentiable in x and probs. Rows after the last group are unspecified, in gradients too.
+  // Gradients of local experts are added to main_grad; those of replicas are passed to `clones.bring_home` as soon as
+  // they are computed. All replica weights in flight have been joined when it returns.
+  // `is_recompute`: backward repeats this forward, whose rows are not stored in the paged stash.
+  at::Tensor forward(const ExpertRows& rows, const Clones& clones = {}, bool is_recompute = false);
+  HomeWeights home();
+  void collect_params(std::vector<nn::Param*>& params);
+  // Returns whether forward and backward read the counts on the host.
+  bool needs_host() const { return !grouped_; }
+
+ private:
+  // Counts of a forward, also used by its backward.
+  struct Counts {
+    at::Tensor device;
+    std::vector<int64_t> host;  // only without grouped GEMM
+  };
+  // `input` multiplies the rows before fc1, `probs` the activation and bias; exactly one is defined.
+  struct Factors {
+    at::Tensor input, probs;
+  };
+  struct KeptClones {
+    nn::Saved fc1, fc2, bias1, bias2;
+  };
+  struct Kept {
+    nn::Saved x, inner, activated;
+    Factors factors;
+    Counts counts;
+    KeptClones clones;
+    decltype(Clones::bring_home) bring_home;
+  };
+
+  Counts counts_of(const ExpertRows& in) const;
+  at::Tensor input(const at::Tensor& x, const Factors& p, const Counts& counts) const;
+  at::Tensor activation(const at::Tensor& x, const Factors& p, const Counts& counts,
+                        const at::Tensor& clone_bias) const;
+  // Forward or input gradient product of all rows, each with the weight of its expert.
+  at::Tensor product(kernels::GroupedOp op, const at::Tensor& rows, const GroupedWeights& weights,
+                     const Counts& counts) const;
+  KeptClones keep(const Clones& clones) const;
+  // Sets x, inner and activated.
+  void keep_rows(Kept& kept, const at::Tensor& x, const at::Tensor& inner, const at::Tensor& activated,
+                 bool is_recompute) const;
+  nn::Gradients backward(const at::Tensor& dy, const Kept& kept);
+  // Both return the gradients of replicas, undefined without slots.
+  at::Tensor weight_gradient(nn::Param& weight, const at::Tensor& dy, const at::Tensor& x,
+                             const Counts& counts) const;
+  at::Tensor bias_gradient(nn::Param& bias, const at::Tensor& dy, const at::Tensor& probs,
+                           const Counts& counts) const;
+  // Returns where to store the gradient of replicas; null without slots.
+  at::Tensor* clones_of(const nn::Param& home, at::Tensor& gradient) const;
+
+  device::Target target_;
+  nn::SavePolicy saving_;
+  bool grouped_, scales_input_, first_of_etp_;
+  int64_t slots_;
+  std::shared_ptr<const StaticBuffers> buffers_;
+  std::shared_ptr<PagedStash> stash_;  // null: whole buffers are saved
+  int number_ = 0;                     // layer number in the stash
+  GroupedProduct products_;
+  ExpertRowKernels rows_;
+  nn::Param fc1_, fc2_;
+  std::optional<nn::Param> bias1_, bias2_;
+};
+
+}  // namespace metroplex::moe

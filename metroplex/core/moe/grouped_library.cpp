@@ -1,0 +1,84 @@
+#include "moe/grouped_library.h"
+
+#include <ATen/ATen.h>
+
+#include "kernels/grouped_choice.h"
+#include "nn/matmul.h"
+#include "nn/wide.h"
+
+namespace metroplex::moe {
+namespace {
+
+using kernels::GroupedOp;
+
+at::Tensor ends_of(const at::Tensor& counts, int64_t rows) { return counts.cumsum(0).clamp_max_(rows).to(at::kInt); }
+
+at::Tensor multiplied(const device::Target& target, const at::Tensor& a, const at::Tensor& b, const at::Tensor& ends,
+                      std::vector<int64_t> sizes) {
+  if (target.meta) return at::empty(sizes, a.options());
+  return at::_grouped_mm(a, b, ends);
+}
+
+double flops_of(int64_t rows, const at::Tensor& weights) {
+  return 2.0 * static_cast<double>(rows) * static_cast<double>(weights.size(1)) *
+         static_cast<double>(weights.size(2));
+}
+
+at::Tensor joined(const GroupedWeights& weights) {
+  return weights.clones.defined() ? at::cat({weights.home, weights.clones}) : weights.home;
+}
+
+}  // namespace
+
+bool library_multiplies(const GroupedCase& c) {
+  constexpr int64_t kAligned = 8;  // elements in 16 bytes
+  bool library = false;
+  nn::dispatch_element(c.type, [&](auto zero) {
+    library = kernels::grouped_choice(c.gpu, kernels::kElementNumber<decltype(zero)>, c.capability).library;
+  });
+  const bool pays = !c.joins || c.rows_of_group >= kRowsForJoin;
+  return library && pays && c.in > 0 && c.out > 0 && c.in % kAligned == 0 && c.out % kAligned == 0;
+}
+
+std::string product_name(const GroupedCase& c) {
+  const bool library = library_multiplies(c);
+  std::string name;
+  nn::dispatch_element(c.type, [&](auto zero) {
+    for (const auto* choice :
+         kernels::grouped_choices(c.gpu, kernels::kElementNumber<decltype(zero)>, c.capability)) {
+      if (name.empty() && choice->library == library) name = choice->name;
+    }
+  });
+  return name;
+}
+
+at::Tensor library_rows(const device::Target& target, GroupedOp op, const at::Tensor& rows,
+                        const GroupedWeights& of_groups, const at::Tensor& counts) {
+  const bool forward = op == GroupedOp::forward;
+  const int64_t n = rows.size(0), width = of_groups.home.size(forward ? 1 : 2);
+  if (n == 0) return at::empty({n, width}, rows.options());
+  const at::Tensor weights = joined(of_groups);
+  const at::Tensor matrices = forward ? weights.transpose(1, 2) : weights;
+  const at::Tensor out = multiplied(target, rows, matrices, ends_of(counts, n), {n, width});
+  device::issued(target, {"grouped_mm", {&rows, &weights}, {&out}, {}, flops_of(n, weights)});
+  return out;
+}
+
+void put_library_weight_gradient(const device::Target& target, const LibraryGradient& to, const at::Tensor& dy,
+                                 const at::Tensor& x, const at::Tensor& counts) {
+  const at::Tensor &gradient = to.gradient.home, &of_clones = to.gradient.clones;
+  const int64_t n = x.size(0), home = gradient.size(0);
+  if (n == 0) {
+    if (!to.adds) gradient.zero_();
+    if (of_clones.defined()) of_clones.zero_();
+    return;
+  }
+  const at::Tensor product =
+      multiplied(target, dy.t(), x, ends_of(counts, n), {counts.numel(), gradient.size(1), gradient.size(2)});
+  device::issued(target, {"grouped_mm", {&dy, &x}, {&product}, {}, flops_of(n, gradient)});
+  if (to.zeros_empty) product.masked_fill_((counts == 0).view({-1, 1, 1}), 0);
+  nn::put_product(target, gradient, product.narrow(0, 0, home), to.adds);
+  if (of_clones.defined()) nn::put_product(target, of_clones, product.narrow(0, home, of_clones.size(0)), false);
+}
+
+}  // namespace metroplex::moe

@@ -1,0 +1,95 @@
+#include "moe/grouped_product.h"
+
+#include <ATen/ATen.h>
+
+#include "base/error.h"
+#include "kernels/grouped_choice.h"
+#include "kernels/grouped_product.h"
+#include "moe/grouped_library.h"
+#include "nn/wide.h"
+
+namespace metroplex::moe {
+
+namespace {
+
+const void* address(const at::Tensor& x) { return !x.defined() || x.is_meta() ? nullptr : x.const_data_ptr(); }
+
+kernels::GroupedOperand operand(const GroupedWeights& x) {
+  const at::Tensor& home = x.home;
+  MPX_ASSERT(home.is_contiguous() && (!x.clones.defined() || x.clones.is_contiguous()),
+             "a grouped product of a strided tensor");
+  const int64_t stack = home.dim() == 3 ? home.size(1) * home.size(2) : 0;
+  return {address(home), home.size(-1), stack, static_cast<int64_t>(home.element_size()), address(x.clones)};
+}
+
+int64_t clones_of(const GroupedWeights& x) { return x.clones.defined() ? x.clones.size(0) : 0; }
+
+void check_stack(const GroupedWeights& x, int64_t groups) {
+  MPX_ASSERT(x.home.size(0) + clones_of(x) == groups, x.home.size(0), " weights and ", clones_of(x), " replicas for ",
+             groups, " groups");
+  MPX_ASSERT(!x.clones.defined() || (x.clones.scalar_type() == x.home.scalar_type() &&
+                                     x.clones.sizes().slice(1) == x.home.sizes().slice(1)),
+             "replicas of ", x.clones.sizes(), " with weights of ", x.home.sizes());
+}
+
+int64_t* integers(const at::Tensor& x) { return static_cast<int64_t*>(x.mutable_data_ptr()); }
+
+}  // namespace
+
+GroupedProduct::GroupedProduct(const device::Target& target, int64_t groups, int capability)
+    : target_(target),
+      capability_(capability >= 0 ? capability
+                  : target.gpu()  ? device::compute_capability()
+                                  : 0),
+      arguments_(at::empty({kernels::kGroupedFields, groups},
+                           at::TensorOptions().dtype(at::kLong).device(target.memory()))) {}
+
+bool GroupedProduct::by_library(const at::Tensor& rows, const GroupedWeights& stack, bool reads) const {
+  return library_multiplies({target_.gpu(), capability_, rows.scalar_type(), stack.home.size(2), stack.home.size(1),
+                             reads && stack.clones.defined(), rows.size(0) / arguments_.size(1)});
+}
+
+at::Tensor GroupedProduct::rows(kernels::GroupedOp op, const at::Tensor& rows, const GroupedWeights& weights,
+                                const at::Tensor& counts) const {
+  if (by_library(rows, weights, true)) return library_rows(target_, op, rows, weights, counts);
+  const int64_t width = weights.home.size(op == kernels::GroupedOp::forward ? 1 : 2);
+  const at::Tensor out = at::empty({rows.size(0), width}, rows.options());
+  run(op, rows, weights, out, counts);
+  return out;
+}
+
+void GroupedProduct::run(kernels::GroupedOp op, const GroupedWeights& of_a, const GroupedWeights& of_b,
+                         const GroupedWeights& of_c, const at::Tensor& counts, bool adds) const {
+  const at::Tensor &a = of_a.home, &b = of_b.home, &c = of_c.home;
+  const at::ScalarType type = a.scalar_type(), sum = c.scalar_type();
+  MPX_ASSERT(b.scalar_type() == type && (sum == type || sum == nn::acc_type(type)), "a grouped product of ",
+             at::toString(type), " and ", at::toString(b.scalar_type()), " into ", at::toString(sum));
+  const int64_t groups = arguments_.size(1), rows = a.size(0);
+  MPX_ASSERT(counts.numel() == groups, "counts of ", counts.numel(), " groups for ", groups);
+  const bool gradient = op == kernels::GroupedOp::weight_gradient;
+  const GroupedWeights& stack = gradient ? of_c : of_b;
+  check_stack(stack, groups);
+  if (gradient && by_library(b, of_c, false)) {
+    constexpr int kWritesAll = 100;  // below sm_100 the library also zeroes groups without rows
+    return put_library_weight_gradient(target_, {of_c, adds, capability_ >= kWritesAll}, a, b, counts);
+  }
+  const int64_t out = stack.home.size(1), in = stack.home.size(2);
+  kernels::GroupedSource source{operand(of_a), operand(of_b), operand(of_c), groups, rows, clones_of(stack)};
+  source.adds = adds;
+  device::launch(target_, {"grouped_arguments", {&counts}, {&arguments_}}, kernels::grouped_arguments,
+                 kernels::grouped_arguments_cuda, integers(counts), source, integers(arguments_));
+  const kernels::GroupedShape shape{op, groups, rows, in, out, sum == nn::acc_type(type)};
+  const double flops = 2.0 * static_cast<double>(rows) * static_cast<double>(in) * static_cast<double>(out);
+  nn::dispatch_element(type, [&](auto zero) {
+    using T = decltype(zero);
+    device::launch(target_,
+                   {"grouped_product",
+                    {&arguments_, &a, &b, &of_b.clones, gradient && adds ? &c : nullptr},
+                    {&c, &of_c.clones},
+                    {{"op", static_cast<int>(op)}},
+                    flops},
+                   kernels::grouped_product<T>, kernels::grouped_product_cuda<T>, integers(arguments_), shape);
+  });
+}
+
+}  // namespace metroplex::moe

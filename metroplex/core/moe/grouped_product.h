@@ -1,0 +1,49 @@
+// Grouped matrix products of a layer's experts: all local groups in one call, with the row counts only on the device.
+// `counts` [groups] int64 are the numbers of consecutive rows of an activation [R, width] in each group. Rows after
+// the last group are neither read nor written. The first groups are local experts, the others replicas; both are used
+// in place. The recorder gets the FLOPs of all R rows.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <utility>
+
+#include "kernels/grouped_product.h"
+#include "device/launch_point.h"
+
+namespace metroplex::moe {
+
+// One matrix [out, in] per group. Row tensors also convert to it.
+struct GroupedWeights {
+  GroupedWeights(at::Tensor home, at::Tensor clones = {})  // NOLINT: a stack of home experts alone is one
+      : home(std::move(home)), clones(std::move(clones)) {}
+  at::Tensor home;    // [local experts, out, in]
+  at::Tensor clones;  // [slots, out, in], same type; undefined without slots
+};
+
+class GroupedProduct {
+ public:
+  // `capability`: of the GPU that runs the products; -1: detect.
+  GroupedProduct(const device::Target& target, int64_t groups, int capability = -1);
+
+  // Returns y or dx of forward or input_gradient, by libtorch if that is faster.
+  at::Tensor rows(kernels::GroupedOp op, const at::Tensor& rows, const GroupedWeights& weights,
+                  const at::Tensor& counts) const;
+  // All tensors are contiguous. forward: a = x [R, in], b = weights, c = y [R, out]. input_gradient: a = dy, b =
+  // weights, c = dx. weight_gradient: a = dy, b = x; a^T b by group is summed in at least fp32. It is added to c, the
+  // gradients of local experts, or overwrites them if `adds` is false. Gradients of replicas are always overwritten,
+  // with zeros for groups without rows. c has the type of x or a wider one.
+  void run(kernels::GroupedOp op, const GroupedWeights& a, const GroupedWeights& b, const GroupedWeights& c,
+           const at::Tensor& counts, bool adds = true) const;
+
+ private:
+  // `reads`: the stack is an input; otherwise it is the gradient.
+  bool by_library(const at::Tensor& rows, const GroupedWeights& stack, bool reads) const;
+
+  device::Target target_;
+  int capability_;
+  at::Tensor arguments_;  // see kernels/grouped_product.h
+};
+
+}  // namespace metroplex::moe

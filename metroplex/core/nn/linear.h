@@ -1,0 +1,117 @@
+// Linear layers, split over the tensor-parallel group by output features (column) or input features (row), or
+// replicated on every rank. The weight gradient is accumulated directly into main_grad, overlapped with the
+// collective of the input gradient. Adapters (lora.h) contribute before each sum over the ranks.
+// Shapes: s sequence, b microbatch; activations are [s, b, features], with sequence parallelism [s/tp, b, features]
+// before a column-parallel and after a row-parallel layer.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/group.h"
+#include "device/launch_point.h"
+#include "nn/layer_context.h"
+#include "nn/lora.h"
+#include "nn/param.h"
+#include "nn/saved.h"
+
+namespace metroplex::nn {
+
+struct LinearSpec {
+  std::string name;  // parameters are <name>.weight [out, in] and <name>.bias [out]
+  int64_t in_features = 0, out_features = 0;
+  bool bias = true;
+  bool skip_bias_add = false;  // the caller adds bias() and accumulates its gradient
+  Init init = Init::normal;
+  bool gated = false;                             // column only: output is [gate; up], each half split over tp
+  std::vector<topology::Part> parts = {};         // named regions of the output features, for weight and bias
+  std::vector<config::AdapterBox> adapters = {};  // candidates for peft.lora_target_modules
+};
+
+inline LinearSpec linear_spec(const std::string& name, int64_t in, int64_t out, bool bias) {
+  LinearSpec spec;
+  spec.name = name;
+  spec.in_features = in;
+  spec.out_features = out;
+  spec.bias = bias;
+  return spec;
+}
+
+// adapter_rows() returns the dropout mask of the adapters, which is passed to forward(). The mask is empty in
+// evaluation and without adapter dropout.
+
+class ColumnParallelLinear {
+ public:
+  ColumnParallelLinear(const LinearSpec& spec, const LayerContext& context);
+  // Uses an existing weight [local rows, in], without bias: the output layer, possibly tied to the word embedding.
+  ColumnParallelLinear(std::shared_ptr<Param> weight, const LayerContext& context);
+
+  // Maps in.x [s (/tp with sequence parallelism), b, in] to [s, b, out/tp].
+  at::Tensor forward(const Input& in, const AdapterRows& rows = {});
+  AdapterRows adapter_rows(const Input& in, const Microbatch& batch) const;
+  bool keeps_input() const { return !weight_->frozen || adapters_.need_input(); }
+  Param& weight() { return *weight_; }
+  Param* bias() { return bias_ ? bias_.get() : nullptr; }
+  void collect_params(std::vector<Param*>& params);
+
+ private:
+  comm::Group tp_, sp_, tp_reduce_;
+  device::Target target_;
+  SavePolicy saving_;
+  bool skip_bias_add_ = false;
+  std::shared_ptr<Param> weight_, bias_;
+  Adapters adapters_;
+};
+
+class RowParallelLinear {
+ public:
+  RowParallelLinear(const LinearSpec& spec, const LayerContext& context);
+
+  // Maps in.x [s, b, in/tp] to [s (/tp with sequence parallelism), b, out], summed over the group. The bias is added
+  // once, after the sum.
+  at::Tensor forward(const Input& in, const AdapterRows& rows = {});
+  AdapterRows adapter_rows(const Input& in, const Microbatch& batch) const;
+  Param& weight() { return *weight_; }
+  Param* bias() { return bias_ ? bias_.get() : nullptr; }
+  Param* skipped_bias() { return skip_bias_add_ ? bias() : nullptr; }
+  void collect_params(std::vector<Param*>& params);
+
+ private:
+  comm::Group tp_, sp_, tp_reduce_;
+  device::Target target_;
+  SavePolicy saving_;
+  bool skip_bias_add_ = false;
+  std::shared_ptr<Param> weight_, bias_;
+  Adapters adapters_;
+};
+
+// A linear layer replicated on every rank, for outputs too narrow to be worth the collectives of a split. Each rank
+// computes all features of its local rows.
+class ReplicatedLinear {
+ public:
+  ReplicatedLinear(const LinearSpec& spec, const LayerContext& context);
+
+  // Maps in.x [s (/tp with sequence parallelism), b, in] to [..., out] for the same rows.
+  at::Tensor forward(const Input& in, const AdapterRows& rows = {});
+  AdapterRows adapter_rows(const Input& in, const Microbatch& batch) const;
+  void collect_params(std::vector<Param*>& params);
+
+ private:
+  comm::Group sp_;
+  device::Target target_;
+  SavePolicy saving_;
+  std::shared_ptr<Param> weight_, bias_;
+  Adapters adapters_;
+};
+
+// main_grad += dy^T x over all leading dimensions, in the precision of main_grad if the device supports it.
+void accumulate_weight_gradient(const device::Target& target, Param& weight, const at::Tensor& dy,
+                                const at::Tensor& x);
+// main_grad += sum of dy over all leading dimensions.
+void accumulate_bias_gradient(const device::Target& target, Param& bias, const at::Tensor& dy);
+
+}  // namespace metroplex::nn

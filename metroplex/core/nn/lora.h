@@ -1,0 +1,79 @@
+// Low-rank adapters of one linear layer (LoRA, arXiv 2106.09685): its output is increased by scale B A dropout(x). If
+// the layer is split by output features, every rank has all of A and its rows of B. If it is split by input features,
+// a rank has its columns of A and all of B. The layer's reduction then also sums the adapters. Gradients of
+// replicated matrices are partial sums. A is initialized as in PEFT (Kaiming-uniform with a = sqrt 5: uniform within
+// 1 / sqrt(in)), B with zeros.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "config/peft.h"
+#include "nn/dropout.h"
+#include "nn/layer_context.h"
+#include "nn/param.h"
+#include "nn/saved.h"
+
+namespace metroplex::nn {
+
+enum class LinearSplit { output, input, none };
+
+struct AdapterSpec {
+  std::string linear;  // <prefix>.linear_..., the name of the adapted layer
+  int64_t in_features = 0;
+  // Regions of the unsharded output; those in peft.lora_target_modules get adapters.
+  std::vector<config::AdapterBox> boxes;
+  LinearSplit split = LinearSplit::none;
+};
+
+// Dropout mask of the layer's input; empty without adapters or without adapter dropout.
+using AdapterRows = DropoutMask;
+
+class Adapters {
+ public:
+  Adapters() = default;
+  Adapters(const AdapterSpec& spec, const LayerContext& context);
+
+  bool empty() const { return adapters_.empty(); }
+  bool need_input() const;
+  // Returns the mask for an input of `sizes` [s, b, local in] whose rows begin at row `first_row` of the microbatch.
+  AdapterRows rows(at::IntArrayRef sizes, int64_t first_row, const Microbatch& batch) const;
+
+  // out [s, b, local out] += scale B A dropout(x); x [s, b, local in] has the same rows. Returns scale A dropout(x)
+  // of each adapter, [s, b, rank].
+  std::vector<at::Tensor> add_outputs(const at::Tensor& out, const at::Tensor& x, const AdapterRows& rows) const;
+  std::vector<Saved> keep(const std::vector<at::Tensor>& hidden) const;
+  // dx [s, b, local in] += the adapters' gradient of x. Returns the gradient of A dropout(x) of each adapter.
+  std::vector<at::Tensor> add_input_gradients(const at::Tensor& dx, const at::Tensor& dy,
+                                              const AdapterRows& rows) const;
+  // Accumulates the gradients of A and B. `hidden` is the result of keep(add_outputs()), `dhidden` that of
+  // add_input_gradients().
+  struct Backward {
+    at::Tensor dy, x;
+    const std::vector<Saved>& hidden;
+    const std::vector<at::Tensor>& dhidden;
+  };
+  void accumulate(const Backward& of, const AdapterRows& rows) const;
+  void collect_params(std::vector<Param*>& params);
+
+ private:
+  struct Adapter {
+    std::shared_ptr<Param> a, b;
+    int64_t groups = 1, width = 0, begin = 0, size = 0;  // region of this rank's output, as in config::AdapterBox
+    uint64_t key = 0;                                    // key of its dropout
+  };
+  Adapter make(const AdapterSpec& spec, const config::AdapterBox& box, const LayerContext& context) const;
+  at::Tensor box_of(const at::Tensor& out, const Adapter& adapter) const;
+  at::Tensor dropped(const at::Tensor& x, const Adapter& adapter, const AdapterRows& rows) const;
+
+  std::vector<Adapter> adapters_;
+  device::Target target_;
+  SavePolicy saving_;
+  double scale_ = 1, dropout_ = 0;
+  int parts_ = 1, part_ = 0;  // column shard of the input
+};
+
+}  // namespace metroplex::nn

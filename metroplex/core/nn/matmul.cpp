@@ -1,0 +1,215 @@
+#include "nn/matmul.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <algorithm>
+#include <climits>
+
+#include "kernels/accumulate.h"
+#include "kernels/column_sums.h"
+#include "kernels/grouped_product.h"
+#include "nn/product_choice.h"
+#include "nn/torch_compat.h"
+#include "nn/wide.h"
+
+namespace metroplex::nn {
+namespace {
+
+at::Tensor rows_of(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
+
+// libtorch rejects direct oneDNN calls, even in fp32, if oneDNN has no bf16: on older CPUs, or if ONEDNN_MAX_CPU_ISA
+// restricts the instruction set.
+bool onednn_is_taken() {
+  const auto supported = c10::Dispatcher::singleton().findSchema({"mkldnn::_is_mkldnn_bf16_supported", ""});
+  if (!supported) return false;
+  torch::jit::Stack stack;
+  supported->callBoxed(stack);
+  return stack.back().toBool();
+}
+
+bool use_onednn_at_all() {
+  static const bool taken = at::globalContext().hasMKLDNN() && onednn_is_taken();
+  return taken && product_choice().onednn_floats && at::globalContext().userEnabledMkldnn();
+}
+
+// Below a million multiply-adds, oneDNN's 10 us kernel lookup costs more than its faster loop saves.
+bool use_onednn(const device::Target& target, const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == at::kFloat && !target.gpu() && a.size(0) * a.size(1) * b.size(1) > (int64_t{1} << 20) &&
+         use_onednn_at_all();
+}
+
+double flops_of(const at::Tensor& a, const at::Tensor& b) {
+  return 2.0 * static_cast<double>(a.size(0)) * static_cast<double>(a.size(1)) * static_cast<double>(b.size(1));
+}
+
+// out = a b + beta out. It bypasses libtorch's dispatcher, so it is launched and recorded as one of our kernels.
+void onednn_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, float beta) {
+  at::native::mkldnn_matmul(a, b, out, beta, 1.0F);
+}
+
+bool widens(const at::Tensor& gradient, const at::Tensor& x) {
+  return gradient.scalar_type() == at::kFloat && is_half(x) && gradient.is_contiguous() && x.is_contiguous();
+}
+
+template <class Body>
+void dispatch_half(at::ScalarType type, const Body& body) {
+  type == at::kHalf ? body(kernels::F16{}) : body(kernels::Bf16{});
+}
+
+bool sums_bf16(const device::Target& target, const at::Tensor& gradient, const at::Tensor& x) {
+  return gradient.scalar_type() == at::kFloat && x.scalar_type() == at::kBFloat16 && !target.gpu() &&
+         gradient.is_contiguous();
+}
+
+bool use_mkl_sums(const at::Tensor& gradient, const at::Tensor& x) {
+  const auto fits = [](const at::Tensor& rows) { return std::max(rows.size(0), rows.size(1)) <= INT_MAX; };
+  return product_choice().mkl_bf16_sums && fits(gradient) && fits(x);
+}
+
+// gradient [out, in] = or += dy^T x in fp32, by MKL.
+void mkl_weight_gradient(const at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x, bool adds) {
+  constexpr int kRowMajor = 101, kAsItIs = 111, kTransposed = 112;
+  if (x.size(0) == 0) {
+    if (!adds) gradient.zero_();
+    return;
+  }
+  const auto out = static_cast<int>(dy.size(1)), in = static_cast<int>(x.size(1)), rows = static_cast<int>(x.size(0));
+  cblas_gemm_bf16bf16f32(kRowMajor, kTransposed, kAsItIs, out, in, rows, 1.0F, dy.const_data_ptr(), out,
+                         x.const_data_ptr(), in, adds ? 1.0F : 0.0F, gradient.mutable_data_ptr<float>(), in);
+}
+
+void own_weight_gradient(const at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x, bool adds) {
+  int64_t arguments[kernels::kGroupedFields];
+  arguments[kernels::kPointerA] = reinterpret_cast<int64_t>(dy.const_data_ptr());
+  arguments[kernels::kPointerB] = reinterpret_cast<int64_t>(x.const_data_ptr());
+  arguments[kernels::kPointerC] = reinterpret_cast<int64_t>(gradient.mutable_data_ptr());
+  arguments[kernels::kLeadingA] = dy.size(1);
+  arguments[kernels::kLeadingB] = arguments[kernels::kLeadingC] = x.size(1);
+  arguments[kernels::kGroupRows] = x.size(0);
+  arguments[kernels::kGroupAdds] = adds;
+  kernels::grouped_product<kernels::Bf16>(arguments, {.op = kernels::GroupedOp::weight_gradient,
+                                                      .groups = 1,
+                                                      .rows = x.size(0),
+                                                      .in = x.size(1),
+                                                      .out = dy.size(1)});
+}
+
+// Processes blocks of gradient rows, so that the product of a block is still in cache when it is added.
+void put_rounded_product(const device::Target& target, const at::Tensor& gradient, const at::Tensor& dy_t,
+                         const at::Tensor& x, bool adds) {
+  constexpr int64_t kBytes = int64_t{8} << 20;
+  const int64_t row = std::max<int64_t>(1, x.size(1) * x.element_size());
+  const int64_t rows = std::max<int64_t>(1, kBytes / row);
+  for (int64_t begin = 0; begin < dy_t.size(0); begin += rows) {
+    const int64_t n = std::min(rows, dy_t.size(0) - begin);
+    const at::Tensor left = dy_t.narrow(0, begin, n), product = at::mm(left, x);
+    device::issued(target, {"mm", {&left, &x}, {&product}, {}, flops_of(left, x)});
+    put_product(target, gradient.narrow(0, begin, n), product, adds);
+  }
+}
+
+// True if our kernel sums the rows. On the CPU it does so for half types, which libtorch would widen first.
+bool own_sums(const device::Target& target, const at::Tensor& gradient, const at::Tensor& rows) {
+  return (target.gpu() || is_half(rows)) && gradient.is_contiguous() &&
+         gradient.scalar_type() == acc_type(rows.scalar_type());
+}
+
+void own_bias_gradient(const device::Target& target, const at::Tensor& gradient, const at::Tensor& rows, bool adds) {
+  const kernels::ColumnSumsShape shape{rows.size(0), rows.size(1), rows.stride(0), adds};
+  dispatch_element(rows.scalar_type(), [&](auto zero) {
+    using T = decltype(zero);
+    using W = kernels::Wide<T>;
+    at::Tensor lines;
+    if (target.gpu()) lines = at::empty({kernels::column_lines<T>(shape), shape.width}, gradient.options());
+    device::launch(
+        target, {"column_sums", {&rows, adds ? &gradient : nullptr}, {&gradient}, {{"adds", adds}}, 0, {&lines}},
+        [](W* out, const T* x, W*, const kernels::ColumnSumsShape& s) { kernels::column_sums(out, x, s); },
+        kernels::column_sums_cuda<T>, elements<W>(gradient), static_cast<const T*>(elements<T>(rows)),
+        elements<W>(lines), shape);
+  });
+}
+
+}  // namespace
+
+at::Tensor linear_product(const device::Target& target, const at::Tensor& x, const at::Tensor& matrix,
+                          const at::Tensor& bias) {
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes.back() = matrix.size(1);
+  const at::Tensor out = at::empty(sizes, x.options()), a = rows_of(x);
+  at::Tensor rows = out.view({-1, matrix.size(1)});
+  const double flops = flops_of(a, matrix);
+  if (use_onednn(target, a, matrix)) {
+    device::launch(target, {"onednn_product", {&a, &matrix}, {&rows}, {}, flops}, onednn_product, device::CpuOnly{},
+                   rows, a, matrix, 0.0F);
+  } else if (target.gpu() && bias.defined()) {
+    // libtorch fuses a 1-D bias into the cuBLASLt epilogue.
+    at::addmm_out(rows, bias, a, matrix);
+    device::issued(target, {"addmm", {&bias, &a, &matrix}, {&rows}, {}, flops});
+    return out;
+  } else {
+    at::mm_out(rows, a, matrix);
+    device::issued(target, {"mm", {&a, &matrix}, {&rows}, {}, flops});
+  }
+  if (bias.defined()) out.add_(bias);
+  return out;
+}
+
+void put_product(const device::Target& target, const at::Tensor& gradient, const at::Tensor& product, bool adds) {
+  if (!widens(gradient, product) || !(adds || target.gpu())) {
+    adds ? gradient.add_(product) : gradient.copy_(product);
+    return;
+  }
+  dispatch_half(product.scalar_type(), [&](auto zero) {
+    using T = decltype(zero);
+    device::launch(target, {"add_elements", {adds ? &gradient : nullptr, &product}, {&gradient}, {{"adds", adds}}},
+                   kernels::add_elements<T>, kernels::add_elements_cuda<T>, elements<float>(gradient),
+                   static_cast<const T*>(elements<T>(product)), product.numel(), adds);
+  });
+}
+
+void put_linear_weight_gradient(const device::Target& target, at::Tensor& gradient, const at::Tensor& dy,
+                                const at::Tensor& x, bool adds) {
+  const at::Tensor dy_t = rows_of(dy).t(), x_rows = rows_of(x);
+  const bool wider = gradient.scalar_type() != dy_t.scalar_type();
+  const double flops = flops_of(dy_t, x_rows);
+  const at::Tensor* const before = adds ? &gradient : nullptr;
+  if (sums_bf16(target, gradient, x_rows)) {
+    const bool by_mkl = use_mkl_sums(gradient, x_rows);
+    if (by_mkl || product_choice().own_bf16_sums) {
+      const at::Tensor left = rows_of(dy).contiguous(), right = x_rows.contiguous();
+      device::launch(target, {"bf16_weight_gradient", {&left, &right, before}, {&gradient}, {}, flops},
+                     by_mkl ? mkl_weight_gradient : own_weight_gradient, device::CpuOnly{}, gradient, left, right,
+                     adds);
+      return;
+    }
+  }
+  if (wider && !(target.gpu() && gradient.scalar_type() == at::kFloat)) {
+    return put_rounded_product(target, gradient, dy_t, x_rows, adds);
+  }
+  if (!wider && use_onednn(target, dy_t, x_rows)) {
+    device::launch(target, {"onednn_product", {&dy_t, &x_rows, before}, {&gradient}, {}, flops}, onednn_product,
+                   device::CpuOnly{}, gradient, dy_t, x_rows, adds ? 1.0F : 0.0F);
+    return;
+  }
+  if (!wider) {
+    adds ? at::addmm_out(gradient, gradient, dy_t, x_rows) : at::mm_out(gradient, dy_t, x_rows);
+  } else if (!target.meta) {  // half products, fp32 sums
+    adds ? at::addmm_out(gradient, gradient, dy_t, x_rows, at::kFloat)
+         : at::mm_out(gradient, dy_t, x_rows, at::kFloat);
+  }
+  device::issued(target, {adds ? "addmm" : "mm", {before, &dy_t, &x_rows}, {&gradient}, {}, flops});
+}
+
+void put_linear_bias_gradient(const device::Target& target, at::Tensor& gradient, const at::Tensor& dy, bool adds) {
+  const at::Tensor rows = rows_of(dy);
+  if (own_sums(target, gradient, rows)) {
+    own_bias_gradient(target, gradient, rows.stride(1) == 1 ? rows : rows.contiguous(), adds);
+  } else {
+    if (adds) gradient.add_(at::sum(rows, {0}, false, gradient.scalar_type()));
+    else at::sum_out(gradient, rows, {0}, false, gradient.scalar_type());
+  }
+}
+
+}  // namespace metroplex::nn

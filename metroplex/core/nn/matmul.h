@@ -1,0 +1,27 @@
+// Matrix products of a linear layer (forward, input gradient, weight gradient), by the library that product_choice.h
+// selects for this CPU. All read and write strided 2-D views.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "device/launch_point.h"
+
+namespace metroplex::nn {
+
+// Returns x [..., k] times matrix [k, n], plus bias [n] if defined; the result [..., n] is contiguous. For a weight
+// [out, in], forward passes weight.t(), and the input gradient is the product of dy and weight.
+at::Tensor linear_product(const device::Target& target, const at::Tensor& x, const at::Tensor& matrix,
+                          const at::Tensor& bias = {});
+// gradient [out, in] += dy^T x over all leading dimensions; overwrites if `adds` is false. Accumulates in the
+// precision of `gradient` if the device supports it.
+void put_linear_weight_gradient(const device::Target& target, at::Tensor& gradient, const at::Tensor& dy,
+                                const at::Tensor& x, bool adds);
+// gradient += product of the same shape; overwrites if `adds` is false. A half product is added to an fp32 gradient
+// by our own kernel. libtorch's mixed-type kernel accesses single elements on a GPU and reaches half of the memory
+// bandwidth.
+void put_product(const device::Target& target, const at::Tensor& gradient, const at::Tensor& product, bool adds);
+// gradient [out] += the sum of dy over all leading dimensions, in the precision of `gradient`; overwrites if `adds`
+// is false.
+void put_linear_bias_gradient(const device::Target& target, at::Tensor& gradient, const at::Tensor& dy, bool adds);
+
+}  // namespace metroplex::nn

@@ -1,0 +1,229 @@
+#include "nn/norm.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "base/error.h"
+#include "nn/autograd_node.h"
+#include "kernels/dropout_norm.h"
+#include "kernels/norm.h"
+#include "nn/param_init.h"
+#include "nn/wide.h"
+
+namespace metroplex::nn {
+namespace {
+
+template <class Body>
+void dispatch_pair(at::ScalarType in, at::ScalarType out, const Body& body) {
+  dispatch_element(out, [&](auto narrow) {
+    if (in == out) {
+      body(narrow, narrow);
+    } else if constexpr (kernels::kIsHalf<decltype(narrow)>) {
+      MPX_ASSERT(in == at::kFloat, "a residual stream is of the type of the parameters or fp32");
+      body(float{}, narrow);
+    } else {
+      MPX_ASSERT(false, "no norm kernel for input ", c10::toString(in), " and output ", c10::toString(out));
+    }
+  });
+}
+
+}  // namespace
+
+Norm::Norm(const NormSpec& spec, const LayerContext& context) : spec_(spec), target_(context.target) {
+  const Init init = spec.one_plus ? Init::zeros : Init::ones;
+  weight_ =
+      make_param({spec.name + ".weight", {spec.width}, {.partial = spec.partial, .role = spec.role}, init}, context);
+  if (!spec.rms) {
+    const topology::Placement placement{.partial = spec.partial, .role = topology::Role::bias};
+    bias_ = make_param({spec.name + ".bias", {spec.width}, placement, Init::zeros}, context);
+  }
+}
+
+struct Norm::Forward {
+  at::Tensor x, weight, bias, out, mean, rstd;
+  kernels::NormShape shape;
+
+  template <class In, class Out>
+  kernels::NormForward<In, Out> operands() const {
+    using T = kernels::Wide<In>;
+    return {elements<In>(x),    elements<Out>(weight), elements<Out>(bias),
+            elements<Out>(out), elements<T>(mean),     elements<T>(rstd)};
+  }
+  at::Tensor finish(NormSaved* saved) const {
+    if (saved != nullptr) *saved = {x, mean, rstd};
+    return out;
+  }
+};
+
+struct Norm::Backward {
+  at::Tensor dy, x, weight, mean, rstd, add, dx, dweight, dbias;
+  kernels::NormShape shape;
+  at::Tensor lines;  // GPU only
+  device::Target target;
+
+  template <class In, class Out>
+  kernels::NormBackward<In, Out> operands() const {
+    using T = kernels::Wide<In>;
+    return {elements<Out>(dy), elements<In>(x),  elements<Out>(weight), elements<T>(mean), elements<T>(rstd),
+            elements<In>(add), elements<In>(dx), elements<T>(dweight),  elements<T>(dbias)};
+  }
+  void run() const {
+    dispatch_pair(x.scalar_type(), dy.scalar_type(), [&](auto in, auto narrow) {
+      using In = decltype(in);
+      using Out = decltype(narrow);
+      device::launch(
+          target, {"norm_backward", {&dy, &x, &weight, &mean, &rstd, &add}, {&dx, &dweight, &dbias, &lines}},
+          [](const kernels::NormBackward<In, Out>& p, kernels::Wide<In>*, const kernels::NormShape& s) {
+            kernels::norm_backward(p, s);
+          },
+          kernels::norm_backward_cuda<In, Out>, operands<In, Out>(), elements<kernels::Wide<In>>(lines), shape);
+    });
+  }
+};
+
+kernels::NormShape Norm::shape_of(const at::Tensor& x) const {
+  return {x.numel() / spec_.width, spec_.width, spec_.epsilon, spec_.rms, spec_.one_plus};
+}
+
+Norm::Forward Norm::start_forward(const at::Tensor& x) const {
+  const auto statistics = x.options().dtype(acc_type(x.scalar_type()));
+  Forward call{x, weight_.data, bias_.data, {}, {}, {}, shape_of(x)};
+  call.out = at::empty(x.sizes(), x.options().dtype(weight_.data.scalar_type()));
+  if (!spec_.rms) call.mean = at::empty({call.shape.rows}, statistics);
+  call.rstd = at::empty({call.shape.rows}, statistics);
+  return call;
+}
+
+at::Tensor Norm::apply(const at::Tensor& x, NormSaved* saved) const {
+  const at::NoGradGuard no_grad;
+  const Forward call = start_forward(x.detach().contiguous());
+  dispatch_pair(call.x.scalar_type(), call.out.scalar_type(), [&](auto in, auto narrow) {
+    using In = decltype(in);
+    using Out = decltype(narrow);
+    device::launch(target_,
+                   {"norm_forward",
+                    {&call.x, &call.weight, &call.bias},
+                    {&call.out, &call.mean, &call.rstd},
+                    {{"epsilon", spec_.epsilon}, {"rms", spec_.rms}}},
+                   kernels::norm_forward<In, Out>, kernels::norm_forward_cuda<In, Out>, call.operands<In, Out>(),
+                   call.shape);
+  });
+  return call.finish(saved);
+}
+
+at::Tensor Norm::apply(const BiasDropoutAddOperands& sum, const DropoutMask& mask, NormSaved* saved) const {
+  const at::NoGradGuard no_grad;
+  const Forward call = start_forward(sum.out);
+  const kernels::DropoutNormShape shape{mask.shape, call.shape};
+  dispatch_pair(call.x.scalar_type(), call.out.scalar_type(), [&](auto in, auto narrow) {
+    using In = decltype(in);
+    using Out = decltype(narrow);
+    device::launch(target_,
+                   {"dropout_norm_forward",
+                    {&sum.x, &sum.bias, &sum.residual, &mask.counters, &mask.rows, &call.weight, &call.bias},
+                    {&sum.out, &call.out, &call.mean, &call.rstd},
+                    {{"epsilon", spec_.epsilon},
+                     {"key", mask.shape.key},
+                     {"probability", mask.shape.probability},
+                     {"first_row", mask.shape.rows.first_row}}},
+                   kernels::dropout_norm_forward<In, Out>, kernels::dropout_norm_forward_cuda<In, Out>,
+                   sum.elements_as<Out, In>(), call.operands<In, Out>(), shape);
+  });
+  return call.finish(saved);
+}
+
+Norm::Backward Norm::start_backward(const at::Tensor& dy, const NormSaved& saved) const {
+  Backward call;
+  call.target = target_;
+  call.x = saved.x.contiguous();
+  call.dy = dy.to(weight_.data.scalar_type()).contiguous();
+  call.weight = weight_.data;
+  call.mean = saved.mean;
+  call.rstd = saved.rstd;
+  call.dx = at::empty_like(call.x);
+  call.dweight = at::empty({spec_.width}, call.rstd.options());
+  if (!spec_.rms) call.dbias = at::empty_like(call.dweight);
+  call.shape = shape_of(call.x);
+  if (target_.gpu()) call.lines = at::empty({kernels::norm_lines(call.shape) * 2 * spec_.width}, call.rstd.options());
+  return call;
+}
+
+void Norm::accumulate(const Backward& call) {
+  const auto put = [](const at::Tensor& gradient) {
+    return
+        [gradient](at::Tensor& main_grad, bool adds) { adds ? main_grad.add_(gradient) : main_grad.copy_(gradient); };
+  };
+  weight_.accumulate_or_write(put(call.dweight));
+  if (call.dbias.defined()) bias_.accumulate_or_write(put(call.dbias));
+}
+
+at::Tensor Norm::backward(const at::Tensor& dy, const NormSaved& saved) {
+  const at::NoGradGuard no_grad;
+  const Backward call = start_backward(dy, saved);
+  call.run();
+  accumulate(call);
+  return call.dx;
+}
+
+Norm::SumGradients Norm::backward(const at::Tensor& dy, const at::Tensor& dsum, const NormSaved& saved,
+                                  const BiasDropoutAddSaved& sum) {
+  const at::NoGradGuard no_grad;
+  Backward call = start_backward(dy, saved);
+  if (dsum.defined()) call.add = dsum.contiguous();
+  const bool drops = sum.mask.shape.probability > 0;
+  SumGradients gradients{call.dx, call.dx};
+  if (!drops && sum.x_type == call.x.scalar_type()) {
+    call.run();
+  } else {
+    gradients.dx = at::empty(call.x.sizes(), call.x.options().dtype(sum.x_type));
+    const kernels::DropoutNormShape shape{sum.mask.shape, call.shape};
+    dispatch_pair(call.x.scalar_type(), call.dy.scalar_type(), [&](auto in, auto narrow) {
+      using In = decltype(in);
+      using Out = decltype(narrow);
+      using T = kernels::Wide<In>;
+      device::launch(
+          target_,
+          {"dropout_norm_backward",
+           {&call.dy, &call.x, &call.weight, &call.mean, &call.rstd, &call.add, &sum.mask.counters, &sum.mask.rows},
+           {&call.dx, &gradients.dx, &call.dweight, &call.dbias, &call.lines},
+           {{"key", sum.mask.shape.key},
+            {"probability", sum.mask.shape.probability},
+            {"first_row", sum.mask.shape.rows.first_row}}},
+          [](const kernels::NormBackward<In, Out>& p, Out* dx, T*, const kernels::DropoutNormShape& s) {
+            kernels::dropout_norm_backward(p, dx, s);
+          },
+          kernels::dropout_norm_backward_cuda<In, Out>, call.operands<In, Out>(), elements<Out>(gradients.dx),
+          elements<T>(call.lines), shape);
+    });
+  }
+  accumulate(call);
+  return gradients;
+}
+
+at::Tensor Norm::forward(const at::Tensor& x) {
+  NormSaved saved;
+  at::Tensor out = apply(x, &saved);
+  return attach(out, {x}, [this, saved](const at::Tensor& dy) -> Gradients { return {backward(dy, saved)}; });
+}
+
+void Norm::collect_params(std::vector<Param*>& params) {
+  params.push_back(&weight_);
+  if (!spec_.rms) params.push_back(&bias_);
+}
+
+Input normalize(Norm& norm, const at::Tensor& x, const SavePolicy& saving) {
+  NormSaved raw;
+  at::Tensor out = norm.apply(x, &raw);
+  if (!at::GradMode::is_enabled()) return out;
+  const Saved kept = saving.keep(x);
+  raw.x = at::Tensor();
+  out = attach(out, {x}, [&norm, kept, raw](const at::Tensor& dy) -> Gradients {
+    NormSaved whole = raw;
+    whole.x = kept.get();
+    return {norm.backward(dy, whole)};
+  });
+  if (!saving.recomputes(SavePoint::norm)) return out;
+  return {out, Saved::recomputed([&norm, kept] { return norm.apply(kept.get(), nullptr); })};
+}
+
+}  // namespace metroplex::nn

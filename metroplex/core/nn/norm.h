@@ -1,0 +1,70 @@
+// LayerNorm and RMSNorm over the last dimension, computed in at least fp32. The result has the type of the
+// parameters, also with an fp32 residual stream (precision.fp32_residual_connection). Parameters are replicated over
+// tp. If a rank normalizes only its share of the rows or heads (sequence parallelism, q and k norms), their gradients
+// are partial sums over NormSpec::partial.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "kernels/norm.h"
+#include "nn/dropout.h"
+#include "nn/layer_context.h"
+#include "nn/param.h"
+#include "nn/saved.h"
+
+namespace metroplex::nn {
+
+struct NormSpec {
+  std::string name;  // <name>.weight [width] and, for LayerNorm, <name>.bias [width]
+  int64_t width = 0;
+  bool rms = false;
+  double epsilon = 1e-5;
+  topology::AxisSet partial = {};  // axes over which both gradients are partial sums
+  topology::Role role = topology::Role::norm;
+  bool one_plus = false;  // multiplies by 1 + weight; weight is initialized to 0
+};
+
+struct NormSaved {
+  at::Tensor x, mean, rstd;
+};
+
+class Norm {
+ public:
+  Norm(const NormSpec& spec, const LayerContext& context);
+
+  at::Tensor forward(const at::Tensor& x);
+  // Forward and backward without autograd, for use inside a larger autograd node. `saved` may be null.
+  at::Tensor apply(const at::Tensor& x, NormSaved* saved) const;
+  at::Tensor backward(const at::Tensor& dy, const NormSaved& saved);
+
+  // Returns norm(sum.out). The same pass over memory computes sum.out = sum.residual + dropout(sum.x + sum.bias).
+  at::Tensor apply(const BiasDropoutAddOperands& sum, const DropoutMask& mask, NormSaved* saved) const;
+  // Backward of the fused pass. dy: gradient of the norm; dsum: gradient of sum.out from its other readers, may be
+  // undefined. Without dropout and cast, `dresidual` and `dx` are the same tensor.
+  struct SumGradients {
+    at::Tensor dresidual, dx;
+  };
+  SumGradients backward(const at::Tensor& dy, const at::Tensor& dsum, const NormSaved& saved,
+                        const BiasDropoutAddSaved& sum);
+  void collect_params(std::vector<Param*>& params);
+
+ private:
+  struct Forward;
+  struct Backward;
+  kernels::NormShape shape_of(const at::Tensor& x) const;
+  Forward start_forward(const at::Tensor& x) const;
+  Backward start_backward(const at::Tensor& dy, const NormSaved& saved) const;
+  void accumulate(const Backward& call);
+
+  NormSpec spec_;
+  device::Target target_;
+  Param weight_, bias_;  // bias_ is empty for RMSNorm
+};
+
+// Returns norm(x) as an Input; the following layers do not save it if the policy recomputes norms.
+Input normalize(Norm& norm, const at::Tensor& x, const SavePolicy& saving);
+
+}  // namespace metroplex::nn

@@ -1,0 +1,64 @@
+// Rotary position embedding: a table of cosines and sines, shared by the layers of a stage. It is computed before the
+// first step. It grows in a forward only if generation exceeds the reserved length.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "device/launch_point.h"
+#include "nn/microbatch.h"
+
+namespace metroplex::nn {
+
+// Llama 3.1's scaling. Frequencies with wavelengths above positions / low are divided by `factor`; those below
+// positions / high are unchanged; in between the scale is interpolated linearly. factor 1: off.
+struct RopeScaling {
+  double factor = 1, low = 1, high = 4;
+  int64_t positions = 8192;
+};
+
+// YaRN (Peng et al., arXiv 2309.00071). Pairs with fewer than `slow` rotations over `positions` are slowed by
+// `factor`; those with more than `fast` are unchanged. In between the scale is linear in the pair's index; `rounds`
+// rounds both ends to integers. factor 1: off.
+struct RopeYarn {
+  double factor = 1, fast = 32, slow = 1;
+  int64_t positions = 4096;
+  bool rounds = true;
+};
+// YaRN's attention scale, 0.1 weight ln(factor) + 1; 1 if factor <= 1.
+double yarn_mscale(double factor, double weight);
+
+struct RopeSpec {
+  int64_t dims = 0;  // number of rotated dimensions, the first ones of a head; even
+  double base = 10000;
+  bool interleaved = false;  // a pair consists of adjacent dimensions
+  double interpolation = 1;  // divisor of the positions
+  RopeScaling scaling = {};
+  RopeYarn yarn = {};
+  double amplitude = 1;  // factor of the cosines and sines
+};
+
+class RopeTable {
+ public:
+  // Computes angles in fp64 and rounds once.
+  RopeTable(const RopeSpec& spec, const device::Target& target) : spec_(spec), target_(target) {}
+  RopeTable(int64_t rotary_dims, double base, const device::Target& target, const RopeScaling& scaling = {})
+      : RopeTable(RopeSpec{.dims = rotary_dims, .base = base, .scaling = scaling}, target) {}
+
+  // Computes the table for `positions` positions and x of `type`, in the memory of the target.
+  void reserve(int64_t positions, at::ScalarType type);
+
+  // Rotates x [s, b, heads, head_dim] (any strides, last one 1) in place, without autograd; row i has position
+  // rows[i]. direction +1: forward; -1: inverse rotation for the gradient, also scaled by the amplitude.
+  void rotate(const at::Tensor& x, const Positions& rows, int direction);
+
+ private:
+  void grow(int64_t positions, const at::TensorOptions& options);
+
+  RopeSpec spec_;
+  device::Target target_;
+  at::Tensor cos_, sin_;  // [positions, dims / 2]
+};
+
+}  // namespace metroplex::nn

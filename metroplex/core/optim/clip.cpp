@@ -1,0 +1,135 @@
+#include "optim/clip.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+#include <vector>
+
+#include "base/error.h"
+#include "comm/collectives.h"
+#include "device/launch_point.h"
+#include "kernels/optimizer_step.h"
+#include "optim/stored.h"
+
+namespace metroplex::optim {
+namespace {
+
+// Accumulates sums over several tensors on their device.
+class Sums {
+ public:
+  explicit Sums(const device::Target& target)
+      : target_(target), sums_(at::zeros({kNumbers}, at::TensorOptions().dtype(at::kLong).device(target.memory()))) {}
+
+  // For excluded elements, only non-finite values are counted.
+  struct Part {
+    at::Tensor x;
+    bool counts = true;
+  };
+  void add(const std::vector<Part>& all) {
+    if (all.empty()) return;
+    std::vector<kernels::GradientRange> ranges;
+    std::vector<const at::Tensor*> reads{&sums_};
+    int64_t blocks = 0;
+    for (const auto& [x, counts] : all) {
+      ranges.push_back({x.const_data_ptr(), number_of(x.scalar_type()), x.numel(), counts});
+      reads.push_back(&x);
+      blocks += kernels::gradient_sums_blocks(x.numel());
+    }
+    const at::Tensor room = target_.gpu() ? at::empty({kNumbers * blocks}, sums_.options()) : at::Tensor();
+    device::launch(target_, {"gradient_sums", reads, {&sums_}, {}, 0, {&room}}, kernels::add_gradient_sums,
+                   kernels::gradient_sums_cuda, ranges, kernels::GradientSumsPlace{place(sums_), place(room)});
+  }
+
+  // [3] double on the device: sum of squares, number of non-finite elements, number of zeros.
+  at::Tensor numbers() const {
+    if (!target_.gpu()) {
+      const at::Tensor out = at::empty({3}, sums_.options().dtype(at::kDouble));
+      device::launch(target_, {"gradient_numbers", {&sums_}, {&out}}, write_numbers, device::CpuOnly(), place(sums_),
+                     static_cast<double*>(out.mutable_data_ptr()));
+      return out;
+    }
+    return at::cat({sums_.narrow(0, 0, 1).view(at::kDouble), sums_.narrow(0, 1, 2).to(at::kDouble)});
+  }
+
+ private:
+  static constexpr int64_t kNumbers = sizeof(kernels::GradientSums) / sizeof(int64_t);
+  static kernels::GradientSums* place(const at::Tensor& x) {
+    return x.defined() ? static_cast<kernels::GradientSums*>(x.mutable_data_ptr()) : nullptr;
+  }
+  static void write_numbers(const kernels::GradientSums* sums, double* out) {
+    out[0] = sums->sum_of_squares;
+    out[1] = static_cast<double>(sums->num_nonfinite);
+    out[2] = static_cast<double>(sums->num_zeros);
+  }
+
+  device::Target target_;
+  at::Tensor sums_;  // a GradientSums
+};
+
+// [3]: the sums of all parts, each reduced over its ranks.
+at::Tensor reduced(const std::vector<NormPart>& parts, at::Tensor (*numbers_of)(const NormPart& part)) {
+  at::Tensor sum;
+  for (const NormPart& part : parts) {
+    const at::Tensor numbers = numbers_of(part);
+    comm::all_reduce(numbers, part.ranks.model_parallel);
+    comm::all_reduce(numbers, part.ranks.shard);
+    sum = sum.defined() ? sum.add_(numbers) : numbers;
+  }
+  MPX_ASSERT(sum.defined(), "the gradient norm needs at least one family of parameters");
+  return sum;
+}
+
+at::Tensor numbers_of_gradients(const NormPart& part) {
+  std::vector<Sums::Part> gradients;
+  int64_t padding = 0;
+  for (const Slice& slice : part.slices) {
+    gradients.push_back({slice.gradient, slice.param->counts(part.ranks.at)});
+    if (gradients.back().counts) padding += slice.padding();
+  }
+  Sums sums(part.ranks.target);
+  sums.add(gradients);
+  const at::Tensor numbers = sums.numbers();
+  numbers.narrow(0, 2, 1).sub_(padding);
+  return numbers;
+}
+
+at::Tensor numbers_of_values(const NormPart& part) {
+  std::vector<Sums::Part> values;
+  for (const Slice& slice : part.slices) {
+    if (slice.param->counts(part.ranks.at)) values.push_back({slice.values});
+  }
+  Sums sums(part.ranks.target);
+  sums.add(values);
+  return sums.numbers();
+}
+
+at::Tensor on_host(const std::vector<NormPart>& parts, const at::Tensor& numbers) {
+  return device::read_on_host(parts.front().ranks.target, numbers);
+}
+
+}  // namespace
+
+at::Tensor gradient_numbers(const std::vector<NormPart>& parts) { return reduced(parts, numbers_of_gradients); }
+
+GradientStats gradient_stats(const std::vector<NormPart>& parts) {
+  const at::Tensor host = on_host(parts, gradient_numbers(parts));
+  const double* values = host.const_data_ptr<double>();
+  return {std::sqrt(values[0]), static_cast<int64_t>(values[2]), static_cast<int64_t>(values[1])};
+}
+
+double params_norm(const std::vector<NormPart>& parts) {
+  return std::sqrt(on_host(parts, reduced(parts, numbers_of_values)).const_data_ptr<double>()[0]);
+}
+
+const Slice* first_nonfinite(const std::vector<Slice>& slices, const device::Target& target) {
+  for (const Slice& slice : slices) {
+    Sums sums(target);
+    sums.add({{slice.gradient}});
+    if (sums.numbers()[1].item<double>() > 0) return &slice;
+  }
+  return nullptr;
+}
+
+}  // namespace metroplex::optim

@@ -1,0 +1,74 @@
+#include "step/freezing.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "base/error.h"
+#include "comm/collectives.h"
+#include "config/name_patterns.h"
+#include "config/optim.h"
+
+namespace metroplex::step {
+namespace {
+
+std::vector<NamePattern> name_patterns(const config::Config& config) {
+  std::vector<NamePattern> all;
+  const std::vector<config::ParamGroupRule> rules = config::param_group_rules(config.optim);
+  for (size_t i = 0; i < rules.size(); ++i)
+    all.push_back({"optim.param_groups: '" + config.optim.param_groups[i] + "'", rules[i].pattern});
+  for (const std::string& pattern : config.train.trainable) all.push_back({"train.trainable", pattern});
+  for (const std::string& pattern : config.train.freeze) all.push_back({"train.freeze", pattern});
+  return all;
+}
+
+// A meta-device rank has no peers.
+bool knows_all_stages(const Assembly& a) { return !a.world->target().meta || a.groups().pp.size() == 1; }
+
+}  // namespace
+
+std::vector<std::string> names_of_all_stages(const Assembly& a) {
+  std::string mine;
+  for (const nn::Param* param : a.params) mine += param->name + "\n";
+  for (const nn::Buffer* buffer : a.buffers) mine += buffer->name + "\n";
+  std::vector<std::string> names;
+  for (const std::string& stage : comm::all_gather_strings(mine, a.groups().stages)) {
+    std::istringstream lines(stage);
+    for (std::string name; lines >> name;) names.push_back(name);
+  }
+  return names;
+}
+
+void check_name_patterns(const Assembly& a) {
+  const std::vector<NamePattern> patterns = name_patterns(a.config);
+  if (!patterns.empty() && knows_all_stages(a)) check_patterns(patterns, names_of_all_stages(a));
+}
+
+void check_patterns(const std::vector<NamePattern>& patterns, const std::vector<std::string>& names) {
+  for (const auto& [key, pattern] : patterns) {
+    const bool any = std::any_of(names.begin(), names.end(),
+                                 [&](const std::string& name) { return config::matches(pattern, name); });
+    const std::string near = any ? "" : base::nearest_name(pattern, names);
+    MPX_CHECK(any, "config", key, ": no parameter has a name that '", pattern, "' matches as a whole; ",
+              near.empty() ? "names are like decoder.layers.0.mlp.linear_fc1.weight" : "the nearest is " + near,
+              " (metroplex inspect shows those of a checkpoint, * stands for any text). Correct it, or leave it out");
+  }
+}
+
+void freeze(Assembly& a) {
+  bool any = false;
+  for (nn::Param* param : a.params) {
+    param->frozen = !config::trains(a.config, param->name);
+    any = any || !param->frozen;
+  }
+  for (nn::Buffer* buffer : a.buffers) buffer->frozen = !config::trains(a.config, buffer->name);
+  if (!knows_all_stages(a)) return;
+  const std::vector<std::string> stages = comm::all_gather_strings(any ? "x" : "", a.groups().stages);
+  MPX_CHECK(std::any_of(stages.begin(), stages.end(), [](const std::string& stage) { return !stage.empty(); }),
+            "config", "train.freeze and train.trainable leave no parameter to train",
+            a.config.peft.lora() ? " (with peft.lora_rank only peft.modules_to_save and adapters can be, whose names "
+                                   "end in lora_A.weight and lora_B.weight)"
+                                 : "",
+            "; leave something out of them");
+}
+
+}  // namespace metroplex::step

@@ -1,0 +1,207 @@
+// Converts config.json to keys of section model.
+#include "hf/decoder.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "base/error.h"
+
+namespace metroplex::hf {
+namespace {
+
+std::string where(const char* key) { return base::concat("config.json: ", key); }
+
+void add_yarn(const ConfigReader& config, const ConfigReader& said, Settings& settings) {
+  const int64_t positions = config.integer("max_position_embeddings", 2048);
+  const int64_t before = said.integer("original_max_position_embeddings", positions);
+  const double ratio = static_cast<double>(positions) / static_cast<double>(std::max<int64_t>(1, before));
+  const double factor = said.number("factor", ratio);
+  set(settings, "rotary_scaling_factor", factor);
+  set(settings, "original_max_position_embeddings", before);
+  set(settings, "beta_fast", said.number("beta_fast", 32.0));
+  set(settings, "beta_slow", said.number("beta_slow", 1.0));
+  set(settings, "yarn_correction_range_round_to_int", said.flag("truncate", true));
+  // transformers reads mscale only if both are set; mscale_all_dim alone scales latent attention.
+  const double mscale = said.number("mscale", 0.0), all_dim = said.number("mscale_all_dim", 0.0);
+  const bool both = mscale != 0 && all_dim != 0;
+  set(settings, "mscale", both ? mscale : 1.0);
+  set(settings, "mscale_all_dim", all_dim);
+  const double sharper = factor <= 1 ? 1.0 : 0.1 * std::log(factor) + 1.0;
+  if (said.has("attention_factor")) set(settings, "yarn_attention_factor", said.number("attention_factor", sharper));
+  else if (!both && all_dim != 0) set(settings, "yarn_attention_factor", sharper);
+}
+
+void add_scaling(const ConfigReader& config, const ConfigReader& said, const char* key, Settings& settings) {
+  const std::string type = said.text("rope_type", said.text("type", "default"));
+  MPX_CHECK(type == "default" || type == "llama3" || type == "yarn" || type == "linear", "hf", where(key),
+            " says rope_type ", type, ", which is not built here; default, linear, llama3 and yarn are");
+  set(settings, "rope_type", type == "yarn" ? "yarn" : "rope");
+  if (type == "default") return;
+  const auto needed = [&](const char* number) {
+    MPX_CHECK(said.has(number), "hf", where(key), " of rope_type ", type, " has no ", number, "; add it");
+    return said.number(number, 0);
+  };
+  if (type == "linear") return set(settings, "rotary_seq_len_interpolation_factor", needed("factor"));
+  if (type == "yarn") return add_yarn(config, said, settings);
+  set(settings, "use_rope_scaling", true);
+  set(settings, "rope_scaling_factor", needed("factor"));
+  set(settings, "rope_scaling_low_freq_factor", needed("low_freq_factor"));
+  set(settings, "rope_scaling_high_freq_factor", needed("high_freq_factor"));
+  set(settings, "rope_scaling_original_max_position_embeddings",
+      said.integer("original_max_position_embeddings", config.integer("max_position_embeddings", 2048)));
+}
+
+// Rotary positions: `rope_parameters` of version 5, optionally with an entry per layer type, or `rope_theta` and
+// `rope_scaling` of version 4.
+void add_rope(const ConfigReader& config, Settings& settings) {
+  const Json none = Json::object();
+  const char* const key = config.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  const bool both = config.has("rope_parameters") && config.has("rope_scaling");
+  MPX_CHECK(!both || config.json().at("rope_parameters") == config.json().at("rope_scaling"), "hf",
+            where("rope_parameters"),
+            " and rope_scaling are both there and say different things: ", config.json().at("rope_scaling").dump(),
+            " is the second; leave out the one that does not hold "
+            "(transformers takes rope_scaling)");
+  const Json& all = config.has(key) ? config.json().at(key) : none;
+  const Json& rope = all.contains("full_attention") ? all.at("full_attention") : all;
+  MPX_CHECK(rope.is_object(), "hf", where(key), " is no object: ", rope.dump());
+  const ConfigReader said(rope);
+  set(settings, "position_embedding_type", "rope");
+  set(settings, "rotary_base", said.number("rope_theta", config.number("rope_theta", 10000.0)));
+  set(settings, "rotary_percent", said.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0)));
+  add_scaling(config, said, key, settings);
+}
+
+}  // namespace
+
+std::string exact(double value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, value).ptr};
+}
+
+int64_t ConfigReader::integer(const char* key) const {
+  MPX_CHECK(has(key), "hf", where(key), " is missing");
+  MPX_CHECK(config_.at(key).is_number_integer(), "hf", where(key), " is no whole number: ", config_.at(key).dump());
+  return config_.at(key).get<int64_t>();
+}
+
+int64_t ConfigReader::integer_or_null(const char* key, int64_t otherwise) const {
+  if (!config_.contains(key)) return otherwise;
+  return has(key) ? integer(key) : 0;
+}
+
+double ConfigReader::number(const char* key, double otherwise) const {
+  if (!has(key)) return otherwise;
+  MPX_CHECK(config_.at(key).is_number(), "hf", where(key), " is no number: ", config_.at(key).dump());
+  return config_.at(key).get<double>();
+}
+
+bool ConfigReader::flag(const char* key, bool otherwise) const {
+  if (!has(key)) return otherwise;
+  MPX_CHECK(config_.at(key).is_boolean(), "hf", where(key), " is neither true nor false: ", config_.at(key).dump());
+  return config_.at(key).get<bool>();
+}
+
+std::string ConfigReader::text(const char* key, const std::string& otherwise) const {
+  if (!has(key)) return otherwise;
+  MPX_CHECK(config_.at(key).is_string(), "hf", where(key), " is no text: ", config_.at(key).dump());
+  return config_.at(key).get<std::string>();
+}
+
+void ConfigReader::require(bool holds, const char* key, const std::string& wanted) const {
+  MPX_CHECK(holds, "hf", where(key), " is ", has(key) ? config_.at(key).dump() : "missing",
+            ", which makes a model that is not built here; ", wanted, " is");
+}
+
+Json with_defaults(const Json& config, Json defaults) {
+  for (const auto& [key, value] : config.items()) defaults[key] = value;
+  return defaults;
+}
+
+std::string layer_pattern(const std::vector<bool>& layers) {
+  std::string pattern;
+  for (const bool layer : layers) pattern += (pattern.empty() ? "[" : ",") + std::string(layer ? "1" : "0");
+  return pattern + "]";
+}
+
+void add_windows(const ConfigReader& config, const std::vector<bool>& otherwise, Settings& s) {
+  std::vector<bool> slides = otherwise;
+  if (config.has("layer_types")) {
+    const Json& types = config.json().at("layer_types");
+    config.require(types.is_array() && types.size() == otherwise.size(), "layer_types", "a list with a word a layer");
+    for (size_t i = 0; i < slides.size(); ++i) {
+      config.require(types[i] == "sliding_attention" || types[i] == "full_attention", "layer_types",
+                     "a list of sliding_attention and full_attention");
+      slides[i] = types[i] == "sliding_attention";
+    }
+  }
+  if (!config.has("sliding_window") || std::find(slides.begin(), slides.end(), true) == slides.end()) return;
+  const int64_t window = config.integer("sliding_window");
+  config.require(window > 0, "sliding_window", "a number above 0, or null");
+  set(s, "window_size", window - 1);
+  if (std::find(slides.begin(), slides.end(), false) != slides.end())
+    set(s, "window_attn_skip_freq", layer_pattern(slides));
+}
+
+static void add_window(const ConfigReader& config, Window window, Settings& s) {
+  const auto layers = static_cast<size_t>(num_layers(config));
+  if (window == Window::refused) {
+    const int64_t positions = config.integer("max_position_embeddings", 2048);
+    config.require(config.integer("sliding_window", positions) >= positions, "sliding_window",
+                   "attention to all earlier positions (null)");
+  } else if (window == Window::said) {
+    add_windows(config, std::vector<bool>(layers, true), s);
+  } else if (config.flag("use_sliding_window", false)) {
+    std::vector<bool> slides(layers);
+    for (size_t i = 0; i < layers; ++i)
+      slides[i] = static_cast<int64_t>(i) >= config.integer("max_window_layers", 28);
+    add_windows(config, slides, s);
+  }
+}
+
+int64_t num_layers(const ConfigReader& config) {
+  const int64_t layers = config.integer("num_hidden_layers");
+  config.require(layers > 0 && layers <= 100000, "num_hidden_layers", "a number from 1 to 100000");
+  return layers;
+}
+
+Settings sizes_and_positions(const ConfigReader& config) {
+  Settings s;
+  set(s, "num_layers", num_layers(config));
+  set(s, "hidden_size", config.integer("hidden_size"));
+  set(s, "num_attention_heads", config.integer("num_attention_heads"));
+  set(s, "ffn_hidden_size", config.integer("intermediate_size"));
+  set(s, "vocab_size", config.integer("vocab_size"));
+  set(s, "max_position_embeddings", config.integer("max_position_embeddings", 2048));
+  set(s, "layernorm_epsilon", config.number("rms_norm_eps", 1e-6));
+  set(s, "untie_embeddings_and_output_weights", !config.flag("tie_word_embeddings", false));
+  set(s, "attention_dropout", config.number("attention_dropout", 0.0));
+  set(s, "normalization", "RMSNorm");
+  set(s, "gated_linear_unit", true);
+  add_rope(config, s);
+  return s;
+}
+
+void add_heads(const ConfigReader& config, Settings& s) {
+  const int64_t hidden = config.integer("hidden_size"), heads = config.integer("num_attention_heads");
+  set(s, "num_query_groups", config.integer("num_key_value_heads", heads));
+  set(s, "kv_channels", config.integer("head_dim", hidden / std::max<int64_t>(1, heads)));
+}
+
+Settings decoder_settings_without_heads(const ConfigReader& config, Window window) {
+  Settings s = sizes_and_positions(config);
+  set(s, "activation", "silu");
+  const std::string act = config.text("hidden_act", "silu");
+  config.require(act == "silu", "hidden_act", "silu");
+  add_window(config, window, s);
+  return s;
+}
+
+Settings decoder_settings(const ConfigReader& config, Window window) {
+  Settings s = decoder_settings_without_heads(config, window);
+  add_heads(config, s);
+  return s;
+}
+
+}  // namespace metroplex::hf

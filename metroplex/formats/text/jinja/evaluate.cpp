@@ -1,0 +1,211 @@
+#include "text/jinja/interpreter.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace metroplex::text::jinja {
+namespace {
+
+// Wraps a method or function of a table as a value.
+Value bound(std::string name, std::function<Value(Arguments&)> call) {
+  auto made = std::make_shared<Callable>();
+  made->name = std::move(name);
+  made->call = std::move(call);
+  return Value(std::shared_ptr<const Callable>(std::move(made)));
+}
+
+bool holds(Interpreter& run, const std::string& word, const Value& a, const Value& b) {
+  if (word == "==") return equal(a, b);
+  if (word == "!=") return !equal(a, b);
+  if (word == "<") return less(a, b);
+  if (word == ">") return less(b, a);
+  if (word == "<=") return less(a, b) || equal(a, b);
+  if (word == ">=") return less(b, a) || equal(a, b);
+  return contains(run, b, a) == (word == "in");
+}
+
+}  // namespace
+
+Value Interpreter::evaluate_deeper(const Expression& e, const ScopePtr& scope) {
+  line_ = e.line;
+  const auto child = [&](size_t i) { return evaluate(*e.children[i], scope); };
+  const auto children = [&] {
+    List values;
+    for (size_t i = 0; i < e.children.size(); ++i) values.push_back(child(i));
+    spend(16 * values.size());
+    return values;
+  };
+  switch (e.op) {
+    case Op::constant:
+      return e.constant;
+    case Op::name:
+      return name(e, scope);
+    case Op::list:
+      return Value::list(children());
+    case Op::tuple:
+      return Value::tuple(children());
+    case Op::dict: {
+      const List values = children();
+      Dict dict;
+      for (size_t i = 0; i < values.size(); i += 2) dict.set(values[i], values[i + 1]);
+      return Value::dict(std::move(dict));
+    }
+    case Op::attribute:
+      return attribute(*this, child(0), e.name);
+    case Op::item: {
+      const Value object = child(0);
+      return item(*this, object, child(1));
+    }
+    case Op::slice:
+      return sliced(e, scope);
+    case Op::call:
+      return called(e, scope);
+    case Op::filter:
+      return filtered(e, scope);
+    case Op::test: {
+      const Value value = child(0);
+      const Arguments given = arguments(e, scope);
+      line_ = e.line;
+      return call_test(e.name, value, given);
+    }
+    case Op::negate:
+    case Op::plus: {
+      const Value value = child(0);
+      if (value.is(Kind::real)) return e.op == Op::negate ? -value.real() : value.real();
+      return arithmetic(*this, e.op == Op::negate ? "-" : "+", int64_t{0}, value);
+    }
+    case Op::invert:
+      return !child(0).truth();
+    case Op::both: {
+      const Value left = child(0);
+      return left.truth() ? child(1) : left;
+    }
+    case Op::either: {
+      const Value left = child(0);
+      return left.truth() ? left : child(1);
+    }
+    case Op::choice:
+      if (child(1).truth()) return child(0);
+      return e.children[2] ? child(2)
+                           : Value(Undefined{"the inline if expression had no else and its condition is false"});
+    case Op::compare:
+      return compared(e, scope);
+    case Op::arithmetic: {
+      const Value left = child(0), right = child(1);
+      line_ = e.line;
+      return arithmetic(*this, e.name, left, right);
+    }
+    case Op::concat: {
+      std::string joined;
+      for (size_t i = 0; i < e.children.size(); ++i) joined += text_of(child(i));
+      return text(std::move(joined));
+    }
+  }
+  return {};
+}
+
+Value Interpreter::name(const Expression& e, const ScopePtr& scope) const {
+  if (const Value* value = scope->find(e.name)) return *value;
+  if (const Function function = find_function(e.name)) {
+    auto* run = const_cast<Interpreter*>(this);
+    return bound(e.name, [run, function](Arguments& arguments) { return function(*run, arguments); });
+  }
+  return Undefined{"'" + e.name + "' is undefined"};
+}
+
+Value Interpreter::compared(const Expression& e, const ScopePtr& scope) {
+  Value left = evaluate(*e.children[0], scope);
+  for (size_t i = 0; i < e.words.size(); ++i) {
+    Value right = evaluate(*e.children[i + 1], scope);
+    line_ = e.line;
+    spend(static_cast<size_t>(right.weight()));
+    if (!holds(*this, e.words[i], left, right)) return false;
+    left = std::move(right);
+  }
+  return true;
+}
+
+Value Interpreter::sliced(const Expression& e, const ScopePtr& scope) {
+  const Value object = evaluate(*e.children[0], scope);
+  Value ends[3] = {None{}, None{}, None{}};
+  for (size_t i = 0; i < 3; ++i) {
+    if (e.children[i + 1]) ends[i] = evaluate(*e.children[i + 1], scope);
+  }
+  line_ = e.line;
+  return slice(*this, object, ends[0], ends[1], ends[2]);
+}
+
+void Interpreter::add_named(const Value& more, Arguments& made) {
+  MPX_CHECK(more.is_dict(), "text", "** of a ", type_name(more), "; it takes a dict");
+  pay_items(more.dict().items().size());
+  for (const auto& [name, value] : more.dict().items()) {
+    MPX_CHECK(name.is_string(), "text", "** of a dict with a key that is a ", type_name(name), "; keys must be str");
+    const std::string key = name.string();
+    const bool given = std::any_of(made.named.begin(), made.named.end(),
+                                   [&key](const auto& argument) { return argument.first == key; });
+    MPX_CHECK(!given, "text", "the argument '", key, "' is given twice");
+    spend(made.named.size() + 1);
+    made.named.emplace_back(key, value);
+  }
+}
+
+Arguments Interpreter::arguments(const Expression& e, const ScopePtr& scope) {
+  Arguments made;
+  made.callee = e.name;
+  for (size_t i = 1; i < e.children.size(); ++i) made.positional.push_back(evaluate(*e.children[i], scope));
+  for (const auto& [name, value] : e.named) made.named.emplace_back(name, evaluate(*value, scope));
+  if (e.more_positional) {
+    for (Value& value : elements(*this, evaluate(*e.more_positional, scope)))
+      made.positional.push_back(std::move(value));
+  }
+  if (e.more_named) add_named(evaluate(*e.more_named, scope), made);
+  return made;
+}
+
+Value Interpreter::called(const Expression& e, const ScopePtr& scope, const Value* caller) {
+  const Expression& callee = *e.children[0];
+  Value object, function;
+  const bool method = callee.op == Op::attribute;
+  if (method) object = evaluate(*callee.children[0], scope);
+  const bool direct = method && has_method(object, callee.name);
+  if (!direct) function = method ? attribute(*this, object, callee.name) : evaluate(callee, scope);
+  Arguments given = arguments(e, scope);
+  if (caller != nullptr) given.named.emplace_back("caller", *caller);
+  line_ = e.line;
+  given.callee = callee.name + "()";
+  if (direct) return call_method(*this, object, callee.name, given);
+  MPX_CHECK(!function.is_undefined(), "text", function.undefined().what, ", and is called");
+  if (function.is(Kind::loop)) return recurse(*function.loop(), given);
+  MPX_CHECK(function.is(Kind::callable), "text", "a ", type_name(function), " is called as if it were a function");
+  return function.callable().call(given);
+}
+
+Value Interpreter::filtered(const Expression& e, const ScopePtr& scope, const Value* input) {
+  const Value value = !e.children[0]                    ? *input
+                      : e.children[0]->op == Op::filter ? filtered(*e.children[0], scope, input)
+                                                        : evaluate(*e.children[0], scope);
+  Arguments given = arguments(e, scope);
+  line_ = e.line;
+  spend(1);
+  return call_filter(e.name, value, given);
+}
+
+Value Interpreter::call_filter(const std::string& name, const Value& input, Arguments& given) {
+  const Filter filter = find_filter(name);
+  MPX_CHECK(filter != nullptr, "text", "the filter '", name, "' is not known here");
+  given.callee = "the filter " + name;
+  if (input.is_string()) spend(static_cast<size_t>(input.weight()));
+  return filter(*this, input, given);
+}
+
+bool Interpreter::call_test(const std::string& name, const Value& input, const Arguments& given) {
+  const Test test = find_test(name);
+  MPX_CHECK(test != nullptr, "text", "the test 'is ", name, "' is not known here");
+  // The cost covers tests that compare both values.
+  if (input.is_string()) spend(static_cast<size_t>(input.weight()));
+  for (const Value& other : given.positional) spend(static_cast<size_t>(other.weight()));
+  return test(*this, input, given);
+}
+
+}  // namespace metroplex::text::jinja

@@ -1,0 +1,104 @@
+// Global functions of templates: Jinja's range, namespace and dict, and the functions that transformers adds.
+#include "text/jinja/interpreter.h"
+
+#include <ctime>
+
+#include "base/error.h"
+#include "text/utf8.h"
+
+namespace metroplex::text::jinja {
+namespace {
+
+constexpr int64_t kMaxRange = 100000;  // as in Jinja's sandbox
+
+Value range(Interpreter& run, Arguments& a) {
+  a.only(3);
+  for (const Value& value : a.positional)
+    MPX_CHECK(value.is_integer(), "text", "range of a ", type_name(value),
+              value.is_undefined() ? ": " + value.undefined().what : std::string());
+  const Value& first = a.need(0, "stop");
+  const int64_t begin = a.positional.size() > 1 ? first.integer() : 0;
+  const int64_t end = a.positional.size() > 1 ? a.positional[1].integer() : first.integer();
+  const int64_t step = a.positional.size() > 2 ? a.positional[2].integer() : 1;
+  MPX_CHECK(step != 0, "text", "range with a step of 0");
+  List items;
+  for (__int128 at = begin; step > 0 ? at < end : at > end; at += step) {
+    MPX_CHECK(static_cast<int64_t>(items.size()) < kMaxRange, "text", "a range of more than ", kMaxRange, " numbers");
+    items.emplace_back(static_cast<int64_t>(at));
+  }
+  return run.list(std::move(items));
+}
+
+Value make_dict(Interpreter& run, Arguments& a) {
+  Dict dict;
+  const auto set = [&](const Value& key, const Value& value) {
+    run.spend(16 + (key.is_string() ? key.string().size() / 4 : dict.items().size()));
+    dict.set(key, value);
+  };
+  if (!a.positional.empty()) for_each_pair(run, a.positional[0], "dict()", set);
+  for (const auto& [name, value] : a.named) set(name, value);
+  return Value::dict(std::move(dict));
+}
+
+Value new_namespace(Interpreter& run, Arguments& a) {
+  const auto space = run.new_space();
+  const Value first = make_dict(run, a);  // checks its items
+  MPX_CHECK(!first.holds_macro(), "text", "a macro cannot be kept in a namespace here");
+  for (const auto& [name, value] : first.dict().items()) {
+    MPX_CHECK(name.is_string(), "text", "namespace: a name that is a ", type_name(name));
+    space->attributes[name.string()] = value;
+  }
+  return space;
+}
+
+Value raise_exception(Interpreter& run, Arguments& a) {
+  base::throw_error("text", "the template refuses this chat: " + run.text_of(a.need(0, "message")));
+}
+
+// Removes microseconds and the time zone from the format. C and Python's naive datetime write these directives
+// differently.
+std::string without_zone(const std::string& format) {
+  std::string out;
+  for (size_t at = 0; at < format.size(); ++at) {
+    if (format[at] != '%' || at + 1 == format.size()) {
+      out += format[at];
+      continue;
+    }
+    const char directive = format[++at];
+    if (directive == 'f') out += "000000";
+    else if (directive != 'z' && directive != 'Z') out += {'%', directive};
+  }
+  return out;
+}
+
+Value strftime_now(Interpreter& run, Arguments& a) {
+  a.only(1);
+  const std::string format = without_zone(run.text_of(a.need(0, "format")));
+  MPX_CHECK(format.size() < 600, "text", "strftime_now: a format of ", format.size(), " bytes");
+  const std::time_t now = static_cast<std::time_t>(run.now());
+  std::tm parts{};
+  localtime_r(&now, &parts);
+  char buffer[4096];
+  const size_t size = format.empty() ? 0 : std::strftime(buffer, sizeof buffer, format.c_str(), &parts);
+  return run.text(replace_invalid_utf8({buffer, size}));
+}
+
+constexpr struct {
+  std::string_view name;
+  Function function;
+} kFunctions[] = {{"range", range},
+                  {"namespace", new_namespace},
+                  {"dict", make_dict},
+                  {"raise_exception", raise_exception},
+                  {"strftime_now", strftime_now}};
+
+}  // namespace
+
+Function find_function(std::string_view name) {
+  for (const auto& row : kFunctions) {
+    if (row.name == name) return row.function;
+  }
+  return nullptr;
+}
+
+}  // namespace metroplex::text::jinja

@@ -1,0 +1,121 @@
+#include "forecast/graph_report.h"
+
+#include <cstdio>
+
+#include "step/assemble.h"
+#include "forecast/memory_report.h"
+#include "step/partial_graphs.h"
+#include "forecast/predict.h"
+#include "step/step_graphs.h"
+
+namespace metroplex::forecast {
+namespace {
+
+struct Total {
+  int64_t graphs = 0, nodes = 0, graph_bytes = 0, static_bytes = 0, results = 0;
+  graph::GraphPool::Bytes pool;
+};
+
+void add(Total& total, const pipeline::GraphSizes& part) {
+  total.graphs += part.graphs;
+  total.nodes += part.size.nodes;
+  total.graph_bytes += part.size.bytes;
+  total.static_bytes += part.static_inputs + part.gradients;
+  total.results += part.results;
+  total.pool.peak += part.pools.peak;
+  total.pool.reserved += part.pools.reserved;
+}
+
+Total total_of(const step::Assembly& a) {
+  Total total;
+  if (a.graphs) {
+    const step::StepGraphs::Sizes sizes = a.graphs->sizes();
+    total.graphs = (sizes.training.nodes > 0) + (sizes.evaluation.nodes > 0);
+    total.nodes = sizes.training.nodes + sizes.evaluation.nodes;
+    total.graph_bytes = sizes.training.bytes + sizes.evaluation.bytes;
+    total.static_bytes = sizes.static_inputs;
+    total.pool = sizes.pool;
+  } else if (a.partial_graphs) {
+    const step::PartialGraphs::Sizes sizes = a.partial_graphs->sizes();
+    add(total, sizes.training);
+    add(total, sizes.evaluation);
+  }
+  return total;
+}
+
+// Lists the segments of a block, in their graphs: "[self_attention > mlp]".
+std::string text_of_block(const nn::Block& block, const pipeline::StageIslands& islands, size_t& island) {
+  std::string text;
+  for (size_t segment = 0; segment < block.segments.size(); ++island) {
+    const pipeline::StageIslands::Place& place = islands.places[island];
+    const size_t end = segment + place.island.segments.size();
+    std::string inside;
+    for (; segment < end; ++segment) {
+      const std::string& name = block.segments[segment]->name();
+      const bool own = name.rfind(block.name + ".", 0) == 0;
+      inside += (inside.empty() ? "" : " > ") + (own ? name.substr(block.name.size() + 1) : name);
+    }
+    text += (text.empty() ? "" : " > ") + (place.graph >= 0 ? "[" + inside + "]" : inside);
+  }
+  return text;
+}
+
+std::string text_of_stage(const pipeline::Stage& stage) {
+  std::vector<std::pair<std::string, int>> alike;
+  size_t island = 0;
+  for (const nn::Block& block : stage.blocks()) {
+    const std::string text = text_of_block(block, stage.islands(), island);
+    if (!alike.empty() && alike.back().first == text) ++alike.back().second;
+    else alike.emplace_back(text, 1);
+  }
+  std::string all;
+  for (const auto& [text, times] : alike) {
+    all += all.empty() ? "" : " > ";
+    all += times == 1 ? text : std::to_string(times) + " x (" + text + ")";
+  }
+  return all;
+}
+
+int64_t predicted_pools(const step::Assembly& a, int64_t num_microbatches) {
+  return predict_memory(
+             {a.config, a.world->size(), a.world->rank(), a.vocab_size, num_microbatches, a.world->device()})
+      .graph_pools;
+}
+
+double mib(int64_t bytes) { return static_cast<double>(bytes) / 1048576; }
+
+}  // namespace
+
+int64_t captured_graphs(const step::Assembly& a) { return total_of(a).graphs; }
+
+std::vector<std::string> graph_lines(const step::Assembly& a, int64_t num_microbatches) {
+  if (!a.graph_device) return {};
+  const Total total = total_of(a);
+  char text[256];
+  std::snprintf(
+      text, sizeof text,
+      " rank 0 has captured %lld graphs of %lld operations; MiB: graphs %.2f | static inputs %.2f | pool %.2f, "
+      "of it tensors at most %.2f",
+      static_cast<long long>(total.graphs), static_cast<long long>(total.nodes), mib(total.graph_bytes),
+      mib(total.static_bytes), mib(total.pool.reserved), mib(total.pool.peak));
+  std::string line = text;
+  if (a.graphs) {
+    std::snprintf(text, sizeof text, " (%.2f)", mib(step_bytes(predicted_memory(a, num_microbatches))));
+    line += text;
+  } else {
+    std::snprintf(text, sizeof text, " (%.2f), handed on %.2f", mib(predicted_pools(a, num_microbatches)),
+                  mib(total.results));
+    line += text;
+  }
+  return {line};
+}
+
+std::vector<std::string> scope_lines(const step::Assembly& a) {
+  std::vector<std::string> lines;
+  if (!a.partial_graphs) return lines;
+  for (size_t chunk = 0; chunk < a.stages.size(); ++chunk)
+    lines.push_back(" captured in chunk " + std::to_string(chunk) + ": " + text_of_stage(*a.stages[chunk]));
+  return lines;
+}
+
+}  // namespace metroplex::forecast

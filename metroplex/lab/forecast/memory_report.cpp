@@ -1,0 +1,167 @@
+#include "forecast/memory_report.h"
+
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/error.h"
+#include "comm/collectives.h"
+#include "device/device.h"
+#include "forecast/predict.h"
+#include "step/state_tensors.h"
+
+namespace metroplex::forecast {
+
+// The part of `use` that this rank's device meter counts.
+static int64_t counted(const replay::MemoryUse& use, const step::Assembly& a) {
+  return use.total() - (a.world->device().is_cpu() ? 0 : use.host);
+}
+
+static constexpr const char* kReportListener = "memory report";
+
+// Samples the communication buffers at their largest: after gathers and before releases.
+class MemoryReport::Sampler final : public nn::StageObserver {
+ public:
+  explicit Sampler(MemoryReport& report) : report_(report) {}
+  void before(const nn::IslandEvent&) override { report_.sample(); }
+  void after(const nn::IslandEvent&) override { report_.sample(); }
+
+ private:
+  MemoryReport& report_;
+};
+
+MemoryReport::MemoryReport(step::Assembly& assembly, device::MemoryMeter& meter)
+    : a_(assembly), meter_(meter), sampler_(std::make_unique<Sampler>(*this)) {
+  MPX_ASSERT(a_.optimizer != nullptr, "a forward-only assembly has no training step");
+  a_.executor->observers().add(kReportListener, [this](const plan::Action& action, double) { after_action(action); });
+  if (!a_.sharding.transient_gradients()) return;
+  for (const auto& stage : a_.stages) stage->listen(kReportListener, *sampler_);
+  for (nn::Param* param : a_.params) param->on_use.add(kReportListener, [this] { sample(); });
+}
+
+MemoryReport::~MemoryReport() {
+  a_.executor->observers().remove(kReportListener);
+  for (const auto& stage : a_.stages) stage->unlisten(kReportListener);
+  for (nn::Param* param : a_.params) param->on_use.remove(kReportListener);
+}
+
+void MemoryReport::sample() {
+  most_gathered_ = std::max(most_gathered_, a_.families.gathered_bytes());
+  most_transient_ = std::max(most_transient_, a_.families.transient_bytes());
+}
+
+int64_t MemoryReport::rest() const {
+  return meter_.bytes() - a_.executor->border_bytes() - a_.families.gathered_bytes() - a_.families.transient_bytes();
+}
+
+// Triggers cuBLAS's workspace allocation on the current stream, which would otherwise count in an action of the step.
+static void multiply_once(at::Device device) {
+  if (device.is_cpu()) return;
+  const at::Tensor one = at::zeros({1, 1}, at::TensorOptions().device(device));
+  at::mm(one, one);
+}
+
+void MemoryReport::begin_step() {
+  multiply_once(a_.world->device());
+  begun_ = true;
+  most_gathered_ = most_transient_ = 0;
+  at_ = 0;
+  meter_.reset_peak();
+  last_ = rest();
+}
+
+void MemoryReport::after_action(const plan::Action& action) {
+  if (!begun_) return;
+  const int64_t now = rest(), added = plan::is_p2p(action.kind) ? 0 : now - last_;
+  last_ = now;
+  if (at_ == actions_.size()) actions_.push_back({added, a_.executor->border_bytes()});
+  actions_[at_].added = std::min(actions_[at_].added, added);
+  ++at_;
+}
+
+MeasuredMemory MemoryReport::end_step() const {
+  MeasuredMemory out;
+  replay::MemoryUse& use = out.use;
+  use.parameters = a_.families.values_bytes();
+  use.gradients = a_.families.gradients_bytes();
+  const optim::Optimizer::Bytes state = a_.optimizer->bytes();
+  use.main_parameters = state.main_params;
+  use.moments = state.moments;
+  use.host = state.host + copy_bytes(a_);
+  int64_t activations = 0, most = 0;
+  for (const Action& action : actions_) {
+    activations += action.added;
+    if (activations + action.borders <= most + out.borders) continue;
+    most = activations;
+    out.borders = action.borders;
+  }
+  use.activations = most + out.borders;
+  use.communication = most_gathered_ + most_transient_;
+  out.gathered = most_gathered_;
+  out.peak = meter_.peak_bytes();
+  use.workspace = std::max<int64_t>(0, out.peak - counted(use, a_));
+  return out;
+}
+
+replay::MemoryPrediction predicted_memory(const step::Assembly& a, int64_t num_microbatches) {
+  RankRequest request{a.config, a.world->size(), a.world->rank(), a.vocab_size, num_microbatches, a.world->device()};
+  request.eager = true;  // the report covers a step before the capture
+  return predict_memory(request);
+}
+
+namespace {
+
+constexpr size_t kColumns = replay::kMemoryCategories.size() + 1;  // categories and total
+
+void write(const replay::MemoryUse& use, int64_t whole, double* out) {
+  for (size_t i = 0; i + 1 < kColumns; ++i) out[i] = static_cast<double>(use.*replay::kMemoryCategories[i].bytes);
+  out[kColumns - 1] = static_cast<double>(whole);
+}
+
+std::string line(const char* who, const double* measured, const double* predicted) {
+  std::string text = std::string(" ") + who;
+  for (size_t i = 0; i < kColumns; ++i) {
+    const bool seldom = i + 1 < kColumns && (replay::kMemoryCategories[i].bytes == &replay::MemoryUse::host ||
+                                             replay::kMemoryCategories[i].bytes == &replay::MemoryUse::graphs);
+    if (seldom && measured[i] == 0 && predicted[i] == 0) continue;
+    char cell[96];
+    std::snprintf(cell, sizeof cell, " | %s %.2f (%.2f)",
+                  i + 1 < kColumns ? replay::kMemoryCategories[i].name : "peak", measured[i] / 1048576,
+                  predicted[i] / 1048576);
+    text += cell;
+  }
+  return text;
+}
+
+std::string allocator_line() {
+  const device::AllocatorPeak peak = device::allocator_peak();
+  char text[128];
+  std::snprintf(text, sizeof text, " GPU of rank 0: tensors took %.2f MiB at most, the allocator held %.2f",
+                static_cast<double>(peak.allocated_bytes) / 1048576,
+                static_cast<double>(peak.reserved_bytes) / 1048576);
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string> memory_lines(const step::Assembly& a, const MeasuredMemory& measured,
+                                      int64_t num_microbatches) {
+  const replay::MemoryPrediction predicted = predicted_memory(a, num_microbatches);
+  at::Tensor mine = at::zeros({2, static_cast<int64_t>(kColumns)}, at::kDouble);
+  double* values = mine.mutable_data_ptr<double>();
+  write(measured.use, measured.peak, values);
+  const int64_t elsewhere = a.world->device().is_cpu() ? 0 : predicted.use.host;
+  write(predicted.use, predicted.peak - elsewhere, values + kColumns);
+  at::Tensor most = mine.clone();
+  comm::all_reduce(most, a.groups().world, comm::ReduceOp::max);
+  const double* all = most.const_data_ptr<double>();
+  std::vector<std::string> lines = {" memory in MiB after two steps: measured (predicted)",
+                                    line("rank 0", values, values + kColumns),
+                                    line("maximum over ranks", all, all + kColumns)};
+  if (!a.world->device().is_cpu()) lines.push_back(allocator_line());
+  return lines;
+}
+
+}  // namespace metroplex::forecast

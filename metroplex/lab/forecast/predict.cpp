@@ -1,0 +1,170 @@
+#include "forecast/predict.h"
+
+#include <algorithm>
+#include <map>
+
+#include "base/error.h"
+#include "config/derived.h"
+#include "config/validate.h"
+#include "plan/schedules/registry.h"
+#include "plan/model_flops.h"
+#include "topology/rank_grid.h"
+
+namespace metroplex::forecast {
+namespace {
+
+int64_t microbatches_of(const RankRequest& request) {
+  const config::Train& train = request.config.train;
+  if (request.num_microbatches > 0) return request.num_microbatches;
+  if (request.config.parallel.hybrid_context_parallel) {
+    // Number of maximal microbatches per rank that hold all tokens of the global batch.
+    const int64_t most = std::min(config::most_hybrid_tokens(request.config), train.seq_length),
+                  share = request.world_size / request.config.parallel.tp() * most;
+    return (train.global_batch_size * train.seq_length + share - 1) / share;
+  }
+  const int64_t dp = config::data_parallel_size(request.config.parallel, request.world_size);
+  const int64_t count = train.global_batch_size / (train.micro_batch_size * dp);
+  MPX_CHECK(count > 0, "plan", "train.global_batch_size = ", train.global_batch_size,
+            ": gives no microbatch for every data-parallel rank; raise it");
+  return count;
+}
+
+// Samples per step and data-parallel rank.
+double samples_of(const RankRequest& request) {
+  const config::Config& config = request.config;
+  if (!config.parallel.hybrid_context_parallel)
+    return static_cast<double>(microbatches_of(request) * config.train.micro_batch_size);
+  return static_cast<double>(config.train.global_batch_size) /
+         static_cast<double>(config::data_parallel_size(config.parallel, request.world_size));
+}
+
+double flops_of(const replay::IslandTrace& island) {
+  double sum = 0;
+  for (const replay::TraceOperation& operation : island.operations) sum += operation.flops;
+  return sum;
+}
+
+double flops_of(const replay::ActionTrace& action) {
+  double sum = 0;
+  for (const replay::IslandTrace& island : action.islands) sum += flops_of(island);
+  return sum;
+}
+
+// FLOPs of one sample by the formula of plan/model_flops.h, over all ranks that hold a part of it.
+double formula_flops(const RankRequest& request, const plan::StageLayers& layers, int64_t vocab) {
+  plan::ModelShape shape = plan::model_shape(request.config, vocab);
+  shape.num_layers = layers.num_layers;
+  if (shape.experts) {
+    const std::vector<bool> all = shape.experts->layer_is_moe;
+    shape.experts->layer_is_moe.assign(all.begin() + layers.first_layer,
+                                       all.begin() + layers.first_layer + layers.num_layers);
+  }
+  return plan::step_flops(shape, {.batch_size = 1});
+}
+
+// FLOPs of this rank's layers by the formula, plus the output head on the last stage.
+double model_flops(const RankRequest& request, const replay::RankTrace& trace) {
+  const config::Config& config = request.config;
+  const int64_t padded =
+      config::padded_vocab_size(request.vocab_size, config.model.make_vocab_size_divisible_by, config.parallel.tp());
+  double sum = 0;
+  for (const replay::ChunkTrace& chunk : trace.chunks) {
+    sum += formula_flops(request, chunk.layers, 0);
+    if (chunk.layers.has_loss) sum += formula_flops(request, {.first_layer = 0, .num_layers = 0}, padded);
+  }
+  return sum / static_cast<double>(config.parallel.tp() * config.parallel.cp());
+}
+
+replay::MemoryPrediction memory_of(const RankRequest& request, const replay::RankTrace& trace) {
+  const config::Config& config = request.config;
+  const topology::RankGrid grid(request.world_size, config.parallel);
+  const plan::PipelineTable table =
+      plan::build_schedule(config.parallel.pipeline_schedule,
+                           plan::schedule_request(config.parallel, static_cast<int>(trace.chunks.size()),
+                                                  static_cast<int>(microbatches_of(request))));
+  return replay::predict_memory(trace, table, static_cast<int>(grid.coordinates(request.rank).pp),
+                                predict_graphs(request, trace, table));
+}
+
+using GroupSizes = std::map<std::string, int64_t>;
+GroupSizes context_groups(const config::Parallel& parallel, int64_t ranks) {
+  GroupSizes sizes{{"cp", parallel.cp()}};
+  for (int64_t size = 2; parallel.hybrid_context_parallel && size <= ranks; size *= 2)
+    sizes[base::concat("hybrid-cp-", size)] = size;
+  const std::vector<int64_t> levels = config::context_levels(parallel);
+  if (!levels.empty()) sizes["cp-a2a"] = levels[0], sizes["cp-p2p"] = levels[1];
+  return sizes;
+}
+
+// Bytes sent to other ranks; a collective excludes the part that stays on this rank.
+int64_t sent_bytes(const replay::TraceOperation& operation, int64_t size) {
+  if (operation.name == "send") return operation.bytes;
+  if (operation.name == "all_gather" || operation.name == "reduce_scatter" || operation.name == "all_to_all")
+    return operation.bytes / size * (size - 1);
+  return 0;
+}
+
+struct AttentionTrace {
+  int64_t bytes = 0;
+  double flops = 0;
+};
+std::map<int, AttentionTrace> attention_of(const replay::ActionTrace& action, const GroupSizes& sizes) {
+  std::map<int, AttentionTrace> blocks;
+  for (const replay::IslandTrace& island : action.islands) {
+    for (const replay::TraceOperation& operation : island.operations) {
+      const auto group = sizes.find(operation.group);
+      if (group != sizes.end()) blocks[island.block].bytes += sent_bytes(operation, group->second);
+      if (operation.name.starts_with("attention_")) blocks[island.block].flops += operation.flops;
+    }
+  }
+  return blocks;
+}
+
+std::vector<ContextExchange> exchanges_of(const RankRequest& request, const replay::RankTrace& trace) {
+  const config::Parallel& parallel = request.config.parallel;
+  std::vector<ContextExchange> all;
+  if (parallel.cp() == 1 && !parallel.hybrid_context_parallel) return all;
+  const std::vector<config::CpCommType> types = config::cp_comm_types(parallel);
+  const GroupSizes sizes = context_groups(parallel, request.world_size);
+  for (const replay::ChunkTrace& chunk : trace.chunks) {
+    const auto forward = attention_of(chunk.forward, sizes);
+    auto backward = attention_of(chunk.backward, sizes);
+    int64_t layer = chunk.layers.first_layer;
+    for (const auto& [block, there] : forward) {
+      const AttentionTrace& back = backward[block];
+      all.push_back({layer, types[std::min(types.size() - 1, static_cast<size_t>(layer))], there.bytes, back.bytes,
+                     there.flops, back.flops});
+      ++layer;
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+replay::MemoryPrediction predict_memory(const RankRequest& request) {
+  return memory_of(request, trace_rank(request));
+}
+
+RankPrediction predict_rank(const RankRequest& request) {
+  const replay::RankTrace trace = trace_rank(request);
+  RankPrediction out;
+  out.memory = memory_of(request, trace);
+  for (const replay::TraceParam& param : trace.params) out.num_params += param.numel();
+  const auto count = static_cast<double>(microbatches_of(request));
+  for (const replay::ChunkTrace& chunk : trace.chunks) {
+    out.forward_flops += count * flops_of(chunk.forward);
+    out.flops += count * (flops_of(chunk.forward) + flops_of(chunk.backward));
+  }
+  out.flops += flops_of(trace.update);
+  out.model_flops = samples_of(request) * model_flops(request, trace);
+  out.exchanges = exchanges_of(request, trace);
+  return out;
+}
+
+int64_t step_bytes(const replay::MemoryPrediction& p) {
+  return p.peak - p.batches - p.tables - p.libraries - p.use.graphs - p.use.parameters - p.use.gradients -
+         p.use.optimizer();
+}
+
+}  // namespace metroplex::forecast

@@ -1,0 +1,307 @@
+#include "forecast/trace.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/launch.h"
+#include "config/attention.h"
+#include "config/derived.h"
+#include "device/cublas_workspace.h"
+#include "device/device.h"
+#include "moe/paged_stash.h"
+#include "optim/clip.h"
+#include "pipeline/stage_graphs.h"
+#include "plan/graph_plan.h"
+#include "step/batch.h"
+#include "step/state_tensors.h"
+#include "forecast/trace_recorder.h"
+
+namespace metroplex::forecast {
+namespace {
+
+using replay::TraceStep;
+
+constexpr const char* kListener = "trace";
+constexpr int64_t kGpuBlock = 512;  // c10/cuda/CUDACachingAllocator: kMinBlockSize
+
+int64_t net_of(const std::vector<replay::IslandTrace>& islands) {
+  int64_t sum = 0;
+  for (const replay::IslandTrace& island : islands) sum += island.net();
+  return sum;
+}
+
+// Schedules one microbatch at a time on this rank: forward through all its chunks, then backward. Uses the sends and
+// receives of a real table. Outputs are freed after their backward pass, so that no free falls into another action's
+// trace. Outputs in a pool are freed earlier, because a real run has dropped them before the backward pass is
+// captured.
+struct OwnActions {
+  int num_microbatches = 1;
+  bool forward_only = false;
+  std::vector<bool> output_in_pool = {};  // [chunk]; empty: no output is in a pool
+};
+
+plan::PipelineTable own_actions(const step::Assembly& a, const OwnActions& form) {
+  using plan::ActionKind;
+  plan::PipelineTable table;
+  table.num_stages = a.placement.ranks;
+  table.num_chunks = a.placement.chunks;
+  table.v_shaped = a.placement.v_shaped;
+  table.num_microbatches = form.num_microbatches;
+  table.forward_only = form.forward_only;
+  table.ranks.resize(static_cast<size_t>(table.num_stages));
+  const int rank = a.groups().pp.index();
+  std::vector<plan::Action>& actions = table.ranks[static_cast<size_t>(rank)];
+  const auto add = [&](bool exists, ActionKind kind, int microbatch, int chunk, int peer) {
+    if (exists) actions.push_back({kind, microbatch, chunk, peer, -1});
+  };
+  const auto peer = [&, placement = table.placement()](int chunk, int by) {
+    return placement.peer({rank, chunk}, by);
+  };
+  const auto frees_early = [&](int chunk) {
+    return form.forward_only || (!form.output_in_pool.empty() && form.output_in_pool[static_cast<size_t>(chunk)]);
+  };
+  for (int m = 0; m < form.num_microbatches; ++m) {
+    for (int c = 0; c < table.num_chunks; ++c) {
+      const int before = peer(c, -1), after = peer(c, 1);
+      add(before >= 0, ActionKind::recv_forward, m, c, before);
+      add(true, ActionKind::forward, m, c, -1);
+      add(after >= 0, ActionKind::send_forward, m, c, after);
+      add(after >= 0 && frees_early(c), ActionKind::free, m, c, -1);
+    }
+    for (int c = form.forward_only ? 0 : table.num_chunks; c-- > 0;) {
+      const int before = peer(c, -1), after = peer(c, 1);
+      add(after >= 0, ActionKind::recv_backward, m, c, after);
+      add(true, ActionKind::backward, m, c, -1);
+      add(before >= 0, ActionKind::send_backward, m, c, before);
+      add(after >= 0 && !frees_early(c), ActionKind::free, m, c, -1);
+    }
+  }
+  return table;
+}
+
+class Tracer final : public nn::StageObserver {
+ public:
+  Tracer(step::Assembly& a, TraceRecorder& recorder) : a_(a), recorder_(recorder) {
+    for (size_t i = 0; i < a.params.size(); ++i) {
+      a.params[i]->before_use.add(kListener, [this, i] { recorder_.end_step(TraceStep::End::opens, i); });
+      a.params[i]->on_use.add(kListener, [this, i] { recorder_.end_step(TraceStep::End::used, i); });
+    }
+    for (const auto& stage : a.stages) stage->listen(kListener, *this);
+    a.executor->observers().add(kListener, [this](const plan::Action& action, double) { after_action(action); });
+    chunks.resize(a.stages.size());
+  }
+  ~Tracer() override {
+    a_.executor->observers().remove(kListener);
+    for (const auto& stage : a_.stages) stage->unlisten(kListener);
+    for (nn::Param* param : a_.params) {
+      param->before_use.remove(kListener);
+      param->on_use.remove(kListener);
+    }
+  }
+
+  void before(const nn::IslandEvent& event) override {
+    recorder_.begin_island({event.block, event.segment, event.pass == nn::Pass::backward, {}, {}});
+    see_gathered();
+  }
+  void after(const nn::IslandEvent& /*event*/) override {
+    see_gathered();
+    recorder_.begin_island({});
+  }
+
+  std::vector<replay::ChunkTrace> chunks;  // of the last microbatch
+
+ private:
+  void see_gathered() { gathered_ = std::max(gathered_, a_.families.gathered_bytes()); }
+  void after_action(const plan::Action& action) {
+    const int64_t border = a_.executor->border_bytes([&](const at::Tensor&x) { return !recorder_.in_pool(x); }),
+                  crossed = border - std::exchange(border_, border);
+    replay::ActionTrace trace;
+    trace.islands = recorder_.take();
+    trace.added = net_of(trace.islands) - crossed;
+    trace.gathered = std::exchange(gathered_, 0);
+    replay::ChunkTrace& chunk = chunks.at(static_cast<size_t>(action.chunk));
+    if (action.kind == plan::ActionKind::forward) chunk.forward = std::move(trace);
+    if (action.kind == plan::ActionKind::backward) chunk.backward = std::move(trace);
+  }
+
+  step::Assembly& a_;
+  TraceRecorder& recorder_;
+  int64_t border_ = 0, gathered_ = 0;
+};
+
+// Builds this rank's rows of a microbatch, for the largest memory use. With a token slack, every rank gets the
+// maximum number of rows. With hybrid context parallelism, the rank shares the longest document and holds as many of
+// its tokens as allowed. The document is split over the fewest ranks.
+nn::Microbatch largest_part(const RankRequest& request, const comm::World& world, at::ScalarType float_type) {
+  const config::Config& config = request.config;
+  const config::Parallel& parallel = config.parallel;
+  step::SequenceParts parts = step::sequence_parts(parallel, world.groups().cp);
+  int64_t tokens = parallel.context_parallel_token_slack > 0 ? config::most_context_tokens(config) * parallel.cp()
+                                                             : config.train.seq_length;
+  if (parallel.hybrid_context_parallel) {
+    const int64_t most = std::min(config::most_hybrid_tokens(config), config.train.seq_length);
+    for (const int size : config::hybrid_context_sizes(world.groups().dp_cp.size())) {
+      parts.ranks = size;
+      if (size * most >= config.train.seq_length) break;
+    }
+    parts.rank = 0;
+    tokens = most * parts.ranks;
+  }
+  const config::DocumentBound documents = step::document_bound_on(config, request.device);
+  const nn::Microbatch whole =
+      nn::empty_microbatch({config.train.micro_batch_size, tokens, config.data.reset_attention_mask, float_type,
+                            world.device(), documents.per_sample});
+  if (!parallel.hybrid_context_parallel) return part_of(whole, parts);
+  nn::Microbatch part = part_of_pieces(whole, {{0, tokens}}, parts);
+  part.context_ranks = parts.ranks;
+  part.samples_of_step = 1;
+  return part;
+}
+
+std::vector<replay::TransientFamily> transient_families(const step::Assembly& a) {
+  std::vector<replay::TransientFamily> all;
+  for (const distributed::ParamFamily& family : a.families.all()) {
+    if (!family.gradients) continue;
+    const distributed::GradBufferOptions& options = family.gradients->options();
+    if (!options.transient_buckets) continue;
+    replay::TransientFamily& transient = all.emplace_back();
+    for (const distributed::FlatBucket& bucket : family.gradients->layout().buckets()) {
+      transient.bytes.push_back((bucket.end - bucket.begin) * static_cast<int64_t>(c10::elementSize(options.dtype)));
+      std::vector<size_t>& params = transient.buckets.emplace_back();
+      for (const size_t i : bucket.params) {
+        const auto at = std::find(a.params.begin(), a.params.end(), family.gradients->layout().params()[i]);
+        params.push_back(static_cast<size_t>(at - a.params.begin()));
+      }
+    }
+  }
+  return all;
+}
+
+// The second of two microbatches is recorded; the first makes the one-time allocations.
+constexpr int kMicrobatches = 2;
+
+std::vector<replay::ChunkTrace> trace_chunks(step::Assembly& a, TraceRecorder& recorder,
+                                             const std::vector<nn::Microbatch>& batches, const OwnActions& form,
+                                             const plan::GraphPlan* graphs) {
+  Tracer tracer(a, recorder);
+  const at::TensorOptions doubles = at::TensorOptions().dtype(at::kDouble).device(a.world->device());
+  const at::Tensor factors = form.forward_only ? at::Tensor() : at::empty({form.num_microbatches}, doubles);
+  const pipeline::BorderShape border = a.border(batches[0]);
+  a.executor->run({own_actions(a, form), batches, factors, border, graphs});
+  size_t next = 0;
+  for (size_t stage = 0; stage < a.layers.size(); ++stage) {
+    if (a.layers[stage].pp_rank != a.groups().pp.index()) continue;
+    replay::ChunkTrace& chunk = tracer.chunks.at(next++);
+    const auto number = static_cast<int>(stage);
+    chunk.layers = a.layers[stage];
+    chunk.input = stage > 0 ? border.bytes(number - 1) : 0;
+    chunk.output = stage + 1 < a.layers.size() ? border.bytes(number) : 0;
+  }
+  recorder.take();
+  return std::move(tracer.chunks);
+}
+
+std::map<std::string, int64_t> rounded_sizes(const pipeline::StaticBuffers& buffers, const TraceRecorder& recorder) {
+  std::map<std::string, int64_t> sizes = buffers.sizes();
+  for (auto& [form, bytes] : sizes) bytes = recorder.rounded(bytes);
+  return sizes;
+}
+
+// Runs the stages with graphs as a real run does, but with one instance per chunk. Evaluation also has one instance
+// per microbatch, because a real run reuses an instance only after its output has been sent.
+replay::GraphTrace trace_graphs(step::Assembly& a, TraceRecorder& recorder, MetaGraphs& device,
+                                std::vector<nn::Microbatch> batches) {
+  replay::GraphTrace out;
+  const auto instances = std::make_shared<pipeline::GraphInstances>(device, a.world->device());
+  plan::GraphPlan plan, evaluation;
+  OwnActions form{kMicrobatches};
+  for (const auto& stage : a.stages) {
+    stage->capture_in(instances, pipeline::graph_scope(a.config.train));
+    plan.instance_of.emplace_back(kMicrobatches, plan.num_instances++);
+    auto& of_microbatches = evaluation.instance_of.emplace_back();
+    for (int m = 0; m < kMicrobatches; ++m) of_microbatches.push_back(evaluation.num_instances++);
+    form.output_in_pool.push_back(stage->islands().ends_captured());
+  }
+  out.chunks = trace_chunks(a, recorder, batches, form, &plan);
+  for (const auto& [form_of_gradient, bytes] : rounded_sizes(instances->gradients(), recorder))
+    out.gradients += bytes;
+  const bool evaluates = a.config.train.cuda_graph_impl == config::CudaGraphImpl::local;
+  for (nn::Microbatch& batch : batches) batch.training = false;
+  if (evaluates) trace_chunks(a, recorder, batches, {kMicrobatches, true}, &evaluation);
+  for (size_t chunk = 0; chunk < a.stages.size(); ++chunk) {
+    const pipeline::Stage& stage = *a.stages[chunk];
+    out.chunks[chunk].output_in_pool = form.output_in_pool[chunk];
+    const auto number = static_cast<int>(chunk);
+    const int rank = a.groups().pp.index();
+    const auto previous = a.placement.neighbour({rank, number}, -1);
+    out.chunks[chunk].input_gradient_in_pool =
+        stage.islands().begins_captured() && previous && previous->rank == rank;
+    const pipeline::GraphInstance& training = instances->at(number, false);
+    out.graphs.push_back({static_cast<int>(stage.captured_islands().size()), training.pool_bytes().peak,
+                          evaluates ? instances->at(evaluation.instance_of[chunk].back(), true).pool_bytes().peak : 0,
+                          rounded_sizes(training.inputs(), recorder)});
+  }
+  return out;
+}
+
+// Size of the cuBLAS workspaces, one per stream of this rank's thread. Graph captures and warmup steps use a separate
+// stream.
+int64_t library_bytes(const RankRequest& request) {
+  if (!request.device.is_cuda()) return 0;
+  std::optional<std::string> setting = comm::process_environment("CUBLAS_WORKSPACE_CONFIG");
+  if (!setting && request.config.run.deterministic_mode) setting = device::kDeterministicCublas;
+  const bool graphs = request.config.train.cuda_graph_impl != config::CudaGraphImpl::none;
+  return device::cublas_workspace_bytes(device::compute_capability(), setting) * (graphs ? 2 : 1);
+}
+
+}  // namespace
+
+replay::RankTrace trace_rank(const RankRequest& request) {
+  const config::Config& config = request.config;
+  TraceRecorder recorder(request.device.is_cuda() ? kGpuBlock : 1);
+  const topology::RankGrid grid(request.world_size, config.parallel);
+  const comm::World world = comm::make_meta_world(request.rank, grid, request.device, &recorder);
+  const device::MetaMemory meter(recorder);
+  MetaGraphs graphs(recorder);
+  const auto a = step::assemble(config, world, request.vocab_size, false, request.build);
+
+  replay::RankTrace out;
+  out.parameters = a->families.values_bytes();
+  out.gradients = a->families.gradients_bytes();
+  const optim::Optimizer::Bytes state = a->optimizer->bytes();
+  out.main_parameters = state.main_params;
+  out.moments = state.moments;
+  out.host = state.host;
+  if (a->experts && a->experts->stash) out.host += a->experts->stash->host_bytes();
+  out.tables = recorder.live() - out.parameters - out.gradients - out.main_parameters - out.moments - out.host;
+  out.host += step::copy_bytes(*a);  // not allocated during tracing
+  out.libraries = library_bytes(request);
+  out.transient = transient_families(*a);
+  out.overlaps = config.parallel.overlap_grad_reduce;
+  for (const nn::Param* param : a->params)
+    out.params.push_back({param->name, param->local_shape, param->uses_per_microbatch});
+
+  const bool wide = config.precision.params_dtype == config::ParamsDtype::fp64;
+  const std::vector<nn::Microbatch> batches(kMicrobatches,
+                                            largest_part(request, world, wide ? at::kDouble : at::kFloat));
+  out.batch = step::batch_bytes(batches[0]);
+  recorder.start();
+  for (const distributed::ParamFamily& family : a->families.all()) {
+    if (family.gradients) family.gradients->detach_params();
+  }
+  out.chunks = trace_chunks(*a, recorder, batches, {kMicrobatches}, nullptr);
+  if (config.train.captures_parts() && !request.eager) out.graphs = trace_graphs(*a, recorder, graphs, batches);
+  recorder.start();
+  a->optimizer->step(a->step);
+  a->families.updated();
+  for (replay::IslandTrace& part : recorder.take()) out.update = std::move(part);
+  return out;
+}
+
+}  // namespace metroplex::forecast

@@ -1,0 +1,33 @@
+// Gathers whole tensors from their shards on rank 0, for layout comparisons and tests. The whole model must fit in
+// host memory.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "step/assemble.h"
+
+namespace metroplex::verify {
+
+enum class Gathered { data, main_grad };
+
+// A shard of a parameter-shaped tensor: [begin, end) of the flattened local tensor.
+struct SliceOfParam {
+  const nn::NamedTensor* param;
+  int64_t begin, end;
+  at::Tensor values;  // [end - begin]
+};
+
+// Returns name -> unsharded, unpadded tensor on rank 0; an empty map on other ranks. Collective over the world. Uses
+// the first replica of each shard, and the owner of a shared tensor. All shards have dtype `dtype`.
+std::map<std::string, at::Tensor> gather_slices(const step::Assembly& assembly,
+                                                const std::vector<SliceOfParam>& slices, at::ScalarType dtype);
+// Gathers parameters, or the final gradients of trainable parameters. Gradients need a training assembly after the
+// step's reduction.
+std::map<std::string, at::Tensor> gather_whole(const step::Assembly& assembly, Gathered what);
+
+}  // namespace metroplex::verify

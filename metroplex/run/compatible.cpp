@@ -1,0 +1,147 @@
+#include "run/compatible.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <set>
+
+#include "base/error.h"
+#include "config/experts.h"
+#include "config/family.h"
+#include "config/fields.h"
+#include "config/load.h"
+
+namespace metroplex::run {
+namespace {
+
+using config::Config;
+using config::Field;
+
+// Keys of section `model` that do not change the function of the weights. They affect initialization, dropout,
+// vocabulary padding, and MoE balancing and dispatch.
+const std::set<std::string> kSameFunction{"from",
+                                          "make_vocab_size_divisible_by",
+                                          "attention_dropout",
+                                          "hidden_dropout",
+                                          "init_method_std",
+                                          "sharded_initialization",
+                                          "special_token_ids",
+                                          "generation_config",
+                                          "mtp_loss_scaling_factor",
+                                          "moe_aux_loss_coeff",
+                                          "moe_z_loss_coeff",
+                                          "moe_input_jitter_eps",
+                                          "moe_router_bias_update_rate",
+                                          "moe_router_dtype",
+                                          "moe_router_force_load_balancing",
+                                          "moe_router_force_skew",
+                                          "moe_router_force_even",
+                                          "moe_router_force_skew_period",
+                                          "moe_router_force_trace",
+                                          "moe_expert_capacity_factor",
+                                          "moe_pad_expert_input_to_capacity",
+                                          "moe_token_drop_policy",
+                                          "moe_token_dispatcher_type",
+                                          "moe_expert_rank_capacity_factor",
+                                          "moe_rank_pair_capacity_factor",
+                                          "moe_overflow_policy",
+                                          "moe_grouped_gemm",
+                                          "moe_shared_expert_overlap"};
+
+const std::string kNoTokenizer = config::text_of(config::TokenizerType::none);
+
+bool matters(const std::string& name, const Config& here, const Config& there) {
+  if (kSameFunction.contains(name) || config::is_echo_key(name) || config::is_stash_key(name)) return false;
+  const auto either = [&](config::PositionEmbedding type) {
+    return here.model.position_embedding_type == type || there.model.position_embedding_type == type;
+  };
+  if (name == "moe_router_load_balancing_type") return config::sinkhorn(here.model) != config::sinkhorn(there.model);
+  if (name == "moe_layer_freq") return config::moe_layers(here.model) != config::moe_layers(there.model);
+  if (name == "max_position_embeddings") return either(config::PositionEmbedding::learned_absolute);
+  if (name == "rotary_base" || name == "rotary_percent" || name == "use_rope_scaling")
+    return either(config::PositionEmbedding::rope);
+  if (name == "rope_type") return here.model.yarn() != there.model.yarn();
+  if (name.starts_with("rope_scaling_")) return here.model.use_rope_scaling && there.model.use_rope_scaling;
+  // The other families are one decoder with different presets, and every preset has its own key.
+  if (name == "family")
+    return config::family(here.model.family).top_query || config::family(there.model.family).top_query;
+  return true;
+}
+
+void add_tokenizer(const text::TokenizerFiles* tokenizer, const files::Manifest& manifest, const Config& saved,
+                   std::vector<Difference>& out) {
+  if (tokenizer == nullptr || tokenizer->type == kNoTokenizer) return;
+  const auto extra = nlohmann::json::parse(manifest.extra);
+  const auto carried = extra.value("tokenizer", nlohmann::json());
+  const std::string type = carried.is_object() ? carried.value("type", "") : saved.data.tokenizer_type.text();
+  if (type.empty() || type == kNoTokenizer) return;
+  if (type != tokenizer->type) {
+    out.push_back({"data.tokenizer_type", tokenizer->type, type});
+  } else if (carried.is_object() && carried.value("checksum", "") != tokenizer->checksum) {
+    out.push_back({"data.tokenizer_model", "a file with checksum " + tokenizer->checksum,
+                   "one with " + carried.value("checksum", "")});
+  }
+}
+
+// Throws unless the adapters have the same configuration, except for dropout. Adapters of equal rank may differ in
+// scale or target modules. A run with checkpoint.finetune may start from a model without adapters.
+void check_adapters(const Config& config, const Config& saved, const std::string& path) {
+  Config here = config, there = saved;
+  if (here.peft.lora() && !there.peft.lora() && here.checkpoint.finetune) return;
+  there.peft.lora_dropout = here.peft.lora_dropout;
+  const std::vector<Field> left = config::fields(here), right = config::fields(there);
+  for (size_t i = 0; i < left.size(); ++i) {
+    const bool same = left[i].section != "peft" || config::to_yaml(left[i]) == config::to_yaml(right[i]);
+    MPX_CHECK(same, "checkpoint", left[i].key(), " is ", config::to_text(left[i]), " here and was ",
+              config::to_text(right[i]), " in '", path, "'; set it as in the checkpoint",
+              there.peft.lora() ? ", or begin with its export (metroplex convert --to hf)"
+                                : ", or begin with its weights: checkpoint.finetune");
+  }
+}
+
+}  // namespace
+
+std::vector<Difference> model_differences(const Config& config, const text::TokenizerFiles* tokenizer,
+                                          const files::Manifest& manifest) {
+  Config here = config, there = config::parse_saved(manifest.config_yaml);
+  const std::vector<Field> left = config::fields(here), right = config::fields(there);
+  std::vector<Difference> out;
+  for (size_t i = 0; i < left.size(); ++i) {
+    if (left[i].section != "model" || !matters(left[i].name, here, there)) continue;
+    if (config::to_yaml(left[i]) != config::to_yaml(right[i]))
+      out.push_back({left[i].key(), config::to_text(left[i]), config::to_text(right[i])});
+  }
+  add_tokenizer(tokenizer, manifest, there, out);
+  return out;
+}
+
+std::vector<Difference> check_compatible(const Config& config, const text::TokenizerFiles* tokenizer,
+                                         const files::Manifest& manifest, const std::string& path) {
+  std::vector<Difference> allowed;
+  std::string list, keys;
+  for (Difference& difference : model_differences(config, tokenizer, manifest)) {
+    const auto& allow = config.checkpoint.allow;
+    if (std::find(allow.begin(), allow.end(), difference.key) != allow.end()) {
+      allowed.push_back(std::move(difference));
+      continue;
+    }
+    list += base::concat("\n  ", difference.key, " is ", difference.here, " here and was ", difference.there);
+    keys += " " + difference.key;
+  }
+  check_adapters(config, config::parse_saved(manifest.config_yaml), path);
+  MPX_CHECK(list.empty(), "checkpoint", "'", path,
+            "' was made by another model: its tensors have another shape or another meaning here.", list,
+            "\nSet them as in the checkpoint (metroplex inspect ", path,
+            " --config), or continue anyway with --checkpoint.allow", keys);
+  return allowed;
+}
+
+void check_optimizer(const Config& config, const files::Manifest& manifest, const std::string& path) {
+  const std::string saved = config::parse_saved(manifest.config_yaml).optim.optimizer;
+  MPX_CHECK(saved == config.optim.optimizer, "checkpoint", "optim.optimizer is ", config.optim.optimizer,
+            " here and was ", saved, " in '", path,
+            "', whose moments it cannot use; set it as in the checkpoint, or checkpoint.no_load_optim to begin "
+            "with new ones");
+}
+
+}  // namespace metroplex::run

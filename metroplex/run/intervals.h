@@ -1,0 +1,56 @@
+// Decides when a run logs, evaluates, saves and ends, and averages over the steps since the last iteration line. Has
+// no side effects; trainer.cpp acts on the results.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "config/config.h"
+#include "run/metrics.h"
+#include "step/run_length.h"
+#include "run/state.h"
+#include "step/step.h"
+
+namespace metroplex::run {
+
+// Actions due after a step. `last`: no more steps; `leave`: the run ends here although steps remain.
+struct Due {
+  bool log = false, save = false, evaluate = false, last = false, leave = false;
+};
+Due due_after(const config::Config& config, const plan::MicrobatchSchedule& schedule, const Position& position,
+              bool stop_requested);
+
+class Interval {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // `terms`: other losses of the step, as in shown_terms().
+  void add(const step::StepOutcome& outcome, int64_t tokens, const std::map<std::string, double>& terms = {});
+  // Excludes `time` from the time per iteration.
+  void leave_out(Clock::duration time) { start_ += time; }
+  int64_t steps() const { return steps_; }
+  // Sets the means over the interval: time, loss, tokens per second, and the counts of skipped and non-finite steps.
+  void describe(IterationMetrics& metrics) const;
+  void begin();
+
+ private:
+  double loss_ = 0, tokens_ = 0;
+  std::map<std::string, double> terms_;
+  int64_t steps_ = 0, updates_ = 0, skipped_ = 0, nan_ = 0;
+  Clock::time_point start_ = Clock::now();
+};
+
+// Detects a gradient norm that exceeds kFactor times the largest previous norm.
+class LargestNorm {
+ public:
+  static constexpr int kFactor = 10;
+  bool unexpectedly_large(double norm);
+
+ private:
+  double largest_ = 0;
+  int64_t seen_ = 0;
+};
+
+}  // namespace metroplex::run

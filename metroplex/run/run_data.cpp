@@ -1,0 +1,146 @@
+#include "run/run_data.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "comm/collectives.h"
+#include "data/build.h"
+#include "data/sampler.h"
+
+namespace metroplex::run {
+
+static data::SampleCounts wanted_samples(const config::Config& config, const step::RunLength& length,
+                                         bool evaluate_only) {
+  data::SampleCountOptions options;
+  options.train_iters = length.iterations;
+  // As in Megatron, the index covers train_samples, although the run drops an incomplete last batch.
+  options.train_samples = std::max(length.samples, config.train.train_samples);
+  options.global_batch_size = length.full_batch_size;
+  options.eval_global_batch_size = length.eval_batch_size;
+  options.eval_interval = config.train.eval_interval;
+  options.skip_train = evaluate_only;
+  // Without evaluations during training there is none at the end, so no samples are needed.
+  const bool evaluates = evaluate_only || config.train.eval_interval > 0;
+  options.eval_iters = evaluates ? config.train.eval_iters : 0;
+  options.full_validation = evaluates && config.train.full_validation;
+  return data::sample_counts(options);
+}
+
+RunData::RunData(const step::Assembly& a, const step::RunLength& length, const TokenizerFacts& tokenizer,
+                 bool forward_only, std::shared_ptr<files::FileSystem> disk)
+    : a_(a) {
+  build(length, tokenizer, forward_only, std::move(disk));
+  share_sizes();
+}
+
+data::BuildOptions build_options(const config::Config& config, const step::RunLength& length,
+                                 const TokenizerFacts& tokenizer, bool evaluate_only) {
+  const data::SampleCounts counts = wanted_samples(config, length, evaluate_only);
+  data::BuildOptions options;
+  options.sequence_length = config.train.seq_length;
+  options.seed = static_cast<uint64_t>(config.run.seed);
+  options.sizes = {counts.train, counts.valid, counts.test};
+  options.eod = tokenizer.eod;
+  options.vocab_size = tokenizer.vocab_size;
+  options.tokenizer = tokenizer.words;
+  return options;
+}
+
+void RunData::build(const step::RunLength& length, const TokenizerFacts& tokenizer, bool forward_only,
+                    std::shared_ptr<files::FileSystem> disk) {
+  const config::Config& config = a_.config;
+  const data::BuildOptions options = build_options(config, length, tokenizer, forward_only);
+  const auto splits = std::make_shared<data::Splits>();
+  do_with_peers(
+      [splits, options, data = config.data, reads = reads(), disk = std::move(disk)] {
+        if (reads) *splits = data::build_datasets(data, options, *disk);
+      },
+      *a_.world);
+  if (splits->train) datasets_[kTrain] = {splits->train};
+  datasets_[kValid] = splits->valid;
+  if (splits->test) datasets_[kTest] = {splits->test};
+  train_order_ = splits->train_order;
+}
+
+void RunData::share_sizes() {
+  at::Tensor counts = at::zeros({3}, at::kLong);
+  for (int split = 0; split < 3; ++split) counts[split] = static_cast<int64_t>(datasets_[split].size());
+  comm::broadcast(counts, 0, a_.groups().batch);
+  for (int split = 0; split < 3; ++split) {
+    at::Tensor sizes = at::zeros({counts[split].item<int64_t>()}, at::kLong);
+    for (size_t set = 0; set < datasets_[split].size(); ++set)
+      sizes[static_cast<int64_t>(set)] = datasets_[split][set]->size();
+    if (sizes.numel() > 0) comm::broadcast(sizes, 0, a_.groups().batch);
+    for (int64_t set = 0; set < sizes.numel(); ++set) sizes_[split].push_back(sizes[set].item<int64_t>());
+  }
+}
+
+std::string RunData::name(Split split, size_t set) const {
+  return kSplitNames[split] + (sizes_[split].size() > 1 ? base::concat("-", set) : std::string());
+}
+
+data::SamplerOptions RunData::sampler_options(int64_t consumed) const {
+  data::SamplerOptions options;
+  options.consumed_samples = consumed;
+  options.micro_batch_size = a_.config.train.micro_batch_size;
+  if (!reads_all()) {
+    options.dp_index = a_.groups().dp.index();
+    options.dp_size = a_.groups().dp.size();
+  }
+  options.type = a_.config.data.dataloader_type == config::Dataloader::cyclic ? data::SamplerType::cyclic
+                                                                              : data::SamplerType::single;
+  options.data_sharding = a_.config.data.data_sharding;
+  return options;
+}
+
+step::BatchStream RunData::stream(Split split, int64_t consumed_samples, size_t set) const {
+  MPX_CHECK(has(split), "data", "the ", kSplitNames[split], " split has no samples; give it a share in data.split");
+  std::unique_ptr<data::Loader> loader;
+  if (reads()) {
+    const int workers = static_cast<int>(a_.config.data.num_workers),
+              ahead = workers > 0 ? std::max(4, 2 * workers) : 0;
+    loader = std::make_unique<data::Loader>(datasets_[split].at(set), sampler_options(consumed_samples), ahead,
+                                            std::max(1, workers));
+  }
+  step::BatchForm form;
+  form.vocab_size = a_.vocab_size;
+  form.float_type = a_.dtype == at::kDouble ? at::kDouble : at::kFloat;
+  form.device = a_.world->device();
+  form.parts = step::sequence_parts(a_.config.parallel, a_.groups().cp);
+  form.documents = step::document_bound_on(a_.config, a_.world->device());
+  if (reads_all()) form.hybrid = step::hybrid_parts(a_.config, a_.vocab_size, a_.groups().dp_cp);
+  return {std::move(loader), a_.groups().batch, std::move(form)};
+}
+
+std::vector<nn::Microbatch> RunData::next_of_all(step::BatchStream& stream, const Wanted& wanted) const {
+  std::vector<step::SampleNumbers> numbers;
+  for (int64_t s = 0; s < wanted.count * a_.groups().dp.size(); ++s)
+    numbers.push_back({wanted.first_sample + s, 1, wanted.iteration});
+  std::vector<nn::Microbatch> batches = stream.next(numbers);
+  MPX_CHECK(!batches.empty(), "data", "the ", kSplitNames[wanted.split], " data ended in the batch from sample ",
+            wanted.first_sample, " on; give more data, or fewer iterations");
+  return batches;
+}
+
+std::vector<nn::Microbatch> RunData::next(step::BatchStream& stream, const Wanted& wanted) const {
+  if (reads_all()) return next_of_all(stream, wanted);
+  const int64_t mbs = a_.config.train.micro_batch_size, dp = a_.groups().dp.size(), dp_index = a_.groups().dp.index();
+  // The single sampler distributes whole microbatches to the data-parallel ranks; the cyclic sampler distributes
+  // single samples.
+  const bool by_sample = a_.config.data.dataloader_type == config::Dataloader::cyclic;
+  std::vector<step::SampleNumbers> numbers;
+  for (int64_t m = 0; m < wanted.count; ++m) {
+    const int64_t before = wanted.first_sample + m * dp * mbs;
+    numbers.push_back(by_sample ? step::SampleNumbers{before + dp_index, dp, wanted.iteration}
+                                : step::SampleNumbers{before + dp_index * mbs, 1, wanted.iteration});
+  }
+  std::vector<nn::Microbatch> batches = stream.next(numbers);
+  const auto read = static_cast<int64_t>(batches.size());
+  MPX_CHECK(read == wanted.count, "data", "the ", kSplitNames[wanted.split], " data ended at sample ",
+            wanted.first_sample + read * dp * mbs, "; give more data, or fewer iterations");
+  return batches;
+}
+
+}  // namespace metroplex::run

@@ -1,0 +1,24 @@
+// Log lines about a run before its first step, and the file that holds its whole configuration.
+// forecast/dry_run.h adds the predictions.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "files/file_system.h"
+#include "step/assemble.h"
+#include "step/run_length.h"
+
+namespace metroplex::run {
+
+// Returns one line each about layout, batches, data with epochs, and device. Reads the data indices through `disk`.
+std::vector<std::string> run_lines(const step::Assembly& a, const step::RunLength& length, files::FileSystem& disk);
+
+// Returns a warning for an MoE model without any load balancing, else "".
+std::string unbalanced_experts(const config::Model& model);
+
+// Writes checkpoint.save/run.yaml: the configuration with all derived values (`config::dump`). Writes a temporary
+// file and renames it. Returns the path, or "" if the run saves nothing.
+std::string write_run_config(const config::Config& config, files::FileSystem& disk);
+
+}  // namespace metroplex::run

@@ -1,0 +1,114 @@
+#include "run/saving.h"
+
+#include <ATen/ops/empty.h>
+
+#include <chrono>
+#include <cstring>
+#include <exception>
+
+#include "checkpoint/directory.h"
+#include "checkpoint/pieces.h"
+#include "checkpoint/save.h"
+#include "step/state_tensors.h"
+
+namespace metroplex::run {
+namespace {
+
+// The contents of a save, or the exception that prevented them. checkpoint::save rethrows it and reports it to all
+// ranks.
+struct Contents {
+  checkpoint::RunState state;  // on rank 0
+  std::vector<checkpoint::LocalPiece> pieces;
+  std::exception_ptr failed;
+};
+
+template <class Work>
+void unless_it_fails(Contents& contents, const Work& work) {
+  try {
+    work();
+  } catch (const std::exception&) { contents.failed = std::current_exception(); }
+}
+
+Contents contents_of(step::Assembly& a, const Position& position, files::FileSystem& disk) {
+  Contents contents;
+  unless_it_fails(contents, [&] {
+    if (a.groups().checkpoint.first()) contents.state = run_state(a, position, disk);
+    contents.pieces = pieces_to_write(a);
+  });
+  return contents;
+}
+
+// Runs on rank 0 after a successful save.
+void tidy_up(files::FileSystem& disk, const config::Checkpoint& c, SaveOutcome& outcome) {
+  const auto result = checkpoint::apply_retention(disk, c.save, {c.keep_last, c.save_retain_interval});
+  for (const std::string& problem : result.problems)
+    outcome.problem += (outcome.problem.empty() ? "" : "\n") + problem;
+  std::string names;
+  for (const auto& name : result.removed_branch) names += (names.empty() ? "" : ", ") + checkpoint::to_string(name);
+  if (!names.empty())
+    outcome.note =
+        "removed " + names + " from a branch that " + files::base_name(outcome.path) + " does not continue";
+}
+
+SaveOutcome write(const Contents& contents, const config::Checkpoint& c, const comm::Group& group,
+                  files::FileSystem& disk) {
+  GroupExchange exchange(group);
+  const auto pieces = [&] {
+    if (contents.failed) std::rethrow_exception(contents.failed);
+    return contents.pieces;
+  };
+  const auto result = checkpoint::save(disk, c.save, contents.state, pieces, exchange);
+  SaveOutcome outcome{result.ok, result.directory, result.ok ? result.note : result.error, ""};
+  if (result.ok && exchange.rank() == 0) tidy_up(disk, c, outcome);
+  return outcome;
+}
+
+}  // namespace
+
+SaveOutcome save_state(step::Assembly& a, const Position& position, files::FileSystem& disk) {
+  return write(contents_of(a, position, disk), a.config.checkpoint, a.groups().checkpoint, disk);
+}
+
+BackgroundSaves::BackgroundSaves(step::Assembly& assembly, files::FileSystem& disk)
+    : a_(assembly),
+      disk_(disk),
+      memory_(at::empty({copy_bytes(assembly)}, at::TensorOptions(at::kByte))) {
+}  // pageable: pinned memory may take up to twice the size
+
+std::vector<checkpoint::LocalPiece> BackgroundSaves::copies_of(std::vector<checkpoint::LocalPiece> pieces) {
+  char* to = static_cast<char*>(memory_.mutable_data_ptr());
+  for (checkpoint::LocalPiece& piece : pieces) {
+    char* next = to;
+    piece.produce([&next](const void* data, size_t bytes) {
+      std::memcpy(next, data, bytes);
+      next += bytes;
+    });
+    piece.produce = nullptr;
+    piece.data = to;
+    to += step::copy_bytes(piece);
+  }
+  return pieces;
+}
+
+void BackgroundSaves::begin(const Position& position) {
+  MPX_ASSERT(!under_way(), "a second save of one run at a time");
+  Contents contents = contents_of(a_, position, disk_);
+  unless_it_fails(contents, [&] {
+    if (!contents.failed) contents.pieces = copies_of(std::move(contents.pieces));
+  });
+  outcome_ = std::async(std::launch::async, [this, contents = std::move(contents), group = a_.groups().checkpoint] {
+    return write(contents, a_.config.checkpoint, group, disk_);
+  });
+}
+
+std::optional<SaveOutcome> BackgroundSaves::take_finished() {
+  if (!under_way() || outcome_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return std::nullopt;
+  return outcome_.get();
+}
+
+std::optional<SaveOutcome> BackgroundSaves::wait() {
+  if (!under_way()) return std::nullopt;
+  return outcome_.get();
+}
+
+}  // namespace metroplex::run

@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""Prints the size and shape of the code base: words of the docs, lines by layer, files without a header, and the width
+of central types.
+   house_numbers.py [--list headerless | essays]     --list: the files behind a number"""
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CODE = {".h", ".cpp", ".cu", ".inc"}
+LAYERS = ("core", "lab", "formats", "run")
+
+
+def files(folder, suffixes):
+    return [path for path in sorted((ROOT / folder).rglob("*")) if path.suffix in suffixes and "vectors" not in path.parts]
+
+
+def lines(paths):
+    return sum(path.read_text().count("\n") for path in paths)
+
+
+def words(paths):
+    return sum(len(path.read_text().split()) for path in paths)
+
+
+def headerless():
+    """Sources of metroplex/ without a header of their name; a _cpu or no_ variant belongs to the header of its operator."""
+    found = []
+    for path in files("metroplex", {".cpp", ".cu"}):
+        stem = re.sub(r"^no_|_cpu$", "", path.stem)
+        if not any(path.with_name(f"{name}.h").exists() for name in (path.stem, stem)):
+            found.append(path)
+    return found
+
+
+def essays():
+    """Headers with a free-standing comment of three or more lines below the opening one: a second idea in the file."""
+    found = []
+    for path in files("metroplex", {".h"}):
+        blocks = path.read_text().split("\n\n")[1:]
+        if any(len(block.splitlines()) >= 3 and all(line.startswith("//") for line in block.splitlines()) for block in blocks):
+            found.append(path)
+    return found
+
+
+def fields(path, name):
+    body = re.search(rf"struct {name} \{{(.*?)\n\}};", (ROOT / path).read_text(), re.DOTALL).group(1)
+    statements = re.sub(r"//[^\n]*", "", body).split(";")
+    return sum(1 + statement.count(",") * ("<" not in statement and "{" not in statement)
+               for statement in statements if statement.strip() and "(" not in statement)
+
+
+def language():
+    counts = {"opening": 0, "retired": 0}
+    for line in (ROOT / "scripts" / "language_counts.txt").read_text().splitlines():
+        for rule in counts:
+            match = re.search(rf"\b{rule}\b\D*(\d+)", line)
+            if match:
+                counts[rule] += int(match.group(1))
+    return counts
+
+
+def main():
+    if sys.argv[1:2] == ["--list"]:
+        for path in {"headerless": headerless, "essays": essays}[sys.argv[2]]():
+            print(path.relative_to(ROOT))
+        return
+    by_layer = {layer: lines(files(f"metroplex/{layer}", CODE)) for layer in LAYERS}
+    apps = lines(files("apps", CODE))
+    assembly = sum(len(re.findall(r"[(,]\s*(?:const )?(?:step::)?Assembly& ", path.read_text())) for path in files("metroplex", CODE))
+    rows = [
+        ("README words", words([ROOT / "README.md"])),
+        ("docs words", words(files("docs", {".md"}))),
+        *((f"{rule} (check_language.py)", count) for rule, count in language().items()),
+        (".cpp and .cu without a header", len(headerless())),
+        ("headers with an essay", len(essays())),
+        ("product and apps lines", sum(by_layer.values()) + apps),
+        *((f"  {layer}/", count) for layer, count in by_layer.items()),
+        ("  apps/", apps),
+        ("test lines", lines(files("tests", {".h", ".cpp", ".cu", ".sh", ".py", ".txt"}))),
+        ("parameters of type Assembly&", assembly),
+        ("fields of nn::Microbatch", fields("metroplex/core/nn/microbatch.h", "Microbatch")),
+    ]
+    for name, value in rows:
+        print(f"{name:32} {value:7,}")
+
+
+if __name__ == "__main__":
+    main()

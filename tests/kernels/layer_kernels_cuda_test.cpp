@@ -1,0 +1,151 @@
+// The layer kernels of the GPU (activation, sums of columns and of half types, rope, cross entropy; norm has its own
+// file) against their CPU reference implementations over dtypes and shapes. Without a GPU the calls must report that
+// they cannot run.
+#include "kernels/twins.h"
+
+#include <string>
+
+#include "base/error.h"
+#include "device/device.h"
+#include "kernels/accumulate.h"
+#include "kernels/activation.h"
+#include "kernels/column_sums.h"
+#include "kernels/cross_entropy.h"
+#include "kernels/rope.h"
+#include "support/gpu.h"
+
+namespace metroplex::kernels::layer_kernels_cuda_test {
+namespace {
+
+template <class T>
+void check_activation(const ActivationShape& shape) {
+  const int64_t width = shape.gated ? 2 * shape.width : shape.width;
+  const at::Tensor x = values<T>({shape.rows, width}, 0.7), dy = values<T>({shape.rows, shape.width}, 0.3),
+                   bias = values<T>({width}, 0.2);
+  const at::Tensor gx = on_gpu(x), gdy = on_gpu(dy), gbias = on_gpu(bias), out = at::empty_like(dy),
+                   dx = at::empty_like(x);
+  const at::Tensor gout = on_gpu(out), gdx = on_gpu(dx);
+  activation_forward<T>(data<T>(x), data<T>(bias), data<T>(out), shape);
+  activation_forward_cuda<T>(data<T>(gx), data<T>(gbias), data<T>(gout), shape, device::current_stream());
+  expect_twins<T>(gout, out, "activation");
+  expect_twins<T>(gx, x, "x + bias of the activation");
+  const bool again = kIsHalf<T>;
+  activation_backward<T>(data<T>(dy), data<T>(x), again ? data<T>(bias) : nullptr, data<T>(dx), shape);
+  activation_backward_cuda<T>(data<T>(gdy), data<T>(gx), again ? data<T>(gbias) : nullptr, data<T>(gdx), shape,
+                              device::current_stream());
+  expect_twins<T>(gdx, dx, "gradient of the activation");
+}
+
+// Integers, whose sums are exact in any order.
+template <class T>
+void check_column_sums(const ColumnSumsShape& s) {
+  SCOPED_TRACE(testing::Message() << s.rows << " x " << s.width << " of " << s.stride << " adds " << s.adds);
+  const at::Tensor x = at::randint(-8, 9, {s.rows, s.stride}, at::kLong).to(kType<T>),
+                   out = at::randint(-8, 9, {s.width}, at::kLong).to(kType<Wide<T>>), gx = on_gpu(x),
+                   gout = on_gpu(out), lines = on_gpu(at::empty({column_lines<T>(s), s.width}, out.options()));
+  column_sums<T>(data<Wide<T>>(out), data<T>(x), s);
+  column_sums_cuda<T>(data<Wide<T>>(gout), data<T>(gx), data<Wide<T>>(lines), s, device::current_stream());
+  EXPECT_TRUE(at::equal(gout.to(at::kCPU), out));
+}
+
+template <class T>
+void check_add_elements(int64_t n, int64_t shift, bool adds) {
+  SCOPED_TRACE(testing::Message() << n << " shifted " << shift << " adds " << adds);
+  const at::Tensor x = values<T>({n}, 0.7), out = values<float>({n}, 0.3), gx = on_gpu(x);
+  const at::Tensor gout = at::empty({n + shift}, on_gpu(out).options()).narrow(0, shift, n);
+  gout.copy_(out);
+  add_elements<T>(data<float>(out), data<T>(x), n, adds);
+  add_elements_cuda<T>(data<float>(gout), data<T>(gx), n, adds, device::current_stream());
+  EXPECT_TRUE(at::equal(gout.to(at::kCPU), out));
+}
+
+template <class T>
+void check_rope() {
+  const at::Tensor x = values<T>({17, 3, 5, 24}, 0.7), cos = wide_values<T>(17 * 8, 0.2),
+                   sin = wide_values<T>(17 * 8, 0.9), gx = on_gpu(x), gcos = on_gpu(cos), gsin = on_gpu(sin);
+  const RopeShape shape{17, 3, 5, 16, x.stride(0), x.stride(1), x.stride(2)};
+  for (const int direction : {1, -1}) {
+    rope<T>(data<T>(x), data<Wide<T>>(cos), data<Wide<T>>(sin), direction, shape);
+    rope_cuda<T>(data<T>(gx), data<Wide<T>>(gcos), data<Wide<T>>(gsin), direction, shape, device::current_stream());
+    expect_twins<T>(gx, x, "rope");
+    gx.copy_(x);
+  }
+}
+
+template <class T>
+void check_cross_entropy(const LogitsShape& s) {
+  using A = Wide<T>;
+  const at::Tensor x = values<T>({s.rows, s.stride}, 0.7), targets = at::arange(s.rows, at::kLong) * 7 - 3,
+                   statistics = at::empty({4, s.rows}, wide_values<T>(1, 1).options()),
+                   scale = wide_values<T>(s.rows, 0.4);
+  const at::Tensor gx = on_gpu(x), gtargets = on_gpu(targets), gstatistics = on_gpu(statistics),
+                   gscale = on_gpu(scale);
+  const auto place = [&](const at::Tensor& all) -> RowStatistics<A> {
+    A* base = data<A>(all);
+    return {base, base + s.rows, base + 2 * s.rows, base + 3 * s.rows};
+  };
+  const auto* index = targets.const_data_ptr<int64_t>();
+  const auto* gindex = gtargets.const_data_ptr<int64_t>();
+  cross_entropy_statistics<T>(data<T>(x), index, place(statistics), s);
+  cross_entropy_statistics_cuda<T>(data<T>(gx), gindex, place(gstatistics), s, device::current_stream());
+  for (int64_t i = 0; i < 3; ++i) expect_twins<A>(gstatistics[i], statistics[i], "statistics of the logits");
+  expect_twins<A>(gstatistics[3], statistics[3], "sum of the logits",
+                  x.to(at::kDouble).abs().sum(1).max().template item<double>());
+  const at::Tensor lse = statistics[1].log().add(statistics[0]), glse = on_gpu(lse);
+  cross_entropy_backward<T>(data<T>(x), index, {data<A>(lse), data<A>(scale), 0.9, 0.1 / 40}, s);
+  cross_entropy_backward_cuda<T>(data<T>(gx), gindex, {data<A>(glse), data<A>(gscale), 0.9, 0.1 / 40}, s,
+                                 device::current_stream());
+  expect_twins<T>(gx, x, "gradient of the logits");
+}
+
+template <class T>
+void check_all() {
+  for (const auto kind : {Activation::gelu, Activation::gelu_tanh, Activation::quick_gelu, Activation::silu,
+                          Activation::relu, Activation::squared_relu}) {
+    for (const bool gated : {false, true}) {
+      check_activation<T>({1, 1, kind, gated});
+      check_activation<T>({33, 70, kind, gated});
+    }
+  }
+  for (const bool adds : {false, true}) {
+    check_column_sums<T>({0, 8, 8, adds});
+    check_column_sums<T>({1, 1, 1, adds});
+    check_column_sums<T>({333, 257, 257, adds});
+    check_column_sums<T>({8192, 768, 768, adds});
+    check_column_sums<T>({2000, 264, 272, adds});
+    check_column_sums<T>({140000, 40, 40, adds});
+  }
+  if constexpr (kIsHalf<T>) {
+    for (const bool adds : {false, true}) {
+      check_add_elements<T>(0, 0, adds);
+      check_add_elements<T>(1003, 0, adds);
+      check_add_elements<T>(1003, 1, adds);
+      check_add_elements<T>(20000001, 0, adds);
+    }
+  }
+  check_rope<T>();
+  check_cross_entropy<T>({5, 41, 37});
+  check_cross_entropy<T>({9, 3000, 3000});
+}
+
+std::string refusal() {
+  float x = 1, cos = 1;
+  try {
+    rope_cuda<float>(&x, &cos, &cos, 1, {1, 1, 1, 2, 1, 1, 1}, nullptr);
+  } catch (const base::Error& error) { return error.what(); }
+  return "nothing";
+}
+
+TEST(LayerKernelsCuda, TheGpuGetsWhatTheCpuTwinsGetAndWithoutOneTheCallSaysSo) {
+  if (const char* why = expected_refusal()) {
+    EXPECT_NE(refusal().find(std::string("[cuda] kernel rope") + why), std::string::npos) << refusal();
+  }
+  MPX_NEED_GPU_KERNELS();
+  check_all<float>();
+  check_all<double>();
+  check_all<Bf16>();
+  check_all<F16>();
+}
+
+}  // namespace
+}  // namespace metroplex::kernels::layer_kernels_cuda_test

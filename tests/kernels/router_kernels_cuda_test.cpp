@@ -1,0 +1,143 @@
+// The router kernels: random rows against Philox word by word, and on a GPU all kernels against their CPU reference
+// implementations. Without a GPU the calls must report that they cannot run.
+#include "kernels/twins.h"
+
+#include <cmath>
+#include <string>
+
+#include "base/error.h"
+#include "base/philox.h"
+#include "device/device.h"
+#include "kernels/route.h"
+#include "support/gpu.h"
+
+namespace metroplex::kernels::router_kernels_cuda_test {
+namespace {
+
+constexpr uint64_t kKey = 0x123456789ABCDEF0ull;
+
+DropoutShape rows_of(const at::Tensor& counters, int64_t rows, int64_t width) {
+  return {{counters.const_data_ptr<int64_t>(), counters.numel(), 3}, rows, width, kKey};
+}
+
+TEST(RouterKernels, RandomRowsAreWordsOfPhilox) {
+  const at::Tensor counters = at::tensor({77, 78}, at::kLong);
+  for (const int64_t width : {1, 5, 64, 131}) {
+    const int64_t rows = 6;
+    const at::Tensor uniform = at::empty({rows, width}, at::kDouble), gumbel = at::empty_like(uniform),
+                     single = at::empty({rows, width}, at::kFloat);
+    random_rows(data<double>(uniform), Noise::uniform, rows_of(counters, rows, width));
+    random_rows(data<double>(gumbel), Noise::gumbel, rows_of(counters, rows, width));
+    random_rows(data<float>(single), Noise::gumbel, rows_of(counters, rows, width));
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t e = 0; e < width; ++e) {
+        // Rows alternate between two samples; the first is row 3 of its sample.
+        const int64_t place = (3 + row / 2) * width + e;
+        const base::PhiloxBlock block =
+            base::philox4x32(kKey, static_cast<uint64_t>(place / 4), static_cast<uint64_t>(77 + row % 2));
+        const double u = (block[static_cast<size_t>(place % 4)] + 0.5) / 4294967296.0;
+        ASSERT_EQ(uniform[row][e].item<double>(), u) << row << " " << e;
+        ASSERT_DOUBLE_EQ(gumbel[row][e].item<double>(), -std::log(-std::log(u)));
+        ASSERT_EQ(single[row][e].item<float>(), static_cast<float>(gumbel[row][e].item<double>()));
+      }
+    }
+  }
+}
+
+template <class T>
+void check_random() {
+  const at::Tensor counters = at::tensor({77, 78, 79}, at::kLong), gcounters = on_gpu(counters);
+  for (const Noise noise : {Noise::uniform, Noise::gumbel}) {
+    const at::Tensor out = at::empty({9, 131}, kType<T>), gout = on_gpu(out);
+    random_rows<T>(data<T>(out), noise, rows_of(counters, 9, 131));
+    random_rows_cuda<T>(data<T>(gout), noise, rows_of(gcounters, 9, 131), device::current_stream());
+    expect_twins<T>(gout, out, "random rows");
+  }
+}
+
+template <class T>
+void check_sinkhorn(int64_t rows, int64_t columns) {
+  const at::Tensor x = values<T>({rows, columns}, 0.7), out = at::empty_like(x),
+                   factors = at::empty({rows + 2 * columns}, x.options());
+  const at::Tensor gx = on_gpu(x), gout = on_gpu(out), gfactors = on_gpu(factors);
+  const SinkhornShape shape{rows, columns, 1e-4};
+  sinkhorn<T>(data<T>(x), data<T>(out), data<T>(factors), shape);
+  sinkhorn_cuda<T>(data<T>(gx), data<T>(gout), data<T>(gfactors), shape, device::current_stream());
+  // Another order of sums may converge an iteration earlier: then columns differ by the tolerance.
+  EXPECT_LE((gout.cpu() - out).abs().max().template item<double>(), 2e-4 * out.abs().max().template item<double>());
+}
+
+template <class T>
+void check_route(const RouteShape& s, bool bias) {
+  const at::Tensor x = values<T>({s.tokens, s.experts}, 0.7), b = bias ? values<T>({s.experts}, 0.2) : at::Tensor(),
+                   dprobs = values<T>({s.tokens, s.k}, 0.3), dx = at::empty_like(x), probs = at::empty_like(dprobs),
+                   experts = at::arange(s.k, at::kLong).expand({s.tokens, s.k}).contiguous();
+  const at::Tensor gx = on_gpu(x), gb = on_gpu(b), gdprobs = on_gpu(dprobs), gdx = on_gpu(dx), gprobs = on_gpu(probs),
+                   gexperts = on_gpu(experts), ggroups = on_gpu(at::empty({s.tokens, s.groups}, x.options()));
+  route_forward<T>({data<T>(x), data<T>(b), data<int64_t>(experts), data<T>(probs)}, s);
+  route_forward_cuda<T>({data<T>(gx), data<T>(gb), data<int64_t>(gexperts), data<T>(gprobs), data<T>(ggroups)}, s,
+                        device::current_stream());
+  EXPECT_TRUE(gexperts.cpu().equal(experts));
+  expect_twins<T>(gprobs, probs, "probabilities");
+  route_backward<T>({data<T>(dprobs), data<T>(x), data<int64_t>(experts), data<T>(dx)}, s);
+  route_backward_cuda<T>({data<T>(gdprobs), data<T>(gx), data<int64_t>(gexperts), data<T>(gdx)}, s, device::current_stream());
+  expect_twins<T>(gdx, dx, "gradient of the logits");
+}
+
+template <class T>
+void check_balance(const BalanceShape& s) {
+  const at::Tensor x = values<T>({s.tokens, s.experts}, 0.7), dsums = values<double>({s.sums()}, 0.3),
+                   sums = at::empty_like(dsums), lines = at::empty({balance_chunks(s), s.sums()}, dsums.options()),
+                   dx = at::empty_like(x);
+  const at::Tensor gx = on_gpu(x), gdsums = on_gpu(dsums), gsums = on_gpu(sums), glines = on_gpu(lines),
+                   gdx = on_gpu(dx);
+  balance_forward<T>(data<T>(x), data<double>(sums), data<double>(lines), s);
+  balance_forward_cuda<T>(data<T>(gx), data<double>(gsums), data<double>(glines), s, device::current_stream());
+  expect_twins<T>(gsums, sums, "sums of scores");
+  balance_backward<T>(data<T>(x), data<double>(dsums), data<T>(dx), s);
+  balance_backward_cuda<T>(data<T>(gx), data<double>(gdsums), data<T>(gdx), s, device::current_stream());
+  expect_twins<T>(gdx, dx, "gradient of the scores");
+}
+
+template <class T>
+void check_all() {
+  for (const BalanceScore score :
+       {BalanceScore::none, BalanceScore::softmax, BalanceScore::sigmoid, BalanceScore::sqrtsoftplus}) {
+    check_balance<T>({70, 8, 1, score, true});
+    check_balance<T>({70, 300, 2, score, score == BalanceScore::sigmoid});
+  }
+  check_random<T>();
+  check_sinkhorn<T>(50, 7);
+  check_sinkhorn<T>(70, 300);
+  for (const RouteScore score :
+       {RouteScore::softmax_of_chosen, RouteScore::softmax_of_all, RouteScore::sigmoid, RouteScore::sqrtsoftplus}) {
+    const bool own = score == RouteScore::sigmoid || score == RouteScore::sqrtsoftplus;
+    check_route<T>({33, 8, 2, score}, false);
+    check_route<T>({33, 100, 8, score, 2.5}, own);
+    check_route<T>({5, 8, 1, score}, own);
+    check_route<T>(
+        {.tokens = 65, .experts = 256, .k = 8, .score = score, .groups = 8, .groups_chosen = 4, .best_of_group = 2},
+        own);
+    check_route<T>({9, 8, 8, score, 1, true}, false);
+  }
+}
+
+std::string refusal() {
+  float x = 1;
+  try {
+    sinkhorn_cuda<float>(&x, &x, &x, {1, 1}, nullptr);
+  } catch (const base::Error& error) { return error.what(); }
+  return "nothing";
+}
+
+TEST(RouterKernelsCuda, TheGpuGetsWhatTheCpuTwinsGetAndWithoutOneTheCallSaysSo) {
+  if (const char* why = expected_refusal()) {
+    EXPECT_NE(refusal().find(std::string("[cuda] kernel sinkhorn") + why), std::string::npos) << refusal();
+  }
+  MPX_NEED_GPU_KERNELS();
+  check_all<float>();
+  check_all<double>();
+}
+
+}  // namespace
+}  // namespace metroplex::kernels::router_kernels_cuda_test

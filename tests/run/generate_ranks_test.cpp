@@ -1,0 +1,230 @@
+// Token sampling, and equality of generation with a KV cache and generation that recomputes the prefix for each
+// token.
+#include "run/generate.h"
+
+#include <cmath>
+#include <mutex>
+#include <set>
+
+#include "base/error.h"
+#include "comm/collectives.h"
+#include "run/support.h"
+
+namespace metroplex::test::generate_ranks_test {
+namespace {
+
+using run::GenerateOptions;
+
+at::Tensor logits_of(const std::vector<double>& probabilities) {
+  return at::log(at::tensor(probabilities, at::kDouble));
+}
+
+std::vector<double> shares(const std::vector<double>& probabilities, const GenerateOptions& options) {
+  constexpr int64_t kDraws = 8000;
+  std::vector<double> share(probabilities.size());
+  const at::Tensor logits = logits_of(probabilities);
+  for (int64_t position = 0; position < kDraws; ++position) {
+    share[static_cast<size_t>(run::sample_token(logits, options, position))] += 1.0 / kDraws;
+  }
+  return share;
+}
+
+// Five standard deviations of a frequency over 8000 samples: sqrt(0.25 / 8000) * 5.
+void expect_shares(const std::vector<double>& got, const std::vector<double>& want) {
+  for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], 0.028) << "token " << i;
+  for (size_t i = 0; i < want.size(); ++i) {
+    if (want[i] == 0) { EXPECT_EQ(got[i], 0.0) << "token " << i << " was cut off"; }
+  }
+}
+
+const std::vector<double> kFour{0.15, 0.5, 0.1, 0.25};
+
+TEST(SampleToken, TemperatureZeroAndTopOneTakeTheLikeliest) {
+  GenerateOptions greedy;
+  greedy.temperature = 0;
+  expect_shares(shares(kFour, greedy), {0, 1, 0, 0});
+  GenerateOptions one;
+  one.top_k = 1;
+  expect_shares(shares(kFour, one), {0, 1, 0, 0});
+}
+
+TEST(SampleToken, TemperatureOneDrawsTheModelsOwnDistribution) { expect_shares(shares(kFour, {}), kFour); }
+
+TEST(SampleToken, TemperatureSharpensOrFlattens) {
+  GenerateOptions options;
+  options.temperature = 0.5;
+  std::vector<double> squares;
+  double sum = 0;
+  for (const double p : kFour) sum += p * p;
+  for (const double p : kFour) squares.push_back(p * p / sum);
+  expect_shares(shares(kFour, options), squares);
+}
+
+TEST(SampleToken, TopKKeepsTheLikeliest) {
+  GenerateOptions options;
+  options.top_k = 2;
+  expect_shares(shares(kFour, options), {0, 0.5 / 0.75, 0, 0.25 / 0.75});
+  options.top_k = 100;
+  expect_shares(shares(kFour, options), kFour);
+}
+
+TEST(SampleToken, TopPKeepsTheLikeliestUpToThatProbability) {
+  GenerateOptions options;
+  options.top_p = 0.6;
+  expect_shares(shares(kFour, options), {0, 0.5 / 0.75, 0, 0.25 / 0.75});
+  options.top_p = 0.4;
+  expect_shares(shares(kFour, options), {0, 1, 0, 0});
+}
+
+TEST(SampleToken, DependsOnSeedAndPositionAlone) {
+  const at::Tensor logits = at::zeros({1000}, at::kFloat);
+  GenerateOptions options;
+  const int64_t token = run::sample_token(logits, options, 5);
+  EXPECT_EQ(run::sample_token(logits, options, 5), token);
+  EXPECT_NE(run::sample_token(logits, options, 6), token);
+  options.seed = 99;
+  EXPECT_NE(run::sample_token(logits, options, 5), token);
+}
+
+config::Config wild(config::Config config) {
+  config.train.seq_length = 24;
+  config.model.init_method_std = 0.4;  // spreads the logits, so that greedy decoding varies too
+  config.train.global_batch_size = 4;
+  return config;
+}
+
+const std::vector<int64_t> kPrompt{3, 41, 7, 7, 12};
+
+// Runs the whole prefix for each token, without cache, by the training schedule. An interleaved schedule needs as
+// many microbatches as stages, so the prefix runs twice.
+std::vector<int64_t> without_cache(step::Assembly& a, const GenerateOptions& options) {
+  std::vector<int64_t> text = kPrompt;
+  while (static_cast<int64_t>(text.size() - kPrompt.size()) < options.max_new_tokens) {
+    const auto length = static_cast<int64_t>(text.size());
+    nn::Microbatch batch;
+    batch.tokens = at::tensor(text, at::kLong).view({1, length});
+    batch.position_ids = at::arange(length, at::kLong).view({1, length});
+    batch.training = false;
+    const auto outputs = a.executor->run({a.table(2, true), {batch, batch}, {}, a.border(batch)}).last;
+    at::Tensor next = at::zeros({1}, at::kLong);
+    if (a.last_stage()) next.fill_(run::sample_token(outputs.at(0)[-1][0], options, length));
+    comm::broadcast(next, a.groups().pp.size() - 1, a.groups().pp);
+    text.push_back(next.item<int64_t>());
+  }
+  return {text.begin() + static_cast<int64_t>(kPrompt.size()), text.end()};
+}
+
+struct Continuation {
+  std::vector<int64_t> cached, plain, announced;
+};
+
+Continuation continue_on(const config::Config& base, const TestLayout& layout, const GenerateOptions& options) {
+  const config::Config config = cut(base, layout);
+  Continuation result;
+  std::mutex lock;
+  run_cut(config, layout, [&](const comm::World& world) {
+    const auto a = step::assemble(config, world, kVocab, true);
+    Continuation mine;
+    mine.cached = run::generate(*a, kPrompt, options, [&](int64_t token) { mine.announced.push_back(token); });
+    mine.plain = without_cache(*a, options);
+    const std::lock_guard hold(lock);
+    if (!result.cached.empty()) { EXPECT_EQ(mine.cached, result.cached) << "ranks disagree"; }
+    result = mine;
+  });
+  return result;
+}
+
+TEST(Generate, TheCacheGivesWhatReadingEverythingAgainGives) {
+  for (const config::Config& base : {wild(small_gpt()), wild(small_llama())}) {
+    for (const double temperature : {0.0, 1.0}) {
+      GenerateOptions options;
+      options.max_new_tokens = 16;
+      options.temperature = temperature;
+      SCOPED_TRACE(base.model.family + base::concat(" temperature ", temperature));
+      const Continuation one = continue_on(base, {}, options);
+      ASSERT_EQ(one.cached.size(), 16u);
+      EXPECT_EQ(one.cached, one.plain);
+      EXPECT_EQ(one.announced, one.cached);
+      EXPECT_GT(std::set<int64_t>(one.cached.begin(), one.cached.end()).size(), 2u) << "too dull to show anything";
+      for (const TestLayout& layout : {TestLayout{2, 2, 1, 1, false}, TestLayout{1, 2, 2, 2, false}}) {
+        const Continuation many = continue_on(base, layout, options);
+        EXPECT_EQ(many.cached, one.cached) << "pp " << layout.pp << " vpp " << layout.vpp;
+        EXPECT_EQ(many.plain, one.plain);
+      }
+    }
+  }
+}
+
+// Prompts of different lengths against each prompt alone; equal in exact arithmetic.
+TEST(Generate, ABatchOfAnyLengthsIsContinuedAsEachAlone) {
+  const std::vector<std::vector<int64_t>> prompts{kPrompt, {9}, {3, 41}, {1, 2, 3, 4, 5, 6, 7, 8}, {9}};
+  for (const config::Config& base : {wild(small_gpt()), wild(small_llama())}) {
+    for (const TestLayout& layout : {TestLayout{}, TestLayout{2, 2, 1, 1, false}}) {
+      SCOPED_TRACE(base.model.family + base::concat(" pp ", layout.pp));
+      const config::Config config = cut(base, layout);
+      run_cut(config, layout, [&](const comm::World& world) {
+        const auto a = step::assemble(config, world, kVocab, true);
+        GenerateOptions options;
+        options.max_new_tokens = 12;
+        options.temperature = 0;
+        std::vector<std::vector<int64_t>> alone;
+        for (const auto& prompt : prompts) alone.push_back(run::generate(*a, prompt, options));
+        EXPECT_EQ(run::generate_batch(*a, prompts, options), alone);
+        EXPECT_NE(alone[0], alone[1]);
+        // A finished text does not affect the others; each of several stop tokens ends a text.
+        options.stop_token = alone[0][6];
+        options.more_stop_tokens = {alone[3][2]};
+        std::vector<std::vector<int64_t>> cut_short;
+        for (const auto& text : alone)
+          cut_short.emplace_back(
+              text.begin(), std::find_if(text.begin(), text.end(), [&](int64_t t) { return options.stops_at(t); }));
+        EXPECT_EQ(run::generate_batch(*a, prompts, options), cut_short);
+        options = {.max_new_tokens = 12};
+        for (size_t i = 0; i < prompts.size(); ++i) alone[i] = run::generate(*a, prompts[i], options);
+        EXPECT_EQ(run::generate_batch(*a, prompts, options), alone);
+        int64_t asked = 0;
+        options.stop = [&asked, &world] { return world.rank() == 0 && ++asked > 3; };
+        EXPECT_EQ(run::generate(*a, kPrompt, options), std::vector<int64_t>(alone[0].begin(), alone[0].begin() + 3));
+      });
+    }
+  }
+}
+
+TEST(Generate, StopsBeforeTheStopToken) {
+  GenerateOptions options;
+  options.max_new_tokens = 12;
+  const config::Config config = wild(small_gpt());
+  const auto whole = continue_on(config, {}, options).cached;
+  options.stop_token = whole[5];
+  const auto end = std::find(whole.begin(), whole.end(), whole[5]);
+  const config::Config one = cut(config, {});
+  run_cut(one, {}, [&](const comm::World& world) {
+    const auto a = step::assemble(one, world, kVocab, true);
+    EXPECT_EQ(run::generate(*a, kPrompt, options), std::vector<int64_t>(whole.begin(), end));
+  });
+}
+
+TEST(Generate, RefusesWhatItCannotDo) {
+  const config::Config config = cut(wild(small_gpt()), {});
+  run_cut(config, {}, [&](const comm::World& world) {
+    const auto a = step::assemble(config, world, kVocab, true);
+    const auto refused = [&](const std::vector<int64_t>& prompt, const GenerateOptions& options, const char* word) {
+      try {
+        run::generate(*a, prompt, options);
+        ADD_FAILURE() << "accepted; " << word;
+      } catch (const base::Error& error) {
+        EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+      }
+    };
+    refused({}, {}, "prompt");
+    refused({kVocab}, {.max_new_tokens = 1}, "50");
+    refused({-1}, {.max_new_tokens = 1}, "-1");
+    refused(kPrompt, {.max_new_tokens = 20}, "24");
+    refused(kPrompt, {.max_new_tokens = 1, .temperature = -1}, "temperature");
+    refused(kPrompt, {.max_new_tokens = 1, .top_k = -1}, "top-k");
+    refused(kPrompt, {.max_new_tokens = 1, .top_p = 1.5}, "top-p");
+  });
+}
+
+}  // namespace
+}  // namespace metroplex::test::generate_ranks_test

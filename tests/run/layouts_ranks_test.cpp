@@ -1,0 +1,175 @@
+// Every layout of up to 8 ranks equals one rank: three optimizer steps in float64 with dropout and some masked
+// positions. Losses to 1e-12 relative, parameters to 1e-10 (reasons in verify/verify.h).
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "config/load.h"
+#include "config/validate.h"
+#include "support/everyday.h"
+#include "run/run_layouts.h"
+
+namespace metroplex::run::layouts_ranks_test {
+namespace {
+
+struct Layout {
+  int64_t tp, pp, vpp, dp;
+  bool sp;
+  int64_t ranks() const { return tp * pp * dp; }
+  // Four; with virtual stages a multiple of pp.
+  int64_t microbatches() const { return vpp > 1 && 4 % pp != 0 ? 2 * pp : 4; }
+};
+
+config::Config gpt() {
+  return config::parse(
+      "model: {family: gpt, num_layers: 8, hidden_size: 32, num_attention_heads: 8, vocab_size: 50, "
+      "make_vocab_size_divisible_by: 8,"
+      " attention_dropout: 0.1, hidden_dropout: 0.1}\n"
+      "train: {seq_length: 8, micro_batch_size: 1}\n"
+      "optim: {lr: 1.0e-3, clip_grad: 0.5}\n");
+}
+
+config::Config llama() {
+  return config::parse(
+      "model: {family: llama, num_layers: 6, hidden_size: 32, num_attention_heads: 8, num_query_groups: 4, "
+      "ffn_hidden_size: 48,"
+      " vocab_size: 50, make_vocab_size_divisible_by: 8, qk_layernorm: true}\n"
+      "train: {seq_length: 8, micro_batch_size: 2}\n"
+      "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
+}
+
+// Six blocks and the top-query layer: with pp 3 and vpp 2 the last of six chunks holds both.
+config::Config codegeex() {
+  config::Config config = gpt();
+  config.model.family = "codegeex";
+  config.model.num_layers = 6;
+  return config;
+}
+
+// Latent attention with all of its options.
+config::Config latent() {
+  return config::parse(
+      "model: {family: llama, num_layers: 6, hidden_size: 32, num_attention_heads: 4, ffn_hidden_size: 48,"
+      " vocab_size: 50, make_vocab_size_divisible_by: 8, multi_latent_attention: true, q_lora_rank: 12,"
+      " kv_lora_rank: 10, qk_head_dim: 6, qk_pos_emb_head_dim: 4, v_head_dim: 5, qk_layernorm: true,"
+      " rotary_interleaved: true, rotary_scaling_factor: 4, original_max_position_embeddings: 8, mscale_all_dim: 1,"
+      " add_qkv_bias: true, attention_dropout: 0.1}\n"
+      "train: {seq_length: 8, micro_batch_size: 2}\n"
+      "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
+}
+
+// Windows with their own rotary frequencies, caps, sinks, post-norms, clamped units.
+config::Config windows() {
+  return config::parse(
+      "model: {family: llama, num_layers: 6, hidden_size: 32, num_attention_heads: 4, num_query_groups: 4,"
+      " ffn_hidden_size: 48, vocab_size: 50, make_vocab_size_divisible_by: 8, window_size: 2,"
+      " window_attn_skip_freq: 3, rotary_base_local: 50, softmax_type: learnable, attn_logit_softcapping: 2,"
+      " final_logit_softcapping: 1, scale_embeddings: true, apply_layernorm_1p: true, sandwich_norm: true,"
+      " activation_func_clamp_value: 0.05, glu_linear_offset: 1, add_attention_output_bias: true, add_mlp_bias: true,"
+      " hidden_dropout: 0.1, untie_embeddings_and_output_weights: false}\n"
+      "train: {seq_length: 8, micro_batch_size: 2}\n"
+      "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
+}
+
+// Two multi-token prediction layers; the last stage reads the first stage's embedding.
+config::Config ahead() {
+  config::Config config = llama();
+  config.model.mtp_num_layers = 2;
+  config.model.mtp_loss_scaling_factor = 0.5;
+  config.model.hidden_dropout = 0.1;
+  return config;
+}
+
+std::vector<Layout> all_layouts(int64_t num_layers, int64_t max_tp) {
+  std::vector<Layout> layouts;
+  for (int64_t tp = 1; tp <= max_tp; tp *= 2) {
+    for (int64_t pp = 1; tp * pp <= 8; ++pp) {
+      for (int64_t vpp = 1; vpp <= num_layers; ++vpp) {
+        if (num_layers % (pp * vpp) != 0 || (vpp > 1 && pp == 1)) continue;
+        for (int64_t dp = 1; tp * pp * dp <= 8; ++dp) {
+          layouts.push_back({tp, pp, vpp, dp, false});
+          if (tp > 1) layouts.push_back({tp, pp, vpp, dp, true});
+        }
+      }
+    }
+  }
+  return layouts;
+}
+
+config::Config with_layout(config::Config config, const Layout& layout) {
+  config.parallel.tensor_model_parallel_size = layout.tp;
+  config.parallel.pipeline_model_parallel_size = layout.pp;
+  config.parallel.virtual_pipeline_model_parallel_size = layout.vpp;
+  config.parallel.sequence_parallel = layout.sp;
+  config.parallel.overlap_p2p_comm = layout.vpp > 1;  // Megatron's rule for two stages
+  config.parallel.ddp_bucket_size = 2000;             // several buckets, reduced while backward runs
+  config.train.global_batch_size = layout.microbatches() * layout.dp * config.train.micro_batch_size;
+  return for_ranks(config, layout.ranks());
+}
+
+void walk(const config::Config& base, int64_t num_layers, int64_t max_tp) {
+  std::map<int64_t, verify::LayoutRun> references;  // by global batch size
+  const auto layouts = all_layouts(num_layers, max_tp);
+  ASSERT_GT(layouts.size(), 30u);
+  for (const Layout& layout : test::everyday(layouts, 2)) {
+    SCOPED_TRACE("tp " + std::to_string(layout.tp) + " pp " + std::to_string(layout.pp) + " vpp " +
+                 std::to_string(layout.vpp) + " dp " + std::to_string(layout.dp) + (layout.sp ? " sp" : ""));
+    const config::Config config = with_layout(base, layout);
+    expect_as_on_one_rank(config, layout.ranks(), references);
+  }
+}
+
+TEST(AnyLayoutEqualsOneRank, GptWithTiedHeadAndDropout) { walk(gpt(), 8, 8); }
+TEST(AnyLayoutEqualsOneRank, LlamaWithGroupedQueries) { walk(llama(), 6, 4); }
+TEST(AnyLayoutEqualsOneRank, LatentAttentionWithYarn) { walk(latent(), 6, 4); }
+TEST(AnyLayoutEqualsOneRank, WindowsCapsAndSinks) { walk(windows(), 6, 4); }
+TEST(AnyLayoutEqualsOneRank, MultiTokenPrediction) { walk(ahead(), 6, 4); }
+// Prediction layers in a stage before that of the loss: alone, after other layers, on the rank of the loss, with an
+// empty stage between.
+TEST(AnyLayoutEqualsOneRank, MultiTokenPredictionBeforeTheStageOfTheLoss) {
+  struct Apart {
+    const char* text;
+    Layout layout;
+    bool tied;
+  };
+  const Apart cases[] = {{"Ett|tttt|mm|L", {1, 4, 1, 1, false}, false},
+                         {"Ettttttmm|L", {2, 2, 1, 2, true}, true},
+                         {"Etttt|tt|mm|L", {2, 2, 2, 1, false}, true},
+                         {"Ettttttmm||L", {1, 3, 1, 2, false}, false},
+                         {"Ett|tttt||||mmL", {1, 3, 2, 1, false}, true}};
+  std::map<int64_t, verify::LayoutRun> untied, tied;
+  for (const Apart& c : cases) {
+    SCOPED_TRACE(c.text);
+    config::Config base = ahead();
+    base.model.untie_embeddings_and_output_weights = !c.tied;
+    base.parallel.pipeline_model_parallel_layout = c.text;
+    expect_as_on_one_rank(with_layout(base, c.layout), c.layout.ranks(), c.tied ? tied : untied);
+  }
+}
+
+TEST(AnyLayoutEqualsOneRank, CodegeexWithItsTopQueryAndDropout) { walk(codegeex(), 6, 4); }
+
+TEST(AnyLayoutEqualsOneRank, TheWalksContainOddSizes) {
+  const auto layouts = all_layouts(6, 4);
+  const auto contains = [&](const Layout& wanted) {
+    return std::any_of(layouts.begin(), layouts.end(), [&](const Layout& l) {
+      return l.tp == wanted.tp && l.pp == wanted.pp && l.vpp == wanted.vpp && l.dp == wanted.dp && l.sp == wanted.sp;
+    });
+  };
+  EXPECT_TRUE(contains({1, 3, 2, 2, false}));
+  EXPECT_TRUE(contains({2, 3, 2, 1, true}));
+  EXPECT_TRUE(contains({2, 1, 1, 3, true}));
+  EXPECT_TRUE(contains({1, 1, 1, 5, false}));
+}
+
+TEST(AnyLayoutEqualsOneRank, ThreeStepsReallyTrain) {
+  const config::Config config = with_layout(llama(), {1, 1, 1, 1, false});
+  const verify::LayoutRun three = run_layout_on(config, 1);
+  ASSERT_EQ(three.losses.size(), 3u);
+  EXPECT_NE(three.losses[0], three.losses[1]);
+  EXPECT_GT(three.grad_norms[0], 0.01);
+}
+
+}  // namespace
+}  // namespace metroplex::run::layouts_ranks_test

@@ -1,0 +1,43 @@
+// Compares a config on its layout with one rank: three steps in float64 (verify/verify.h).
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "comm/launch.h"
+#include "config/validate.h"
+#include "verify/verify.h"
+
+namespace metroplex::run {
+
+constexpr int64_t kSteps = 3, kVocab = 50;
+
+inline verify::LayoutRun run_layout_on(const config::Config& config, int64_t ranks) {
+  verify::LayoutRun result;
+  const topology::RankGrid grid(static_cast<int>(ranks), config.parallel);
+  comm::run_threads(static_cast<int>(ranks), grid, {}, [&](const comm::World& world) {
+    verify::LayoutRun mine = verify::run_layout(config, world, kVocab, kSteps);
+    if (world.rank() == 0) result = std::move(mine);
+  });
+  return result;
+}
+
+inline config::Config for_ranks(const config::Config& base, int64_t ranks) {
+  const config::Config config = verify::verification_config(base, kSteps);
+  config::check(config, ranks);
+  return config::resolved(config, ranks);
+}
+
+// `references`: single-rank runs so far, by global batch size; adds a missing one.
+inline void expect_as_on_one_rank(const config::Config& config, int64_t ranks,
+                                  std::map<int64_t, verify::LayoutRun>& references) {
+  const auto [reference, fresh] = references.try_emplace(config.train.global_batch_size);
+  if (fresh) reference->second = run_layout_on(config::resolved(verify::one_rank_config(config), 1), 1);
+  const verify::LayoutDifference difference = verify::compare_runs(run_layout_on(config, ranks), reference->second);
+  EXPECT_LE(difference.loss, verify::kLossTolerance);
+  EXPECT_LE(difference.grad_norm, verify::kGradNormTolerance);
+  EXPECT_LE(difference.parameter, verify::kParameterTolerance) << "at " << difference.parameter_name;
+}
+
+}  // namespace metroplex::run
