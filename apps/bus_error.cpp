@@ -77,9 +77,8 @@ void on_bus_error(int signal, siginfo_t* info, void*) {
     if (path == nullptr) continue;
     say("metroplex: [files] '");
     say(path);
-    say("' cannot be read any more: it became shorter while it was in use, or its disk failed. Write a new file "
-        "beside "
-        "it and rename that, instead of changing it in place\n");
+    say("' can no longer be read: the file shrank while it was in use, or its disk failed. Write a new file and "
+        "rename it over the old one instead of changing it in place\n");
     ::_exit(kExitData);
   }
   ::signal(signal, SIG_DFL);  // no mapped file: the default action for the repeated fault ends the process

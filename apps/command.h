@@ -33,7 +33,7 @@ inline std::string not_above_0(const std::string& text) {
   return std::atof(text.c_str()) > 0 ? "" : "'" + text + "' is not above 0";
 }
 inline std::string no_file(const std::string& text) {
-  return text.empty() ? "'' names no file; is a variable not set?" : "";
+  return text.empty() ? "'' is not a file name; is a variable not set?" : "";
 }
 inline std::string below_0(const std::string& text) {
   if (const std::string wrong = no_number(text); !wrong.empty()) return wrong;

@@ -8,12 +8,12 @@ constexpr Command kCommands[] = {
     {"generate", "continue a text with a checkpoint", kNeedsTorch},
     {"verify", "prove that a config gives the same result on its layout as on one rank", kNeedsTorch},
     {"preprocess", "text or jsonl -> indexed dataset", run_preprocess},
-    {"tokenizer", "train, use and look at tokenizers", run_tokenizer},
-    {"ranks", "draw who is where: the rank map and its groups", run_ranks},
+    {"tokenizer", "train, use and inspect tokenizers", run_tokenizer},
+    {"ranks", "draw the rank map of a layout and its groups", run_ranks},
     {"schedule", "draw a pipeline schedule, or how ranks share a sequence or a batch", run_schedule},
     {"experts", "draw how a run spread its tokens over its experts", run_experts},
-    {"convert", "a checkpoint -> Hugging Face directory or PEFT adapters; a directory -> checkpoint", run_convert},
-    {"inspect", "what is in a checkpoint or dataset; checksums; compare two checkpoints", run_inspect},
+    {"convert", "checkpoint -> Hugging Face directory or PEFT adapters; directory -> checkpoint", run_convert},
+    {"inspect", "show a checkpoint or dataset; verify checksums; compare two checkpoints", run_inspect},
 };
 
 std::span<const Command> commands() { return kCommands; }

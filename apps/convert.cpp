@@ -36,9 +36,9 @@ void check_target(files::FileSystem& disk, const ConvertOptions& options) {
   disk.check_new_directory(options.directory);
   const std::string target = disk.canonical(options.directory), from = disk.canonical(options.from);
   MPX_CHECK(!checkpoint::parse_name(files::base_name(target)), "files", "'", options.directory,
-            "' has the name of a checkpoint, and would be taken for one, whatever is in it; choose another name");
-  MPX_CHECK(!target.starts_with(from + "/"), "files", "'", options.directory, "' lies in '", options.from,
-            "', of which it is made; choose a directory outside of it");
+            "' is named like a checkpoint and would be read as one; choose another name");
+  MPX_CHECK(!target.starts_with(from + "/"), "files", "'", options.directory, "' is inside '", options.from,
+            "', its source; choose a directory outside of it");
 }
 
 std::unique_ptr<checkpoint::Reader> open_checkpoint(files::FileSystem& disk, const ConvertOptions& options) {
@@ -52,7 +52,7 @@ std::unique_ptr<checkpoint::Reader> open_checkpoint(files::FileSystem& disk, con
 
 std::string to_hf(files::FileSystem& disk, const ConvertOptions& options) {
   MPX_CHECK(!is_hf_directory(disk, options.from), "config", "'", options.from,
-            "' is a Hugging Face directory already; --to checkpoint makes a checkpoint of it");
+            "' is already a Hugging Face directory; use --to checkpoint to make a checkpoint from it");
   const auto reader = open_checkpoint(disk, options);
   hf::ExportOptions how{static_cast<int64_t>(options.shard)};
   if (!options.dtype.empty()) how.dtype = kTypes.at(options.dtype);
@@ -95,40 +95,39 @@ std::string to_checkpoint(files::FileSystem& disk, const ConvertOptions& options
 
 int run_convert(const std::vector<std::string>& arguments) {
   CLI::App app(
-      "--to hf writes the weights of a checkpoint, whatever layout saved it, as a directory that Hugging Face's\n"
-      "transformers load: config.json, safetensors, and the tokenizer that the checkpoint carries. Adapters\n"
-      "(peft.lora_rank) are merged into the weights; --to peft writes them alone, as PEFT loads them.\n"
-      "--to checkpoint writes a checkpoint: of a Hugging Face directory one with its weights and tokenizer (train, "
-      "eval\n"
-      "and generate read such a directory without, too: --model.from DIR), of a checkpoint one in other files.",
+      "--to hf writes the weights of a checkpoint of any layout as a directory that Hugging Face transformers\n"
+      "load: config.json, safetensors, and the tokenizer stored in the checkpoint. Adapters (peft.lora_rank)\n"
+      "are merged into the weights; --to peft writes only the adapters, as PEFT loads them.\n"
+      "--to checkpoint writes a checkpoint. From a Hugging Face directory, it contains the weights and the "
+      "tokenizer\n"
+      "(train, eval and generate also read such a directory directly: --model.from DIR). From a checkpoint, it\n"
+      "contains the same tensors in other files.",
       "metroplex convert");
   ConvertOptions options;
   app.add_option(
          "FROM", options.from,
-         "a checkpoint, or a folder of them (the newest is taken, or that of --ckpt-step); with --to checkpoint\n"
-         "a Hugging Face directory too")
+         "a checkpoint, or a folder of checkpoints (uses the newest, or that of --ckpt-step); with --to checkpoint,\n"
+         "also a Hugging Face directory")
       ->required();
   app.add_option("--to", options.to, "hf, peft or checkpoint")
       ->required()
       ->check(CLI::IsMember({"hf", "peft", "checkpoint"}));
-  app.add_option("DIR", options.directory, "the directory to write; must not be there")->required();
+  app.add_option("DIR", options.directory, "the directory to write; must not exist")->required();
   app.add_option("--ckpt-step", options.step, "iteration of the checkpoint; 0: the newest")->check(below_0);
-  app.add_option("--max-shard-size", options.shard,
-                 "hf: bytes of a weight file, beyond which there are several: 5GB (left out), 400MB")
+  app.add_option("--max-shard-size", options.shard, "hf: maximum size of a weight file, such as 400MB; default 5GB")
       ->transform(CLI::AsSizeValue(false))
       ->check([](const std::string& bytes) {
         const std::string wrong = not_above_0(bytes);
         return wrong.empty() ? wrong : wrong + "; give a size like 5GB or 400MB";
       });
-  app.add_option(
-         "--dtype", options.dtype,
-         "hf: fp32, bf16 or fp16; left out: as the checkpoint holds the weights. Other types are rounded from\n"
-         "the main parameters (fp32), where the checkpoint has them")
+  app.add_option("--dtype", options.dtype,
+                 "hf: fp32, bf16 or fp16; default: the dtype in the checkpoint. Other types are rounded from\n"
+                 "the main parameters (fp32) if the checkpoint has them")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   app.add_option("--base", options.base, "peft: the model that the adapters belong to, for adapter_config.json");
-  app.add_option("--ranks", options.ranks, "checkpoint: as many files, of about the same size; 1 left out")
+  app.add_option("--ranks", options.ranks, "checkpoint: number of files, of about the same size; default 1")
       ->check(CLI::Range(1, kMostRanks));
-  app.add_flag("--weights-only", options.weights_only, "checkpoint: without the state of the optimizer");
+  app.add_flag("--weights-only", options.weights_only, "checkpoint: leave out the optimizer state");
   app.footer(
       "Examples:\n  metroplex convert checkpoints/llama_tiny --to hf llama_tiny_hf\n"
       "  metroplex convert checkpoints/adapted --to peft adapters --base llama_tiny_hf\n"

@@ -10,10 +10,10 @@ static constexpr int64_t kMostTokens = (int64_t{1} << 31) - 1;
 
 void declare_lengths(CLI::App& app, const std::string& of_what, DocumentLengths& options) {
   CLI::Option* lengths =
-      app.add_option("--lengths", options.lengths, "tokens of each document" + of_what + ", with commas between")
+      app.add_option("--lengths", options.lengths, "tokens of each document" + of_what + ", separated by commas")
           ->delimiter(',')
           ->check(CLI::Range(int64_t{1}, kMostTokens));
-  app.add_option("--lengths-file", options.file, "the same from a file, with spaces or newlines between")
+  app.add_option("--lengths-file", options.file, "the same from a file, separated by spaces or newlines")
       ->excludes(lengths);
 }
 
@@ -25,10 +25,10 @@ std::vector<int64_t> lengths_of(const DocumentLengths& options) {
     int64_t length = 0;
     while (file >> length && length >= 1 && length <= kMostTokens) lengths.push_back(length);
     MPX_CHECK(file.eof(), "files", "'", options.file, "': entry ", lengths.size() + 1, " is not a number from 1 to ",
-              kMostTokens, "; the file has the tokens of each document, with spaces or newlines between");
+              kMostTokens, "; list the tokens of each document, separated by spaces or newlines");
   }
   MPX_CHECK(!lengths.empty(), "plan",
-            "which documents? Give --lengths 137,2041,... (one number: one document) or --lengths-file");
+            "no documents; give --lengths 137,2041,... (one number per document) or --lengths-file");
   return lengths;
 }
 

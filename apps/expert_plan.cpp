@@ -19,7 +19,8 @@ using base::concat;
 
 Json parse_counts(const std::string& text, const std::string& where) {
   Json json = Json::parse(text, nullptr, false);
-  MPX_CHECK(!json.is_discarded(), "data", where, ": is no JSON; give counts like [[4,0,1],[2,2,2]], a list per rank");
+  MPX_CHECK(!json.is_discarded(), "data", where,
+            ": is not JSON; give counts like [[4,0,1],[2,2,2]], a list per rank");
   if (json.is_object() && json.contains("counts")) json = json.at("counts");
   return json;
 }
@@ -96,23 +97,23 @@ std::vector<std::vector<int64_t>> read_expert_counts(const std::string& text_or_
   const Json json = parse_counts(text, where);
   for (const Json& of_rank : json) {
     for (const Json& count : of_rank)
-      MPX_CHECK(!count.is_number_float(), "data", where, ": ", count.dump(), " is no integer; give numbers of rows");
+      MPX_CHECK(!count.is_number_float(), "data", where, ": ", count.dump(), " is not an integer; give row counts");
   }
   std::vector<std::vector<int64_t>> counts;
   try {
     counts = json.get<std::vector<std::vector<int64_t>>>();
   } catch (const Json::exception&) {
-    base::throw_error("data", where + ": must be a list per rank of a count per expert, like [[4,0,1],[2,2,2]]");
+    base::throw_error("data", where + ": must be a list per rank of counts per expert, like [[4,0,1],[2,2,2]]");
   }
   MPX_CHECK(counts.size() > 1 && !counts[0].empty() && counts[0].size() % counts.size() == 0, "data", where, ": has ",
             counts.size(), " ranks and ", counts.empty() ? 0 : counts[0].size(),
-            " experts; give at least 2 ranks, and a multiple of them as experts");
+            " experts; give at least 2 ranks, and experts that they divide evenly");
   constexpr int64_t kMost = int64_t{1} << 40;
   for (const auto& of_rank : counts) {
     MPX_CHECK(of_rank.size() == counts[0].size(), "data", where, ": ranks have counts of ", counts[0].size(), " and ",
-              of_rank.size(), " experts; give as many for each rank");
+              of_rank.size(), " experts; give the same number for each rank");
     for (const int64_t count : of_rank)
-      MPX_CHECK(count >= 0 && count <= kMost, "data", where, ": ", count, " is no number of rows; give 0 to ", kMost);
+      MPX_CHECK(count >= 0 && count <= kMost, "data", where, ": ", count, " is not a row count; give 0 to ", kMost);
   }
   return counts;
 }
@@ -149,7 +150,7 @@ std::string to_text(const ExpertPlanReport& report) {
     text.erase(text.find_last_not_of(' ') + 1);
     text += "\n";
   }
-  text += "  # stays, - goes to a replica on another rank, + comes to a replica here\n";
+  text += "  # stays, - is sent to a replica on another rank, + is received by a replica here\n";
   return text + replica_lines(report) + reroute_lines(report);
 }
 

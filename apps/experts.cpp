@@ -64,12 +64,12 @@ struct ClonePlans {
 plan::EchoOptions planner_options(const ExpertsOptions& options) {
   const auto planner = config::value_of<config::EchoPlanner>(options.planner);
   MPX_CHECK(planner.has_value(), "config", "--echo-planner ", options.planner,
-            ": there is no such planner; give greedy, binpack, capfill or exact");
+            ": is not a planner; give greedy, binpack, capfill or exact");
   const auto split = config::value_of<config::EchoSplit>(options.split.empty() ? "auto" : options.split);
   MPX_CHECK(split.has_value(), "config", "--echo-split ", options.split,
-            ": there is no such split; give auto, local_first or breadth_then_depth");
+            ": is not a split; give auto, local_first or breadth_then_depth");
   MPX_CHECK(*planner != config::EchoPlanner::binpack || options.slots == 1, "config",
-            "--echo-planner binpack supports one slot a rank, not ", options.slots, "; use another planner");
+            "--echo-planner binpack supports one slot per rank, not ", options.slots, "; use another planner");
   const bool splits = *planner == config::EchoPlanner::greedy || *planner == config::EchoPlanner::binpack;
   MPX_CHECK(*split != config::EchoSplit::breadth_then_depth || splits, "config",
             "--echo-split breadth_then_depth is for --echo-planner greedy or binpack, not ", options.planner,
@@ -85,16 +85,16 @@ plan::EchoOptions planner_options(const ExpertsOptions& options) {
 
 std::optional<ClonePlans> clone_plans(const ExpertsOptions& options, const files::ExpertTraceHead& head) {
   if (options.slots == 0) {
-    MPX_CHECK(options.ep == 0, "config", "--ep is for --echo-slots; give both");
+    MPX_CHECK(options.ep == 0, "config", "--ep requires --echo-slots; give both");
     return std::nullopt;
   }
   const auto experts = static_cast<int>(head.num_experts),
              ep = options.ep > 0 ? options.ep : static_cast<int>(head.ep);
   MPX_CHECK(ep > 1 && experts % ep == 0, "config", "--echo-slots needs more than one rank of ep, a divisor of the ",
-            experts, " experts, not ", ep, "; say which with --ep");
+            experts, " experts, not ", ep, "; set it with --ep");
   const int foreign = experts - experts / ep;
   MPX_CHECK(options.slots <= foreign, "config", "--echo-slots ", options.slots, ": only ", foreign,
-            " experts have their home on another rank; give ", foreign, " at most");
+            " experts have their owner on another rank; give at most ", foreign);
   return ClonePlans{{ep, experts, options.slots}, planner_options(options)};
 }
 
@@ -103,7 +103,7 @@ void print_plan(const ExpertsOptions& options) {
   const auto counts = read_expert_counts(options.counts, options.line);
   const size_t foreign = counts[0].size() - counts[0].size() / counts.size();
   MPX_CHECK(static_cast<size_t>(options.slots) <= foreign, "config", "--echo-slots ", options.slots, ": only ",
-            foreign, " experts have their owner on another rank; give ", foreign, " at most");
+            foreign, " experts have their owner on another rank; give at most ", foreign);
   const ExpertPlanReport report = make_expert_plan(counts, options.slots, planner_options(options));
   if (!options.svg.empty()) files::PosixFileSystem().write_output(options.svg, to_svg(report));
   std::cout << (options.json ? to_json_text(report) : to_text(report));
@@ -112,9 +112,10 @@ void print_plan(const ExpertsOptions& options) {
 std::string clone_text(const files::ExpertTrace& trace, const draw::ExpertPictureOptions& picture,
                        const ClonePlans& plans) {
   const auto steps = draw::chosen_steps(trace, picture);
-  std::string text = base::concat("\nclones by ", config::text_of(plans.options.planner), ", ep ", plans.sizes.ranks,
-                                  ", ", plans.sizes.slots, " slots a rank: rows of a rank, max / mean of a step\n",
-                                  "               without   worst     with   worst   clones\n");
+  std::string text =
+      base::concat("\nreplicas by ", config::text_of(plans.options.planner), ", ep ", plans.sizes.ranks, ", ",
+                   plans.sizes.slots, " slots per rank: rows of a rank, max / mean of a step\n",
+                   "               without   worst     with   worst replicas\n");
   for (size_t layer = 0; layer < trace.head.layers.size(); ++layer) {
     if (picture.layer && *picture.layer != trace.head.layers[layer]) continue;
     const CloneSummary s = with_clones(trace, steps, layer, plans.sizes, plans.options);
@@ -181,34 +182,33 @@ Json to_json(const files::ExpertTrace& trace, const draw::ExpertPictureOptions& 
 int run_experts(const std::vector<std::string>& arguments) {
   CLI::App app(
       "Draws how the tokens of a run were spread over its experts: heat maps of layers by experts, of layers by\n"
-      "iterations, and of layers by the ranks that hold the experts, from the file that train.expert_trace_file "
-      "names.",
+      "iterations, and of layers by the ranks that own the experts, from the file of train.expert_trace_file.",
       "metroplex experts");
   ExpertsOptions options;
-  app.add_option("run", options.run, "the file, or a folder that holds it");
+  app.add_option("run", options.run, "the trace file, or the folder that contains it");
   app.add_option(
       "--plan", options.counts,
       "instead of a run: plan replicas for these counts, [[rows of rank 0 to each expert], ...] or a file,\n"
       "with --echo-slots, --echo-planner and --echo-split");
-  app.add_option("--line", options.line, "with --plan: this line of a file of model.moe_echo_dump_dir, from 0")
+  app.add_option("--line", options.line, "with --plan: line, counted from 0, of a file of model.moe_echo_dump_dir")
       ->check(CLI::Range(0, 1000000000))
       ->needs("--plan");
-  app.add_option("--layer", options.picture.layer, "this layer's iterations instead of all layers")
+  app.add_option("--layer", options.picture.layer, "iterations of this layer instead of all layers")
       ->excludes("--plan");
-  app.add_option("--iteration", options.picture.iteration, "this iteration alone")->excludes("--plan");
+  app.add_option("--iteration", options.picture.iteration, "only this iteration")->excludes("--plan");
   app.add_option("--svg", options.svg, "also write the picture to this file")->check(no_file);
   app.add_flag("--json", options.json, "print the numbers instead of the picture");
-  app.add_flag("--no-color", options.no_color, "no colours even on a terminal");
-  app.add_option("--columns", options.columns, "columns of a line; left out, those of the terminal, else 100")
+  app.add_flag("--no-color", options.no_color, "no colors, even on a terminal");
+  app.add_option("--columns", options.columns, "columns of a line; default: those of the terminal, or 100")
       ->check(CLI::Range(20, 100000));
   app.add_option("--echo-slots", options.slots,
-                 "also: what ECHO would make of each step with so many slots for clones a rank")
+                 "also show how ECHO would balance each step with this many replica slots per rank")
       ->check(CLI::Range(1, 65536));
-  app.add_option("--echo-planner", options.planner, "with --echo-slots: greedy, binpack, capfill (left out) or exact")
+  app.add_option("--echo-planner", options.planner, "with --echo-slots: greedy, binpack, capfill (default) or exact")
       ->needs("--echo-slots");
-  app.add_option("--echo-split", options.split, "with --plan: auto (left out), local_first or breadth_then_depth")
+  app.add_option("--echo-split", options.split, "with --plan: auto (default), local_first or breadth_then_depth")
       ->needs("--plan");
-  app.add_option("--ep", options.ep, "with --echo-slots: ranks that hold the experts; left out, those of the trace")
+  app.add_option("--ep", options.ep, "with --echo-slots: ranks that own the experts; default: those of the trace")
       ->check(CLI::Range(2, 65536))
       ->excludes("--plan");
   app.footer(

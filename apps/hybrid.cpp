@@ -28,20 +28,21 @@ void declare(CLI::App& app, HybridOptions& options) {
   app.add_option("--ranks", options.request.ranks, "ranks of dp x cp")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
-  app.add_option("--seq-length", options.seq_length, "tokens of a sample; left out, all documents are one sample")
+  app.add_option("--seq-length", options.seq_length, "tokens of a sample; default: all documents form one sample")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   app.add_option("--max-seqlen-per-dp-cp-rank", options.request.max_tokens,
-                 "tokens of a microbatch on a rank at most")
+                 "maximum tokens of a microbatch on a rank")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->required();
   declare_lengths(app, " of the global batch", options.documents);
   app.add_option("--pair-cost", options.request.pair_cost,
-                 "of a query and a key that it sees, where a token costs 1; training computes it from the model")
+                 "cost of a query-key pair, where a token costs 1; training computes it from the model")
       ->check(no_number)
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
-  app.add_option("--microbatch-cost", options.request.microbatch_cost,
-                 "of a microbatch beside its tokens and pairs; training takes a 16th of the tokens that fit")
+  app.add_option(
+         "--microbatch-cost", options.request.microbatch_cost,
+         "cost of a microbatch in addition to its tokens and pairs; training uses 1/16 of the tokens that fit")
       ->check(no_number)
       ->check(CLI::Range(0.0, 1e12))
       ->capture_default_str();
@@ -49,8 +50,7 @@ void declare(CLI::App& app, HybridOptions& options) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();
   app.add_flag("--json", options.json, "print the microbatches in order instead of the picture");
-  app.add_option("--columns", options.columns,
-                 "columns for the time; left out, as many as the terminal has room for, else 60")
+  app.add_option("--columns", options.columns, "columns for the time; default: as many as fit the terminal, or 60")
       ->check(CLI::Range(10, 100000));
   app.footer(
       "Example:\n  metroplex schedule --hybrid --ranks 4 --max-seqlen-per-dp-cp-rank 1024 --lengths "
@@ -69,7 +69,7 @@ plan::DocumentLengths samples_of(const std::vector<int64_t>& lengths, int64_t se
       room -= samples.back().back();
     }
   }
-  MPX_CHECK(room == 0, "plan", "the last sample lacks ", room, " of ", seq_length,
+  MPX_CHECK(room == 0, "plan", "the last sample is missing ", room, " of ", seq_length,
             " tokens; give more documents, or another --seq-length");
   return samples;
 }

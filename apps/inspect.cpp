@@ -65,7 +65,7 @@ using base::bytes_text;
 using files::join_path;
 
 // For formats that are validated when opened.
-constexpr const char* kWhole = "the file is whole; its format has no checksums to compare\n";
+constexpr const char* kWhole = "the file is complete; its format has no checksums to compare\n";
 
 // Lists the damaged tensors of a file with a wrong checksum. Reading one element of a region verifies the whole
 // region.
@@ -87,9 +87,9 @@ std::string damaged_part(files::FileSystem& disk, const std::string& directory, 
     }
   }
   if (pieces == 0) return "";
-  if (damaged == 0) return "; its tensors are sound";
+  if (damaged == 0) return "; its tensors are intact";
   if (damaged == pieces) return "; none of its tensors can be read";
-  return base::concat("; damaged in it: ", names, damaged > 4 ? base::concat(" and ", damaged - 4, " more") : "");
+  return base::concat("; damaged tensors: ", names, damaged > 4 ? base::concat(" and ", damaged - 4, " more") : "");
 }
 
 std::vector<std::string> damages(files::FileSystem& disk, const std::string& directory) {
@@ -184,7 +184,7 @@ int inspect_folder(files::FileSystem& disk, const InspectOptions& options) {
   const auto latest = checkpoint::read_latest(disk, options.path);
   MPX_CHECK(
       !names.empty(), "checkpoint", "'", options.path,
-      "' holds no checkpoint: neither manifest.json nor iter_* folders, nor a config.json with safetensors files");
+      "' contains no checkpoint: no manifest.json, no iter_* folders, and no config.json with safetensors files");
   std::vector<std::string> all_problems;
   if (!latest.problem.empty()) all_problems.push_back(latest.problem);
   const std::string config_problem = options.verify ? config_damage(disk, options.path) : "";
@@ -199,7 +199,7 @@ int inspect_folder(files::FileSystem& disk, const InspectOptions& options) {
     OrderedJson entry{{"name", to_string(name)}, {"iteration", name.iteration}};
     if (const std::string foreign = checkpoint::foreign_format(disk, directory); !foreign.empty()) {
       entry["foreign"] = foreign;
-      if (!options.json) std::cout << "  " << to_string(name) << "  not ours: " << foreign << '\n';
+      if (!options.json) std::cout << "  " << to_string(name) << "  not a Metroplex checkpoint: " << foreign << '\n';
       list.push_back(std::move(entry));
       continue;
     }
@@ -228,7 +228,7 @@ int inspect_folder(files::FileSystem& disk, const InspectOptions& options) {
   if (!options.json && json.contains("config")) print_config(json);
   if (!options.json && !options.verify) {
     for (const std::string& problem : all_problems) std::cout << "DAMAGED  " << problem << '\n';
-    std::cout << "(* is what `latest` names; inspect one of them for its tensors)\n";
+    std::cout << "(* marks the checkpoint that `latest` names; inspect one of them for its tensors)\n";
   }
   return report_damage(options, std::move(json), all_problems);
 }
@@ -297,23 +297,21 @@ int inspect_directory(files::FileSystem& disk, const InspectOptions& options) {
 int run_inspect(const std::vector<std::string>& arguments) {
   InspectOptions options;
   CLI::App app(
-      "Shows what a file holds: a checkpoint, a folder of checkpoints, a Hugging Face directory, a .safetensors "
-      "file,\n"
+      "Shows the contents of a checkpoint, a folder of checkpoints, a Hugging Face directory, a .safetensors file,\n"
       "or a token dataset (PREFIX, PREFIX.idx or PREFIX.bin).",
       "metroplex inspect");
-  app.add_option("path", options.path, "what to look at")->required();
+  app.add_option("path", options.path, "the file or folder to inspect")->required();
   app.add_flag("--verify", options.verify,
-               "compare every checksum and say all that is damaged (exit code 3); of what has none, whether it is\n"
-               "whole");
-  app.add_option(
-      "--diff", options.other,
-      "compare with this checkpoint (or the newest of this folder), whatever the layouts that wrote them,\n"
-      "or with this Hugging Face directory: shape, dtype, elements that differ, norm of the difference;\n"
-      "exit code 1 when any tensor differs");
-  app.add_option("--iteration", options.iteration, "of a folder, this one instead of the newest")->check(not_above_0);
+               "compare every checksum and list all damage (exit code 3); check files without checksums for\n"
+               "completeness");
+  app.add_option("--diff", options.other,
+                 "compare with this checkpoint (or the newest of this folder), saved by any layout,\n"
+                 "or with this Hugging Face directory: shape, dtype, elements that differ, norm of the difference;\n"
+                 "exit code 1 if any tensor differs");
+  app.add_option("--iteration", options.iteration, "use this iteration, not the newest")->check(not_above_0);
   app.add_flag("--config", options.config,
-               "show the saved configuration and the state of the run too; of a folder those of the newest");
-  app.add_flag("--json", options.json, "for programs");
+               "also show the saved configuration and the state of the run; in a folder, those of the newest");
+  app.add_flag("--json", options.json, "print JSON");
   app.footer(
       "Examples:\n  metroplex inspect runs/a/checkpoints --verify\n"
       "  metroplex inspect runs/a/checkpoints/iter_0000100 --diff runs/b/checkpoints/iter_0000100");

@@ -24,7 +24,7 @@ struct InspectOptions {
 void print_tensors(const OrderedJson& tensors);
 // Prints the object with --json, else the problems or `sound` with --verify. Returns the exit code.
 int report_damage(const InspectOptions& options, OrderedJson json, const std::vector<std::string>& problems,
-                  const char* sound = "all checksums agree");
+                  const char* sound = "all checksums match");
 
 // A Hugging Face directory (inspect_hf.cpp).
 int inspect_hf(files::FileSystem& disk, const InspectOptions& options);

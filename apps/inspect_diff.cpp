@@ -62,7 +62,7 @@ int inspect_diff(files::FileSystem& disk, const InspectOptions& options) {
   const OpenedSource second =
       open_tensor_source(disk, options.other, is_hf_directory(disk, options.other) ? 0 : options.iteration);
   for (const OpenedSource* opened : {&first, &second}) {
-    for (const std::string& problem : opened->problems) std::cerr << "passed over: " << problem << '\n';
+    for (const std::string& problem : opened->problems) std::cerr << "skipped: " << problem << '\n';
   }
   // A Hugging Face directory contains only weights, so other saved state is not compared.
   const bool weights_only = is_hf_directory(disk, options.path) || is_hf_directory(disk, options.other);
@@ -87,8 +87,8 @@ int inspect_diff(files::FileSystem& disk, const InspectOptions& options) {
   std::cout << a << " and " << b << ": ";
   if (different == 0) std::cout << "all " << rows.size() << " tensors are equal";
   else std::cout << different << " of " << rows.size() << " tensors differ";
-  if (other_dtype > 0) std::cout << ", " << other_dtype << " equal ones are of two dtypes";
-  if (left_out > 0) std::cout << "; " << left_out << " of other kinds than weights were left out";
+  if (other_dtype > 0) std::cout << ", " << other_dtype << " equal tensors have two dtypes";
+  if (left_out > 0) std::cout << "; " << left_out << " tensors other than weights were left out";
   std::cout << '\n';
   return different == 0 ? 0 : kInspectDifferent;
 }

@@ -42,7 +42,7 @@ void list_file(files::FileSystem& disk, const std::string& directory, const std:
   listed.bytes += bytes.size;
   for (const files::TensorInfo& tensor : file.tensors()) {
     if (!listed.file_of.emplace(tensor.name, name).second)
-      problems.push_back(base::concat("'", path, "': ", tensor.name, " is in ", listed.file_of[tensor.name], " too"));
+      problems.push_back(base::concat("'", path, "': ", tensor.name, " is also in ", listed.file_of[tensor.name]));
     uint64_t elements = 1;
     for (const uint64_t rows : tensor.shape) elements *= rows;
     listed.parameters += elements;
@@ -65,7 +65,7 @@ void check_index(files::FileSystem& disk, const std::string& path, const Listed&
     if (found == listed.file_of.end() || OrderedJson(found->second) != file)
       problems.push_back(
           base::concat("'", path, "' has ", tensor, " in ", file.dump(), ", ",
-                       found == listed.file_of.end() ? "where it is not" : "it is in " + found->second));
+                       found == listed.file_of.end() ? "where it is missing" : "but it is in " + found->second));
   }
   for (const auto& [tensor, file] : listed.file_of) {
     if (named.count(tensor) == 0) problems.push_back(base::concat("'", path, "' lacks ", tensor, " of ", file));
@@ -86,7 +86,7 @@ void print(const OrderedJson& json, bool with_config) {
               << base::bytes_text(file.at("bytes").get<double>()) << '\n';
   print_tensors(json.at("tensors"));
   if (!json.at("not_built").is_null())
-    std::cout << "not a model that is built here: " << json.at("not_built").get<std::string>() << '\n';
+    std::cout << "not a supported model: " << json.at("not_built").get<std::string>() << '\n';
   if (!with_config || json.at("settings").empty()) return;
   std::cout << "settings:\n";
   for (const OrderedJson& setting : json.at("settings")) std::cout << "  " << setting.get<std::string>() << '\n';
@@ -126,8 +126,8 @@ int inspect_hf(files::FileSystem& disk, const InspectOptions& options) {
   }
   return report_damage(options, std::move(json), problems,
                        not_built.empty()
-                           ? "every tensor that config.json means is there; a directory has no checksums"
-                           : "the files are whole; a directory has no checksums");
+                           ? "every tensor that config.json requires is present; a directory has no checksums"
+                           : "the files are complete; a directory has no checksums");
 }
 
 }  // namespace metroplex::apps

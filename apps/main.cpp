@@ -31,7 +31,7 @@ namespace metroplex::apps {
 namespace {
 
 void print_usage(const Program& program, std::ostream& out) {
-  out << "metroplex: training of large Transformers in any parallel layout\n\nUsage: metroplex COMMAND [options]; "
+  out << "metroplex: trains large Transformers in any parallel layout\n\nUsage: metroplex COMMAND [options]; "
          "metroplex help COMMAND|KEY; metroplex --version\n\n";
   for (const Command& command : program.commands) {
     out << "  " << command.name << std::string(14 - std::strlen(command.name), ' ') << command.summary << "\n";
@@ -60,7 +60,7 @@ std::terminate_handler usual_terminate = nullptr;
     if (std::strstr(error.what(), std::strerror(EMFILE)) != nullptr) {
       std::fputs(
           "metroplex: [comm] no free file descriptor (RLIMIT_NOFILE) for a connection: another program connects to "
-          "the ports of this process while its ranks start; raise ulimit -Hn, or keep it away\n",
+          "the ports of this process while its ranks start; raise ulimit -Hn, or stop that program\n",
           stderr);
       std::_Exit(kExitPeer);
     }
@@ -99,15 +99,15 @@ void check_limits() {
   // The loader of libtorch's libraries crashes without a current directory.
   std::error_code code;
   const bool there = !std::filesystem::current_path(code).empty();
-  MPX_CHECK(there, "files", "the current directory is not there any more (", code.message(),
-            "); go to one that is, and start again");
+  MPX_CHECK(there, "files", "the current directory no longer exists (", code.message(),
+            "); change to one that does, and start again");
   check_limits();
   spin_briefly();
   words.push_back(nullptr);
   const auto path = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "metroplex-torch";
   execv(path.c_str(), words.data());
   throw base::Error("files", path.string() + " cannot be started (" + std::strerror(errno) +
-                                 "); it belongs beside metroplex: copy both, or build again");
+                                 "); it must be in the folder of metroplex: copy both, or build again");
 }
 
 // Rewrites "help train" to "train --help", and "help optim.lr", which is no command, to "train --help optim.lr".
@@ -135,7 +135,7 @@ const Command* command_of(const Program& program, const std::vector<char*>& word
   for (const Command& command : program.commands) {
     if (name == command.name) return &command;
   }
-  std::cerr << "metroplex: there is no command '" << name << "'\n\n";
+  std::cerr << "metroplex: unknown command '" << name << "'\n\n";
   print_usage(program, std::cerr);
   code = kExitConfig;
   return nullptr;
@@ -165,7 +165,7 @@ int main(int argc, char** argv) {
     // errno is stale here, so the message has no reason.
     const bool written = std::cout.flush() && std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
     MPX_CHECK(written || code != kExitOk, "files",
-              "the output could not be written; is the disk full, or its reader gone?");
+              "the output could not be written; is the disk full, or did its reader exit?");
     return code;
   } catch (const std::exception& error) {
     std::cout.flush();

@@ -39,8 +39,8 @@ struct Arguments {
 void declare(CLI::App& app, Arguments& a) {
   app.description(
       "Turns text into PREFIX.bin and PREFIX.idx, the format that training reads.\n"
-      "A text file is one document; .jsonl files hold a document a line. All cores tokenize; a run that was killed\n"
-      "goes on where it stopped when it is started again with the same arguments, and gives the same bytes.\n\n"
+      "A text file is one document; a .jsonl file contains one document per line. All cores tokenize. A killed run\n"
+      "continues where it stopped when it is started again with the same arguments, and writes the same bytes.\n\n"
       "  metroplex preprocess --input books/*.txt --tokenizer-type sentencepiece --tokenizer-model spm.model \\\n"
       "      --append-eod --output-prefix data/books\n"
       "  metroplex preprocess --chat --input chats.jsonl --tokenizer-model DIR --output-prefix data/chats\n"
@@ -48,44 +48,44 @@ void declare(CLI::App& app, Arguments& a) {
       "elsewhere)\n"
       "  metroplex preprocess --merge data/web0 data/web1 --output-prefix data/web");
   app.add_option("--input", a.options.inputs, "files, or folders of files")->type_name("FILES");
-  app.add_option("--merge", a.merge,
-                 "join finished datasets of one tokenizer instead of reading text; another one is refused where "
-                 "PREFIX.preprocess.json,\nwhich preprocess writes, names it: of datasets without, only the width of "
-                 "ids is compared")
+  app.add_option(
+         "--merge", a.merge,
+         "join finished datasets of one tokenizer instead of reading text.\nDifferent tokenizers are refused "
+         "if PREFIX.preprocess.json, which preprocess writes, names them.\nOtherwise, only the width of ids is "
+         "compared")
       ->type_name("PREFIXES")
       ->excludes("--input");
-  app.add_option("--output-prefix", a.options.output_prefix, "where the result goes: PREFIX.bin and PREFIX.idx")
+  app.add_option("--output-prefix", a.options.output_prefix, "writes PREFIX.bin and PREFIX.idx")
       ->type_name("PREFIX")
       ->required();
   app.add_option("--format", a.format,
-                 "auto: .jsonl, .ndjson and .json are JSON lines, .csv and .tsv are refused, all else is text")
+                 "auto: .jsonl, .ndjson and .json are JSON lines, .csv and .tsv are refused, anything else is text")
       ->check(CLI::IsMember({"auto", "text", "jsonl"}))
       ->capture_default_str();
-  app.add_option("--json-key", a.options.json_key, "the key that holds the text")->capture_default_str();
-  app.add_flag("--split-documents", a.options.split_documents, "in text files a blank line ends a document");
+  app.add_option("--json-key", a.options.json_key, "the key of the text")->capture_default_str();
+  app.add_flag("--split-documents", a.options.split_documents, "in text files, a blank line ends a document");
   app.add_option("--tokenizer-type", a.tokenizer_type,
-                 "none, bytes, sentencepiece or bpe; found out from the model where left out");
+                 "none, bytes, sentencepiece or bpe; default: detected from the model");
   app.add_option("--tokenizer-model", a.tokenizer_model, "tokenizer.model or tokenizer.json, or their folder")
       ->type_name("PATH");
   app.add_option("--vocab-file", a.vocab_file, "GPT-2's vocab.json")->type_name("PATH");
   app.add_option("--merge-file", a.merge_file, "GPT-2's merges.txt")->type_name("PATH");
-  app.add_flag(
-      "--chat", a.chat,
-      "lines are chats, {\"messages\": [{\"role\": ..., \"content\": ...}, ...]}: written by the chat template "
-      "of the tokenizer's folder, with PREFIX_loss_mask beside, which says what the assistant says");
-  app.add_option("--chat-template", a.chat_template, "another template than that of the tokenizer's folder")
+  app.add_flag("--chat", a.chat,
+               "lines are chats, {\"messages\": [{\"role\": ..., \"content\": ...}, ...]}, formatted by the chat "
+               "template of the tokenizer's folder;\nPREFIX_loss_mask marks the tokens of the assistant");
+  app.add_option("--chat-template", a.chat_template, "a template other than that of the tokenizer's folder")
       ->type_name("FILE");
-  app.add_option("--chat-variable", a.variables, "a variable that the template sees; VALUE is JSON, or a text")
+  app.add_option("--chat-variable", a.variables, "a variable for the template; VALUE is JSON or text")
       ->type_name("NAME=VALUE");
   app.add_option("--learn", a.learn,
-                 "all turns of the assistant; last: only the last message; each: all turns, each in a sequence that "
-                 "ends with it,\nfor templates that change earlier turns")
+                 "all: all turns of the assistant; last: only the last message; each: all turns, each in a sequence "
+                 "that ends with it,\nfor templates that change earlier turns")
       ->check(CLI::IsMember({"all", "last", "each"}))
       ->capture_default_str();
   app.add_option("--seq-length", a.seq_length,
-                 "train.seq_length of the run to come: a chat may have one token more; 0: any length")
+                 "train.seq_length of the later run; a chat may have one more token; 0: any length")
       ->check(below_0);
-  app.add_option("--long", a.long_chats, "longer chats are cut, or dropped; they are counted")
+  app.add_option("--long", a.long_chats, "cut or drop longer chats; the output counts them")
       ->check(CLI::IsMember({"cut", "drop"}))
       ->capture_default_str();
   app.add_flag("--append-eod", a.options.append_eod,
@@ -94,10 +94,10 @@ void declare(CLI::App& app, Arguments& a) {
                "leave out the tokens that the tokenizer adds to a text, such as a begin token (tokenizer encode "
                "--special prints them);\nthis is --tokenizer-hf-no-include-special-tokens of Megatron")
       ->excludes("--chat");
-  app.add_flag("--overwrite", a.options.overwrite, "replace a dataset of other input or options");
-  app.add_option("--workers", a.options.workers, "threads; all cores where left out")->check(not_above_0);
+  app.add_flag("--overwrite", a.options.overwrite, "replace a dataset made from other input or options");
+  app.add_option("--workers", a.options.workers, "threads; default: all cores")->check(not_above_0);
   app.add_option("--partition", a.partition,
-                 "take only the I-th of N shares of the input, counted from 0; --merge joins them")
+                 "process only shard I of N of the input, counted from 0; --merge joins the datasets")
       ->type_name("I/N");
 }
 
@@ -189,7 +189,7 @@ text::ChatTemplate chat_template_of(const std::string& folder, const Arguments& 
   if (!a.chat_template.empty()) found.emplace(text::read_chat_template(a.chat_template, folder));
   else if (!folder.empty()) found = text::find_chat_template(folder);
   MPX_CHECK(
-      found, "config", "--chat: there is no chat template beside the tokenizer",
+      found, "config", "--chat: the tokenizer has no chat template",
       folder.empty() ? "" : " in '" + folder + "' (chat_template.jinja, or chat_template in tokenizer_config.json)",
       "; give --chat-template FILE");
   for (const std::string& variable : a.variables) found->set_variable(variable);
@@ -240,7 +240,7 @@ void print_summary(const data::PreprocessProgress& done, const data::Encoder& en
                    double seconds) {
   const double megabytes = static_cast<double>(done.bytes_done - done.bytes_resumed) / 1e6;
   if (done.bytes_resumed > 0)
-    std::cout << fmt::format("went on behind {:.1f} MB of an earlier run\n",
+    std::cout << fmt::format("continued after {:.1f} MB of an earlier run\n",
                              static_cast<double>(done.bytes_resumed) / 1e6);
   std::cout << fmt::format("{}.bin and .idx: {} documents{}, {} tokens", a.options.output_prefix, done.documents,
                            a.learn == "each" ? fmt::format(" from {} chats", done.chats) : "", done.tokens);
@@ -252,8 +252,7 @@ void print_summary(const data::PreprocessProgress& done, const data::Encoder& en
     std::cout << fmt::format(" ({} {} left out)",
                              done.empty_documents - (encoder.drops_long_chats ? done.long_chats : 0),
                              a.chat ? encoder.chat_sequences + " with nothing to learn" : "empty documents");
-  if (done.surrogates > 0)
-    std::cout << fmt::format(" ({} surrogates without a pair read as U+FFFD)", done.surrogates);
+  if (done.surrogates > 0) std::cout << fmt::format(" ({} unpaired surrogates read as U+FFFD)", done.surrogates);
   if (done.hidden_files > 0) std::cout << fmt::format(" ({} hidden files skipped)", done.hidden_files);
   std::cout << fmt::format("; {:.1f} MB in {:.1f} s, {:.2f} MB/s\n", megabytes, seconds,
                            megabytes / std::max(seconds, 1e-9));
@@ -274,7 +273,7 @@ int run_preprocess(const std::vector<std::string>& arguments) {
     for (const char* end : {".bin", ".idx"}) {
       const std::string file = a.options.output_prefix + end;
       MPX_CHECK(a.options.overwrite || !disk.exists(file), "data", "'", file,
-                "' is there already; choose another --output-prefix, or give --overwrite to replace that dataset");
+                "' already exists; choose another --output-prefix, or give --overwrite to replace that dataset");
     }
     data::merge_datasets(disk, a.merge, a.options.output_prefix);
     std::cout << fmt::format("{}.bin and .idx: {} datasets joined\n", a.options.output_prefix, a.merge.size());
@@ -295,7 +294,7 @@ int run_preprocess(const std::vector<std::string>& arguments) {
   const bool chat_options = !a.chat_template.empty() || !a.variables.empty() || a.learn != "all" ||
                             a.seq_length > 0 || a.long_chats != "cut";
   MPX_CHECK(a.chat || !chat_options, "config",
-            "--chat-template, --chat-variable, --learn, --seq-length and --long are of chats; give --chat too");
+            "--chat-template, --chat-variable, --learn, --seq-length and --long require --chat; give it too");
   if (a.chat) {
     MPX_CHECK(a.format != "text", "config", "--format text: chats are JSON lines; leave it out");
     a.options.format = data::TextFormat::jsonl;

@@ -42,7 +42,7 @@ void add_layout(CLI::App& app, RanksOptions& o) {
   app.add_option("--ep,--expert-model-parallel-size", p.expert_model_parallel_size, "expert parallel")
       ->capture_default_str();
   app.add_option("--etp,--expert-tensor-parallel-size", p.expert_tensor_parallel_size,
-                 "expert tensor parallel; 0: as tp")
+                 "expert tensor parallel; 0: same as tp")
       ->capture_default_str();
   app.add_option("--gtp,--gtp-remat-size", o.gtp, "weight shards inside data parallel")->capture_default_str();
   app.add_option("--order", p.order, "axes from the fastest to the slowest")->capture_default_str();
@@ -54,7 +54,7 @@ void add_layout(CLI::App& app, RanksOptions& o) {
                  "levels of context parallel; their product is cp")
       ->check(not_above_0);
   app.add_flag("--hybrid-context-parallel", o.groups.hybrid_context_parallel,
-               "groups for a context-parallel size that changes by sample");
+               "groups for a context-parallel size that varies by sample");
 }
 
 void check_context_levels(const RanksOptions& o) {
@@ -71,18 +71,18 @@ void check_context_levels(const RanksOptions& o) {
 }
 
 void add_questions(CLI::App& app, RanksOptions& o) {
-  app.add_option("--rank", o.rank, "where this rank is, and its groups");
+  app.add_option("--rank", o.rank, "show the position and the groups of this rank");
   app.add_option("--group", o.group,
-                 "the groups of a family (dp-cp, etp-ep, ...) or by Megatron's name (EMBEDDING_GROUP)");
-  app.add_option("--gpus-per-node", o.gpus_per_node, "rows are nodes; tells which families cross nodes")
+                 "show the groups of a family (dp-cp, etp-ep, ...) or of a Megatron name (EMBEDDING_GROUP)");
+  app.add_option("--gpus-per-node", o.gpus_per_node, "draw one node per row; show which families cross nodes")
       ->check(not_above_0);
   app.add_flag("--megatron", o.megatron, "list every group that Megatron-LM would make, in its order");
-  app.add_flag("--json", o.json, "everything as JSON, nothing else on stdout");
+  app.add_flag("--json", o.json, "print everything as JSON, nothing else on stdout");
   app.add_option("--svg", o.svg, "also write the picture to this file")->check(no_file);
   app.add_flag("--no-color,--no-colour", o.no_color,
-               "no colours (also where NO_COLOR is set or stdout is no terminal)");
-  app.add_option("--max-rows", o.max_rows, "lines drawn at most")->capture_default_str();
-  app.add_option("--max-columns", o.max_columns, "ranks drawn in a line at most")->capture_default_str();
+               "no colors (also if NO_COLOR is set or stdout is not a terminal)");
+  app.add_option("--max-rows", o.max_rows, "maximum number of lines drawn")->capture_default_str();
+  app.add_option("--max-columns", o.max_columns, "maximum number of ranks drawn in a line")->capture_default_str();
 }
 
 // Returns Megatron's groups called `name` ("EMBEDDING_GROUP", "embedding"); nullopt if there are none.
@@ -112,7 +112,7 @@ void answer_group(const topology::RankGrid& grid, const RanksOptions& o) {
   }
   std::cout << "\n"
             << name << " of rank " << *o.rank << ":\n"
-            << (own.empty() ? "  it is in none\n" : draw::draw_groups(own, o.gpus_per_node));
+            << (own.empty() ? "  none\n" : draw::draw_groups(own, o.gpus_per_node));
 }
 
 void answer(const topology::RankGrid& grid, const RanksOptions& o) {
@@ -133,7 +133,7 @@ void answer(const topology::RankGrid& grid, const RanksOptions& o) {
 
 int run_ranks(const std::vector<std::string>& arguments) {
   CLI::App app{
-      "Draws which rank does what in a layout, and answers questions about groups.\n\n"
+      "Draws the ranks of a layout and prints their groups.\n\n"
       "  metroplex ranks --nproc 16 --tp 2 --pp 4\n"
       "  metroplex ranks --nproc 16 --tp 4 --pp 2 --ep 4 --etp 1 --gpus-per-node 8 --rank 13\n"
       "  metroplex ranks --nproc 64 --tp 4 --cp 2 --pp 2 --group dp-cp --svg map.svg\n",
@@ -144,8 +144,8 @@ int run_ranks(const std::vector<std::string>& arguments) {
   int exit_code = 0;
   if (!parse(app, arguments, exit_code)) return exit_code;
   constexpr int kMostRanks = 1 << 24;
-  MPX_CHECK(o.nproc <= kMostRanks, "config", "--nproc ", o.nproc, ": layouts of at most ", kMostRanks,
-            " ranks are drawn; choose fewer");
+  MPX_CHECK(o.nproc <= kMostRanks, "config", "--nproc ", o.nproc, ": at most ", kMostRanks,
+            " ranks can be drawn; choose fewer");
   if (o.tp_pp_dp) o.parallel.order = "tp-cp-ep-pp-dp";
   check_context_levels(o);
 

@@ -102,8 +102,8 @@ void add_config(config::Draft& draft, const std::string& path, RunArguments& out
     return;
   }
   const std::string text = config::read_config(path);
-  MPX_CHECK(text.size() <= kLongestWord, "config", path, " is a pipe and holds more than ", kLongestWord,
-            " bytes, which cannot be handed on to other processes; write them to a file");
+  MPX_CHECK(text.size() <= kLongestWord, "config", path, " is a pipe with more than ", kLongestWord,
+            " bytes, which cannot be passed to other processes; write them to a file");
   draft.merge_yaml(text, path);
   out.arguments.insert(out.arguments.end(), {kConfigRead, path, text});
 }
@@ -149,7 +149,7 @@ void add_codegeex(config::Draft& draft, const megatron::LaunchScript& script, Ru
   draft.assign(std::vector<std::string>{"model.family=codegeex", "model.activation=quick_gelu"});
   if (draft.finish().model.hidden_dropout > 0)
     out.notes.push_back(script.program +
-                        " has no dropout after the MLP; this run has; --hidden-dropout 0 is the same");
+                        " has no dropout after the MLP, but this run has; --hidden-dropout 0 is the same");
 }
 
 void take_script(config::Draft& draft, const std::string& path, const megatron::LaunchScript& script, int64_t given,
@@ -157,13 +157,13 @@ void take_script(config::Draft& draft, const std::string& path, const megatron::
   try {
     for (size_t i = 0; i < script.flags.size(); ++i) {
       MPX_CHECK(!script.flags[i].empty(), "config", "Megatron arguments: '", i == 0 ? "" : script.flags[i - 1],
-                "' is followed by an empty word; is a variable not set?");
+                "' is followed by an empty argument; is a variable not set?");
     }
     const bool another = megatron::trains_another_model(script.program);
     MPX_CHECK(!another || flags.refused == megatron::Refused::kNote, "config", script.program,
-              " trains another model than a GPT; write a script of ", "pretrain_gpt.py, or add ", kIgnore,
+              " does not train a GPT; write a script of ", "pretrain_gpt.py, or add ", kIgnore,
               " to train a GPT with its flags");
-    if (another) out.notes.push_back("a GPT is trained, not the model of " + script.program);
+    if (another) out.notes.push_back("trains a GPT, not the model of " + script.program);
     const megatron::Arguments args =
         megatron::parse_arguments(script.flags, megatron::Form::kWholeCommand, flags.refused);
     add_megatron(draft, args, out);
@@ -174,7 +174,7 @@ void take_script(config::Draft& draft, const std::string& path, const megatron::
     const std::string hint = script.arguments_named <= given
                                  ? ""
                                  : base::concat("\n(", path, " reads $1 to $", script.arguments_named,
-                                                " and was given ", given, " arguments: write them behind its name)");
+                                                " but received ", given, " arguments; write them after its name)");
     throw base::Error(error.room(), base::concat(path, ": ", text, hint));
   }
   out.script_ranks = script.ranks;
@@ -182,7 +182,8 @@ void take_script(config::Draft& draft, const std::string& path, const megatron::
   if (!script.note.empty()) out.notes.push_back(path + ": " + script.note);
   std::error_code code;
   if (!script.folder.empty() && !std::filesystem::equivalent(script.folder, ".", code))
-    out.notes.push_back(path + " goes to " + script.folder + " before it starts; relative paths are taken from here");
+    out.notes.push_back(path + " changes to " + script.folder +
+                        " before it starts; relative paths are resolved from the current directory");
 }
 
 // --from-megatron-args FILE [ARGUMENT ...] [-- ARGUMENT ...]: words after the file are the script's arguments.
@@ -255,7 +256,7 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
     const auto own =
         std::find_if(own_flags.begin(), own_flags.end(), [&](const OwnFlag& flag) { return flag.name == name; });
     if (own != own_flags.end() && own->given != nullptr) {
-      MPX_CHECK(word == own->name, "config", own->name, " takes no value, but is given '", word, "'");
+      MPX_CHECK(word == own->name, "config", own->name, " takes no value; remove it from '", word, "'");
       *own->given = true;
     } else if (own != own_flags.end()) {
       const std::string value = words.value(word);

@@ -42,18 +42,18 @@ struct ScheduleOptions {
 void declare(CLI::App& app, ScheduleOptions& options) {
   auto& request = options.request;
   app.add_option("--pp", request.num_stages, "pipeline ranks")->check(CLI::Range(1, 4096))->capture_default_str();
-  app.add_option("--vpp", request.num_chunks, "model chunks a rank holds")
+  app.add_option("--vpp", request.num_chunks, "model chunks per rank")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  app.add_option("--microbatches", request.num_microbatches, "microbatches of a step")
+  app.add_option("--microbatches", request.num_microbatches, "microbatches per step")
       ->check(not_above_0)
       ->capture_default_str();
   app.add_option("--schedule", options.schedule, "auto, none, gpipe, 1f1b or interleaved")->capture_default_str();
   app.add_option("--group-size", request.microbatch_group_size,
-                 "interleaved: microbatches a chunk takes in a row; 0 is --pp")
+                 "interleaved: consecutive microbatches of a chunk; 0: --pp")
       ->check(below_0);
   app.add_flag("--forward-only", request.forward_only, "evaluation: no backward");
-  app.add_flag("--overlap-p2p", request.overlap_p2p, "interleaved: sends and receives of forward and backward apart");
+  app.add_flag("--overlap-p2p", request.overlap_p2p, "interleaved: separate forward and backward sends and receives");
   app.add_option("--forward", options.costs.forward, "time of one microbatch's forward on a rank")
       ->check(below_0)
       ->capture_default_str();
@@ -63,20 +63,21 @@ void declare(CLI::App& app, ScheduleOptions& options) {
   app.add_option("--p2p", options.costs.p2p, "time of one tensor between two ranks")
       ->check(below_0)
       ->capture_default_str();
-  app.add_flag("--blocking", options.costs.blocking_p2p, "ranks wait in their sends and receives");
+  app.add_flag("--blocking", options.costs.blocking_p2p, "ranks block in sends and receives");
   app.add_option("--svg", options.svg, "also write the picture to this file")->check(no_file);
   app.add_flag("--json", options.json, "print every action with its times instead of the picture");
   app.add_flag("--table", options.table, "print every action of every rank instead of the picture");
   app.add_flag("--no-color", options.no_color, "plain text even on a terminal");
   app.add_option("--columns", options.columns,
-                 "columns of the picture's bars; left out, as many as the terminal has room for, else 160")
+                 "columns of the picture's bars; default: as many as fit the terminal, or 160")
       ->check(CLI::Range(20, 100000));
   const std::string group = "Captured graphs";
-  CLI::Option* graphs = app.add_flag("--graphs", options.graphs,
-                                     "draw the graph instances of captured layers too, and how many graphs and bytes "
-                                     "they take on every rank;\n"
-                                     "not with --hybrid, where nothing is captured")
-                            ->group(group);
+  CLI::Option* graphs =
+      app.add_flag("--graphs", options.graphs,
+                   "also draw the graph instances of captured layers, with the number of graphs and "
+                   "bytes on every rank;\n"
+                   "not with --hybrid, which captures nothing")
+          ->group(group);
   const auto size = [&](const char* name, int64_t& value, int64_t most, const char* help) {
     app.add_option(name, value, help)
         ->check(CLI::Range(int64_t{1}, most))
@@ -91,34 +92,34 @@ void declare(CLI::App& app, ScheduleOptions& options) {
       ->group(group)
       ->needs(graphs);
   app.add_option("--cuda-graph-modules,--cuda-graph-scope", options.modules,
-                 "what of every layer is captured: modules of train.cuda_graph_modules, with commas or spaces; "
-                 "empty: all of it")
+                 "captured modules of every layer, as in train.cuda_graph_modules, separated by commas or spaces; "
+                 "empty: whole layers")
       ->group(group)
       ->needs(graphs);
-  app.add_option("--layers", options.layers, "layers of the model; 0: one a chunk")
+  app.add_option("--layers", options.layers, "layers of the model; 0: one per chunk")
       ->check(CLI::Range(0, 100000))
       ->group(group)
       ->needs(graphs);
-  app.add_option("--layout", options.layout, "layers of every stage, as parallel.pipeline_model_parallel_layout")
+  app.add_option("--layout", options.layout, "layers of every stage, as in parallel.pipeline_model_parallel_layout")
       ->group(group)
       ->needs(graphs);
   size("--seq-length", options.seq_length, 1 << 24, "tokens of a sample, on one rank");
   size("--micro-batch-size", options.micro_batch_size, 1 << 20, "samples of a microbatch");
   size("--hidden-size", options.layer.hidden_size, 1 << 20, "width of the layers' inputs");
-  size("--bytes-per-element", options.layer.element, 8, "of their format");
-  app.add_option("--num-experts", options.layer.num_experts, "of layers with experts; 0: all layers are dense")
+  size("--bytes-per-element", options.layer.element, 8, "bytes of an element of these inputs");
+  app.add_option("--num-experts", options.layer.num_experts, "experts of an MoE layer; 0: all layers are dense")
       ->check(CLI::Range(0, 65536))
       ->group(group)
       ->needs(graphs);
   app.add_option("--moe-layer-freq", options.moe_layer_freq,
-                 "which layers have experts: every n-th, or a list [0,1,1]")
+                 "layers with experts: every n-th, or a list like [0,1,1]")
       ->capture_default_str()
       ->group(group)
       ->needs(graphs);
-  size("--moe-router-topk", options.layer.topk, 1024, "experts of a token");
+  size("--moe-router-topk", options.layer.topk, 1024, "experts per token");
   size("--ep", options.layer.ep, 65536, "expert parallel ranks");
   size("--etp", options.layer.etp, 65536, "expert tensor parallel ranks");
-  app.add_option("--moe-num-echo-experts", options.layer.slots, "slots for clones, of all ranks of ep together")
+  app.add_option("--moe-num-echo-experts", options.layer.slots, "replica slots of all ep ranks together")
       ->check(CLI::Range(0, 65536))
       ->group(group)
       ->needs(graphs);
@@ -139,17 +140,17 @@ std::vector<int> layers_of_stages(const plan::PipelineTable& table, const Schedu
   if (options.layout.empty()) {
     const auto chunks = static_cast<int>(stages);
     const int layers = options.layers == 0 ? chunks : static_cast<int>(options.layers);
-    MPX_CHECK(layers % chunks == 0, "plan", "--layers ", layers, " do not divide over --pp ", table.num_stages,
+    MPX_CHECK(layers % chunks == 0, "plan", "--layers ", layers, ": must be divisible by --pp ", table.num_stages,
               " x --vpp ", table.num_chunks, "; choose a multiple of ", chunks,
-              ", or say those of each stage with --layout");
+              ", or set the layers of each stage with --layout");
     of_stage.assign(stages, layers / chunks);
     return of_stage;
   }
   MPX_CHECK(options.layers == 0, "plan", "--layers ", options.layers,
-            " excludes --layout, which says them; keep one");
+            " excludes --layout, which sets the layers; keep one");
   const plan::PipelineLayout layout = plan::parse_layout(options.layout, table.num_stages);
   MPX_CHECK(layout.stages.size() == stages, "plan", "--layout ", options.layout, " has ", layout.num_chunks(),
-            " chunks a rank, the schedule has ", table.num_chunks, "; give --vpp ", layout.num_chunks());
+            " chunks per rank, the schedule has ", table.num_chunks, "; give --vpp ", layout.num_chunks());
   int64_t layers = 0, ahead = 0;
   for (const auto& kinds : layout.stages) {
     layers += std::count(kinds.begin(), kinds.end(), plan::LayerKind::decoder);
@@ -169,7 +170,7 @@ std::vector<std::string> list_modules(const std::vector<std::string>& lists) {
     if (list.empty()) continue;
     for (const std::string& word : config::comma_list(list)) {
       MPX_CHECK(word != "mamba" && !config::cuda_graph_module_set({word}).empty(), "plan", "--cuda-graph-modules ",
-                word, ": is no module; choose among attn, mlp, moe, moe_router, moe_preprocess");
+                word, ": is not a module; choose from attn, mlp, moe, moe_router, moe_preprocess");
       words.push_back(word);
     }
   }
@@ -217,7 +218,7 @@ void check_bytes(const ScheduleOptions& options, double most) {
       " x --micro-batch-size ", options.micro_batch_size, " tokens of --hidden-size ", layer.hidden_size,
       " (--bytes-per-element ", layer.element, ", --num-experts ", layer.num_experts, ", --moe-router-topk ",
       layer.topk, ", --ep ", layer.ep, ", --etp ", layer.etp, ") in ", most,
-      " passes of layers on a rank may be more than the 2^63 - 1 bytes that can be counted; choose smaller sizes");
+      " passes of layers on a rank may exceed 2^63 - 1 bytes, the most that can be counted; choose smaller sizes");
 }
 
 Graphs plan_all(const plan::PipelineTable& table, const ScheduleOptions& options) {
@@ -336,13 +337,13 @@ int run_schedule(const std::vector<std::string>& arguments) {
   };
   MPX_CHECK(
       !given("--hybrid") || !given("--graphs"), "plan",
-      "--graphs excludes --hybrid: with parallel.hybrid_context_parallel documents decide from step to step which "
-      "microbatches a rank has, so nothing is captured (train.cuda_graph_impl = none); leave one of the two out");
+      "--graphs excludes --hybrid: with parallel.hybrid_context_parallel, the microbatches of a rank change at every "
+      "step, so nothing is captured (train.cuda_graph_impl = none); leave one of the two out");
   if (given("--sequence")) return run_sequence(arguments);
   if (given("--hybrid")) return run_hybrid(arguments);
   CLI::App app(
-      "Draws a pipeline schedule: who runs which microbatch when, how long each rank idles (beside the\n"
-      "textbook's formula), and how many activations it holds. The table drawn is the one training runs.",
+      "Draws a pipeline schedule: when each rank runs each microbatch, how long it idles (next to the\n"
+      "textbook formula), and how many activations it stores. Training runs the same table.",
       "metroplex schedule");
   ScheduleOptions options;
   options.request.num_stages = 4;
@@ -381,7 +382,7 @@ int run_schedule(const std::vector<std::string>& arguments) {
             << 100 * replay::formula_bubble_share(table) << " %; length " << timeline.length << "\n";
   if (options.graphs && !parts) {
     std::cout << "\ngraphs of every rank: 2, a training step and an evaluation, with all microbatches, chunks and "
-                 "sends in them; no layer hands anything on\n";
+                 "sends; no layer passes tensors between graphs\n";
   }
   if (parts) {
     std::cout << "\n";

@@ -24,18 +24,19 @@ struct SequenceOptions {
 };
 
 void declare(CLI::App& app, SequenceOptions& options) {
-  app.add_flag("--sequence", options.sequence, "draw a cut of a sequence (this page) instead of a pipeline schedule");
+  app.add_flag("--sequence", options.sequence,
+               "draw shares of a sequence (this page) instead of a pipeline schedule");
   app.add_option("--cp,--context-parallel-size", options.request.cp, "ranks that share the sequence")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();
   app.add_option("--cut", options.cut, "balanced, zigzag or contiguous")->capture_default_str();
   declare_lengths(app, ", in order", options.documents);
   app.add_option("--token-slack", options.request.token_slack,
-                 "balanced: a rank's tokens may differ from the mean by this share of it")
+                 "balanced: a rank's tokens may differ from the mean by this fraction of it")
       ->check(no_number)
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  app.add_option("--area-slack", options.request.area_slack, "balanced: the same for its part of the attention")
+  app.add_option("--area-slack", options.request.area_slack, "balanced: the same for its share of the attention")
       ->check(no_number)
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
@@ -43,9 +44,8 @@ void declare(CLI::App& app, SequenceOptions& options) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();
   app.add_option("--svg", options.svg, "also write the picture to this file")->check(no_file);
-  app.add_flag("--json", options.json, "print the runs of every rank and what it gets, instead of the picture");
-  app.add_option("--columns", options.columns,
-                 "columns of the bar; left out, as many as the terminal has room for, else 80")
+  app.add_flag("--json", options.json, "print the ranges of every rank and its keys instead of the picture");
+  app.add_option("--columns", options.columns, "columns of the bar; default: as many as fit the terminal, or 80")
       ->check(CLI::Range(10, 100000));
   app.footer("Example:\n  metroplex schedule --sequence --cp 4 --lengths 137,2041,89,1829 --token-slack 0.05");
 }
@@ -80,8 +80,8 @@ nlohmann::json to_json(const draw::SequencePicture& picture) {
 
 int run_sequence(const std::vector<std::string>& arguments) {
   CLI::App app(
-      "Draws how context-parallel ranks share a sequence of packed documents: the tokens of each, its part of\n"
-      "the attention (pairs of a query and a key that it sees), and the keys it gets from others.",
+      "Draws how context-parallel ranks share a sequence of packed documents: the tokens of each rank, its\n"
+      "share of the attention (query-key pairs), and the keys it receives from other ranks.",
       "metroplex schedule --sequence");
   SequenceOptions options;
   options.request.cp = 4;
@@ -99,7 +99,7 @@ int run_sequence(const std::vector<std::string>& arguments) {
     std::ofstream file(options.svg, std::ios::binary);
     file << draw::draw_svg(picture);
     file.close();
-    MPX_CHECK(file.good(), "files", "cannot write '", options.svg, "'; does its folder exist and is there room?");
+    MPX_CHECK(file.good(), "files", "cannot write '", options.svg, "'; does its folder exist, and is the disk full?");
   }
   if (options.json) {
     std::cout << json_text(to_json(picture)) << "\n";

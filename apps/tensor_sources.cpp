@@ -40,7 +40,7 @@ OpenedSource open_tensor_source(files::FileSystem& disk, const std::string& path
   }
   checkpoint::Alone alone;
   checkpoint::Found found = checkpoint::open_path(disk, path, iteration, alone);
-  MPX_CHECK(found.reader != nullptr, "checkpoint", "'", path, "' holds no checkpoint");
+  MPX_CHECK(found.reader != nullptr, "checkpoint", "'", path, "' contains no checkpoint");
   return {std::move(found.reader), std::move(found.problems)};
 }
 

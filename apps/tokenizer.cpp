@@ -34,14 +34,12 @@ struct TokenizerOptions {
 };
 
 void add_source(CLI::App& command, Source& source) {
-  command.add_option("--type", source.type,
-                     "none, bytes, sentencepiece or bpe; found out from the file when left out");
+  command.add_option("--type", source.type, "none, bytes, sentencepiece or bpe; default: detected from the file");
   command.add_option("--model", source.model,
-                     "tokenizer.json, tokenizer.model, or a folder that holds one; for none the vocabulary size");
+                     "tokenizer.json, tokenizer.model, or the folder of one; for type none, the vocabulary size");
   command.add_option("--vocab-file", source.vocab_file, "GPT-2's vocab.json");
   command.add_option("--merge-file", source.merge_file, "GPT-2's merges.txt");
-  command
-      .add_option("--invalid-utf8", source.invalid_utf8, "what becomes of text that is not UTF-8: error or replace")
+  command.add_option("--invalid-utf8", source.invalid_utf8, "for text that is not UTF-8: error or replace")
       ->capture_default_str();
 }
 
@@ -58,10 +56,10 @@ std::string read_input(const std::string& path) {
 void run_train(const TokenizerOptions& options) {
   files::PosixFileSystem disk;
   MPX_CHECK(!options.output.empty() && !options.output.ends_with('/'), "config", "--output '", options.output,
-            "' names no file; OUTPUT.model is written: give a path like data/tokenizer");
+            "' is not a file name; give a path like data/tokenizer, for OUTPUT.model");
   const std::string path = options.output + ".model";
   MPX_CHECK(options.overwrite || !disk.exists(path), "files", "'", path,
-            "' is there already, and what it made of text can be read by it alone; choose another --output, or give "
+            "' already exists, and only it can decode the ids that it produced; choose another --output, or give "
             "--overwrite to replace it");
   disk.make_directories(files::parent_directory(path));
   std::vector<std::string> inputs;
@@ -101,9 +99,9 @@ void run_decode(const TokenizerOptions& options) {
     ids = text::load_tokenizer("none", "2147483648")->encode(content);
   }
   for (const int32_t id : ids) {
-    MPX_CHECK(!tokenizer->id_to_token(id).empty(), "text", "the id ", id, " names no token of the ",
-              tokenizer->vocab_size(), " of this tokenizer (", tokenizer->name(), "), whose ids are 0 to ",
-              tokenizer->vocab_size() - 1, "; are these ids of another one?");
+    MPX_CHECK(!tokenizer->id_to_token(id).empty(), "text", "the id ", id, " is not one of the ",
+              tokenizer->vocab_size(), " tokens of this tokenizer (", tokenizer->name(), "), whose ids are 0 to ",
+              tokenizer->vocab_size() - 1, "; are these ids of another tokenizer?");
   }
   const std::string out = options.skip_special ? tokenizer->decode_skip_special(ids) : tokenizer->decode(ids);
   write_text(out + "\n");
@@ -128,23 +126,24 @@ void run_info(const TokenizerOptions& options) {
 CLI::App* add_train(CLI::App& app, TokenizerOptions& options) {
   CLI::App* train = app.add_subcommand("train", "train a sentencepiece model on text files, one sentence a line");
   train->add_option("--input", options.inputs, "files of UTF-8 text")->required();
-  train->add_flag("--overwrite", options.overwrite, "replace OUTPUT.model where it is there");
-  train->add_option("--output", options.output, "writes OUTPUT.model; its folder is made where there is none")
-      ->required();
-  train->add_option("--vocab-size", options.training.vocab_size, "ids, with 256 bytes and 3 control pieces")
+  train->add_flag("--overwrite", options.overwrite, "replace OUTPUT.model if it exists");
+  train->add_option("--output", options.output, "writes OUTPUT.model; creates its folder if needed")->required();
+  train->add_option("--vocab-size", options.training.vocab_size, "ids, including 256 bytes and 3 control pieces")
       ->capture_default_str();
   train->add_option("--model-type", options.training.model_type, "bpe or unigram")->capture_default_str();
   train
       ->add_option("--character-coverage", options.training.character_coverage,
-                   "share of characters that get a piece of their own")
+                   "share of characters that get their own piece")
       ->capture_default_str();
   train
       ->add_option("--normalization", options.training.normalization,
                    "identity, nmt_nfkc, nfkc, nmt_nfkc_cf or nfkc_cf")
       ->capture_default_str();
-  train->add_option("--max-bytes", options.training.max_bytes, "of more text every n-th line is taken")
+  train
+      ->add_option("--max-bytes", options.training.max_bytes,
+                   "maximum bytes of text; of a larger input, every n-th line is used")
       ->capture_default_str();
-  train->add_option("--threads", options.training.num_threads, "of the trainer")
+  train->add_option("--threads", options.training.num_threads, "threads of the trainer")
       ->capture_default_str()
       ->check(not_above_0);
   return train;
@@ -169,17 +168,17 @@ int run_tokenizer(const std::vector<std::string>& arguments) {
   app.require_subcommand(1);
   TokenizerOptions options;
   CLI::App* train = add_train(app, options);
-  CLI::App* encode = add_use(app, options, "encode", "text to ids, one line a text");
+  CLI::App* encode = add_use(app, options, "encode", "text to ids, one line per text");
   encode->add_option("--text", options.text, "the text itself");
-  encode->add_option("--input", options.inputs, "files of text; - or nothing reads the standard input");
-  encode->add_flag("--lines", options.by_line, "every line is a text of its own");
-  encode->add_flag("--special", options.with_special, "with bos and eos as the tokenizer puts them");
+  encode->add_option("--input", options.inputs, "text files; - or no file reads standard input");
+  encode->add_flag("--lines", options.by_line, "every line is a separate text");
+  encode->add_flag("--special", options.with_special, "add bos and eos as the tokenizer does");
   CLI::App* decode = add_use(app, options, "decode", "ids to text");
   decode->add_option("--ids", options.ids, "the ids themselves");
-  decode->add_option("--input", options.inputs, "a file of ids; - or nothing reads the standard input")->expected(1);
+  decode->add_option("--input", options.inputs, "a file of ids; - or no file reads standard input")->expected(1);
   decode->add_flag("--skip-special", options.skip_special, "leave special tokens out");
   CLI::App* info = add_use(app, options, "info", "type, vocabulary size and special ids");
-  info->add_flag("--json", options.json, "for programs");
+  info->add_flag("--json", options.json, "print JSON");
 
   int exit_code = 0;
   if (!parse(app, arguments, exit_code)) return exit_code;

@@ -25,8 +25,8 @@ namespace {
 
 constexpr int kPatienceMs = 200;
 constexpr const char* kDialogHelp =
-    "/reset forgets the chat, /system TEXT sets the system message and forgets, /exit or ctrl-D ends, ctrl-C ends an "
-    "answer\n";
+    "/reset clears the chat, /system TEXT sets the system message and clears the chat, /exit or ctrl-D exits, ctrl-C "
+    "stops an answer\n";
 
 // Prints an answer as it grows, up to the last complete UTF-8 character.
 class GrowingText {
@@ -89,10 +89,10 @@ class Dialog {
         chatting_.add(chat_, "user", line);
         std::vector<int64_t> prompt = chatting_.prompt(chat_);
         if (!prompt.empty() && static_cast<int64_t>(prompt.size()) < chatting_.context) return prompt;
-        if (prompt.empty()) std::cout << "(the chat template writes nothing for this chat)" << std::endl;
+        if (prompt.empty()) std::cout << "(the chat template produces no text for this chat)" << std::endl;
         else
-          std::cout << "(the chat has " << prompt.size() << " tokens, the model takes " << chatting_.context
-                    << "; /reset forgets it)" << std::endl;
+          std::cout << "(the chat has " << prompt.size() << " tokens, but the context of the model is "
+                    << chatting_.context << "; /reset clears the chat)" << std::endl;
       } catch (const base::Error& error) { std::cout << "(" << base::message_of(error) << ")" << std::endl; }
       chat_ = before;
     }
@@ -133,7 +133,7 @@ class Dialog {
       chat_ = chatting_.begin();
       std::cout << "(a new chat with that system message)" << std::endl;
     } else {
-      if (line != "/help") std::cout << "(there is no command " << line.substr(0, line.find(' ')) << ")\n";
+      if (line != "/help") std::cout << "(unknown command " << line.substr(0, line.find(' ')) << ")\n";
       std::cout << kDialogHelp << std::flush;
     }
     return true;

@@ -70,7 +70,7 @@ run::TokenizerFacts tokenizer_of(config::Config& config, std::vector<std::string
     return tokenizer_facts(config);
   } catch (const base::Error& error) {
     if (error.room() == "config") throw;
-    notes.push_back(std::string("the tokenizer was not looked at: ") + base::message_of(error));
+    notes.push_back(std::string("the tokenizer was not checked: ") + base::message_of(error));
     run::TokenizerFacts facts;
     facts.vocab_size = config.model.vocab_size;
     return facts;
@@ -107,7 +107,7 @@ std::vector<OwnFlag> TrainFlags::own_flags() {
 }
 
 void TrainFlags::take_into(config::Config& config) const {
-  MPX_CHECK(dry_run || !json, "config", "--json is for --dry-run; give both, or neither");
+  MPX_CHECK(dry_run || !json, "config", "--json requires --dry-run; give both, or neither");
   if (!device_memory.empty()) config.memory.device_memory_gib = gib_of(device_memory);
 }
 
@@ -136,8 +136,8 @@ int run_dry(const RunArguments& parsed, const config::Config& given, const Train
   run.notes.insert(run.notes.begin(), notes.begin(), notes.end());
   if (config.run.device == config::Device::automatic && !placing.gpu && placing.launcher.empty() && world_size > 1)
     run.notes.push_back(
-        "run.device is auto and there are no GPUs for these ranks here: all of them are on this machine's "
-        "CPU; --run.device=cuda is for GPUs");
+        "run.device is auto and this machine has no GPUs for these ranks: all of them run on its CPU; "
+        "give --run.device=cuda for GPUs");
   const std::string attention = config::own_attention(config, device::compute_capability());
   if (placing.gpu && !attention.empty()) run.notes.push_back(attention);
   std::optional<base::Error> refused;
@@ -196,7 +196,7 @@ bool StartCheck::on_rank(const comm::World& world) {
 
 void StartCheck::throw_refusal() const {
   MPX_CHECK(refused_by_ < 0, "config", "this run cannot fit: rank ", refused_by_,
-            " says why; memory.check_fit = warn starts it all the same");
+            " reports the reason; memory.check_fit = warn starts it anyway");
 }
 
 }  // namespace metroplex::apps

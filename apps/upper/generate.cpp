@@ -35,19 +35,19 @@ namespace {
 constexpr const char* kGenerateUsage =
     R"(Usage: metroplex generate DIR [options] [--section.key=value ...]
 
-  DIR                   a Hugging Face directory (--model.from DIR), or a checkpoint or a folder of them (--load DIR: the
-                        newest is taken, or that of --ckpt-step N); tokenizer and chat template come with it
-  --prompt TEXT         what to continue; given again, each is continued by itself, in order
-  --prompt-file FILE    reads a prompt from a file; may be given again too
+  DIR                   a Hugging Face directory (--model.from DIR), a checkpoint, or a folder of checkpoints
+                        (--load DIR: uses the newest, or that of --ckpt-step N); includes tokenizer and chat template
+  --prompt TEXT         the text to continue; repeat the option to continue several prompts separately, in order
+  --prompt-file FILE    reads a prompt from a file; can also be repeated
   --no-special-tokens   leave out the tokens that the tokenizer adds to a prompt, such as a begin token; chats never get
                         them, because their template writes them
-  --prompts FILE        a prompt a line: text, or JSON: "text", {"prompt": "text"} or {"messages": [...]}; prints a line of
-                        JSON for each, the same with "text", or with the answer among "messages"
-  --batch-size 8        how many lines of --prompts are continued at once
-  --chat                a dialog by the chat template; the default on a terminal where there is a template and no prompt.
-                        With --prompt each is a message, and its answer is printed
+  --prompts FILE        one prompt per line: text, or JSON: "text", {"prompt": "text"} or {"messages": [...]}; prints a
+                        line of JSON per prompt: the prompt with "text" added, or with the answer in "messages"
+  --batch-size 8        number of lines of --prompts that are continued at once
+  --chat                a dialog with the chat template; the default on a terminal if there is a template and no prompt.
+                        With --prompt, each prompt is a message, and its answer is printed
   --system TEXT         the system message of chats
-  --chat-template FILE  another template than the model's
+  --chat-template FILE  a template other than the model's
   --max-new-tokens 64   length of the continuation; 1024 in a chat
   --temperature 1       0 is greedy
   --top-k 0             keep the k most likely tokens; 0: all
@@ -61,9 +61,9 @@ constexpr const char* kGenerateUsage =
 
 std::string read_file(const std::string& file) {
   MPX_CHECK(!std::filesystem::is_directory(file), "data", "--prompt-file ", file,
-            " is a folder; name a file in it, and give --prompt-file again for each further one");
+            " is a folder; name a file in it, and repeat --prompt-file for each additional file");
   std::ifstream stream(file, std::ios::binary);
-  MPX_CHECK(stream.good(), "data", "cannot read --prompt-file ", file, "; does it exist, and may it be read?");
+  MPX_CHECK(stream.good(), "data", "cannot read --prompt-file ", file, "; does it exist, and is it readable?");
   const std::string bytes{std::istreambuf_iterator<char>(stream), {}};
   const std::string form = files::no_text_form(bytes);
   MPX_CHECK(form.empty(), "data", "--prompt-file ", file, " ", form);
@@ -167,10 +167,11 @@ void check_lengths(const GenerateFlags& flags, const GenerateCommand& command) {
                   in_a_table ? " or lower --max-new-tokens" : "");
       });
     } else if (!in_a_table && tokens >= context) {
-      std::cerr << "warning: a prompt has " << tokens << " tokens, the model was made for " << context << "\n";
+      std::cerr << "warning: a prompt has " << tokens << " tokens, but the context of the model is " << context
+                << "\n";
     } else if (!in_a_table && tokens + command.options.max_new_tokens > context && !flags.max_new.empty()) {
       std::cerr << "warning: a prompt of " << tokens << " tokens and --max-new-tokens " << flags.max_new
-                << " go beyond the " << context << " that the model was made for\n";
+                << " exceed the model's context of " << context << "\n";
     }
   }
 }
@@ -179,19 +180,18 @@ void take_prompts(const GenerateFlags& flags, GenerateCommand& command) {
   std::vector<std::string> prompts = flags.prompts;
   for (const std::string& file : flags.prompt_files) prompts.push_back(read_file(file));
   const bool by_line = !flags.prompts_of_lines.empty();
-  MPX_CHECK(!by_line || prompts.empty(), "config",
-            "--prompts has all the prompts; leave --prompt and --prompt-file out");
-  MPX_CHECK(!flags.chat || command.chatting, "config", "--chat: the tokenizer has no chat template beside it ",
+  MPX_CHECK(!by_line || prompts.empty(), "config", "--prompts excludes --prompt and --prompt-file; leave those out");
+  MPX_CHECK(!flags.chat || command.chatting, "config", "--chat: the tokenizer has no chat template ",
             "(chat_template.jinja, or chat_template in tokenizer_config.json); give --chat-template FILE");
   if (by_line) command.lines = read_prompt_lines(flags.prompts_of_lines);
   command.dialog = !by_line && prompts.empty() && (flags.chat || (command.chatting && ::isatty(STDIN_FILENO) == 1));
   command.answers = flags.chat && !by_line;
   MPX_CHECK(
-      flags.system.empty() || command.dialog || command.answers, "config", "--system is of --chat and of a dialog; ",
-      by_line ? "in a chat of --prompts it is a message of the role \"system\"" : "give --chat, or leave it out");
+      flags.system.empty() || command.dialog || command.answers, "config", "--system requires --chat or a dialog; ",
+      by_line ? "in a chat of --prompts, use a message of the role \"system\"" : "give --chat, or leave it out");
   for (const PromptLine& line : command.lines) {
     MPX_CHECK(!line.chat || command.chatting, "config", "--prompts ", flags.prompts_of_lines,
-              " has chats, and there is no chat template; give --chat-template FILE");
+              " has chats, but there is no chat template; give --chat-template FILE");
     at_line(flags, line, [&] {
       if (line.chat) command.texts.push_back(command.chatting->prompt(*line.chat));
       else command.texts.push_back(encoded(line.prompt, command));
@@ -256,13 +256,13 @@ GenerateCommand generate_command(const RunArguments& first) {
 
   command.tokenizer = load_run_tokenizer(config.data);
   MPX_CHECK(command.tokenizer != nullptr, "config",
-            "the checkpoint names no tokenizer; give --data.tokenizer_type and --data.tokenizer_model");
+            "the checkpoint does not name a tokenizer; give --data.tokenizer_type and --data.tokenizer_model");
   command.files = run_tokenizer_files(config.data);
   if (flags.may_chat())
     command.chatting = find_chatting(config.data, command.tokenizer, flags.chat_template, directory);
   if (command.chatting) command.chatting->system = flags.system;
   MPX_CHECK(config.parallel.cp() == 1, "config", "parallel.context_parallel_size = ", config.parallel.cp(),
-            ": a rank that generates holds whole sequences; set it to 1");
+            ": generation needs whole sequences on every rank; set it to 1");
   config = checked_config(config, planned_world_size(config.run), config::Use::evaluation);
   if (command.chatting) command.chatting->context = config.model.max_position_embeddings;
   if (!flags.no_special_tokens) command.special = command.tokenizer->special_tokens();

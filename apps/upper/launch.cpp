@@ -59,8 +59,8 @@ config::DeviceChoice device_choice(const config::Run& run, const std::optional<c
   } else if (capability > 0 && !kernels::compiled_for(capability)) {
     const std::string wanted = device::architecture_for(capability);
     machine.no_gpu = base::concat(
-        "this program holds code for ", kernels::architectures(), ", none of which runs on the sm_", capability,
-        " found here; ",
+        "this program contains code for ", kernels::architectures(), ", none of which runs on the sm_", capability,
+        " of this machine; ",
         wanted.empty() ? "GPUs before sm_80 cannot multiply bf16" : "build with CMAKE_CUDA_ARCHITECTURES=" + wanted);
   } else {
     machine.num_gpus = device::device_count();
@@ -76,8 +76,9 @@ config::DeviceChoice device_choice(const config::Run& run, const std::optional<c
 comm::ProcessOptions process_options(const config::Config& config, const comm::LaunchEnvironment& launch,
                                      int64_t world_size) {
   MPX_CHECK(config.run.backend != config::Backend::threads, "config",
-            "run.backend threads makes all ranks in one process, but ", launch.launcher, " started this one as rank ",
-            launch.rank, " of ", launch.world_size, "; use gloo or nccl, or start metroplex without it");
+            "run.backend = threads: runs all ranks in one process, but ", launch.launcher,
+            " started this one as rank ", launch.rank, " of ", launch.world_size,
+            "; use gloo or nccl, or start metroplex without it");
   const config::DeviceChoice where = device_choice(config.run, launch, world_size);
   comm::ProcessOptions options;
   options.backend = where.backend == config::Backend::nccl ? comm::ProcessBackend::nccl : comm::ProcessBackend::gloo;
@@ -112,9 +113,10 @@ bool is_lone_task(const comm::LaunchEnvironment& launch) {
 // the user must specify its ranks.
 std::optional<comm::LaunchEnvironment> outer_launch(const config::Run& run) {
   const int tasks = comm::tasks_of_slurm_batch();
-  MPX_CHECK(run.nproc > 0 || tasks <= 1, "config", "run.nproc is 0 in a batch script of a Slurm job of ", tasks,
-            " tasks (SLURM_NTASKS), where nothing has started ranks: put srun before metroplex, which starts one a "
-            "task, or give --nproc N for N ranks on this machine");
+  MPX_CHECK(
+      run.nproc > 0 || tasks <= 1, "config", "run.nproc = 0: this is a batch script of a Slurm job of ", tasks,
+      " tasks (SLURM_NTASKS), which has started no ranks; put srun before metroplex to start one rank per task, "
+      "or give --nproc N for N ranks on this machine");
   std::optional<comm::LaunchEnvironment> launch = comm::launch_from_environment();
   if (launch && is_lone_task(*launch) && run.nproc > 1) launch.reset();
   return launch;

@@ -16,7 +16,7 @@ PromptLine prompt_of(const std::string& line) {
   const size_t first = line.find_first_not_of(" \t");
   const bool is_json = line[first] == '{' || line[first] == '"';
   const size_t valid = text::valid_utf8_prefix(line);
-  MPX_CHECK(is_json || valid == line.size(), "data", "is not UTF-8, at byte ", valid + 1);
+  MPX_CHECK(is_json || valid == line.size(), "data", "is not UTF-8 at byte ", valid + 1);
   const Json json = is_json ? files::parse_ordered_json(line, /*exact=*/true) : Json(line);
   if (json.is_string()) {
     out.prompt = json.get<std::string>();
@@ -26,7 +26,7 @@ PromptLine prompt_of(const std::string& line) {
     out.chat = text::chat_from_json(json);
   } else {
     MPX_CHECK(json.contains("prompt") && json["prompt"].is_string(), "data",
-              "has neither \"prompt\", a text, nor \"messages\"");
+              "must have \"prompt\" with a string, or \"messages\"");
     out.given = json;
     out.prompt = json["prompt"].get<std::string>();
   }
@@ -58,7 +58,7 @@ std::vector<PromptLine> read_prompt_lines(const std::string& file) {
       throw base::Error("data", base::concat("--prompts ", file, " line ", number, ": ", base::message_of(error)));
     }
   }
-  MPX_CHECK(!out.empty(), "data", "--prompts ", file, " has no prompt");
+  MPX_CHECK(!out.empty(), "data", "--prompts ", file, " contains no prompt");
   return out;
 }
 

@@ -53,7 +53,7 @@ run::TokenizerFacts tokenizer_facts(config::Config& config) {
         config.model.from.empty() ? "" : ", which adds rows to the embedding and the head of model.from";
     MPX_CHECK(config.model.vocab_size < 0 || config.model.vocab_size >= size, "config",
               "model.vocab_size = ", config.model.vocab_size, ": the tokenizer has ", size,
-              " ids; set model.vocab_size = 0 to take its size", grows);
+              " ids; set model.vocab_size = 0 to use its size", grows);
     if (tokenizer->eod()) facts.eod = *tokenizer->eod();
     facts.words = text::words_of(*tokenizer, *facts.files);
     take_special_ids(config.data, tokenizer, config.model);

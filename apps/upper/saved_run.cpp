@@ -34,8 +34,8 @@ SavedRun open_saved_run(const std::string& load, int64_t ckpt_step) {
 SavedRun run_to_read(const config::Config& asked, const std::string& what) {
   const config::Checkpoint& c = asked.checkpoint;
   if (c.load.empty() && !asked.model.from.empty()) return {};
-  MPX_CHECK(!c.load.empty(), "config", "--load DIR (checkpoint.load) is needed: ", what,
-            "; or --model.from DIR, a Hugging Face directory");
+  MPX_CHECK(!c.load.empty(), "config", "--load DIR (checkpoint.load) is required for ", what,
+            "; or give --model.from DIR, a Hugging Face directory");
   return open_saved_run(c.load, c.ckpt_step);
 }
 

@@ -84,7 +84,7 @@ std::string stop_line(int signal, SignalStage stage, bool saves) {
   const std::string name = comm::stop_signal_name(signal);
   if (stage == SignalStage::too_early) return "metroplex: " + name + ": ending at once; there is nothing to save";
   if (stage == SignalStage::again)
-    return "metroplex: a second " + name + ": ending at once; what was done since the last save is lost";
+    return "metroplex: a second " + name + ": ending at once; progress since the last save is lost";
   return "metroplex: " + name +
          (saves ? ": saving and stopping after this step"
                 : ": stopping after this step (checkpoint.save is not set)") +

@@ -29,28 +29,30 @@ constexpr const char* kTrainUsage =
 
 Trains a model. Later settings win: files first, then options. Megatron-LM's own flags are understood too
 (--tensor-model-parallel-size 2 --num-layers 24 ...), and --from-megatron-args FILE [ARGUMENTS] reads a whole launch
-script with its arguments: bash tries it, behind a filter that lets it start tools that read and write nothing (docs/config.md).
+script with its arguments: bash runs it in a sandbox that only starts tools that read and write nothing
+(docs/config.md).
 
   metroplex train examples/llama_tiny.yaml --nproc 8
   torchrun --no-python --nproc-per-node 8 metroplex train run.yaml
   metroplex train run.yaml --nproc 8 --backend nccl          8 GPUs of this machine (run.device: see --help run)
-  metroplex train run.yaml --nproc 16384 --run.device=cuda --device-memory 80GiB --dry-run     what it would take
-  metroplex train --help parallel          the knobs of one section; --help all for every section
+  metroplex train run.yaml --nproc 16384 --run.device=cuda --device-memory 80GiB --dry-run     the resources it needs
+  metroplex train --help parallel          the settings of one section; --help all for every section
 
---print-config prints the configuration with everything that was derived, and ends; a run that saves writes it into
-run.yaml of its folder. --quiet leaves warnings and errors on the console.
+--print-config prints the configuration with all derived values, and exits; a run that saves writes it to run.yaml in
+its folder. --quiet prints only warnings and errors on the console.
 
---dry-run (with --print-config after the configuration) says what the run would be, and ends with 0, with 2 where it cannot fit, or with what its start would end with
-(save folder, checkpoint, directory, data): parameters, operations, bytes of every pipeline rank beside what there is,
-bubble, tokens and epochs; with --json for programs. --device-memory SIZE
-(memory.device_memory_gib) tells what a GPU, or a machine, has. A run that cannot fit is refused before it starts.
+--dry-run (with --print-config, after the configuration) describes the run: parameters, operations, required and
+available bytes of every pipeline rank, bubble, tokens and epochs. --json prints JSON. It exits with 0, with 2 if the
+run cannot fit, or with the code of an error at its start (save folder, checkpoint, directory, data). --device-memory
+SIZE (memory.device_memory_gib) sets the memory of a GPU, or of a machine. A run that cannot fit is refused
+before it starts.
 
-SIGTERM, SIGINT, SIGHUP and SIGUSR1 stop a run after the step, and save it; a second one ends it at once. One that is
-ignored when the run starts (SIGHUP under nohup) stays ignored.
+SIGTERM, SIGINT, SIGHUP and SIGUSR1 stop a run after the step and save it; a second signal ends it at once. A signal
+that is ignored when the run starts (SIGHUP under nohup) stays ignored.
 
 Exit codes: 0 finished, 2 configuration, or out of memory, 3 data or checkpoint, 4 another rank failed, 5 NaN or Inf,
 6 the last save failed, or checkpoint.export_hf could not be written, 16 stopped after saving, by a signal or by
-train.exit_duration_in_mins (start it again to go on), 1 a mistake in metroplex itself, 128 + n a rank killed by signal n.
+train.exit_duration_in_mins (start it again to continue), 1 a bug in metroplex, 128 + n a rank killed by signal n.
 
 )";
 
@@ -96,7 +98,7 @@ int run_without_ranks(const RunArguments& parsed, const TrainFlags& flags) {
 }
 
 std::string end_of_stopped(const run::RunSummary& summary) {
-  std::string line = " stopped as asked after iteration " + std::to_string(summary.iteration);
+  std::string line = " stopped on request after iteration " + std::to_string(summary.iteration);
   if (!summary.last_checkpoint.empty()) line += "; start again with checkpoint.load = " + summary.last_checkpoint;
   return line;
 }
@@ -105,7 +107,7 @@ std::string end_of_stopped(const run::RunSummary& summary) {
 
 int run_train(const std::vector<std::string>& arguments) {
   MPX_CHECK(!arguments.empty(), "config",
-            "train needs a configuration: a YAML file, options, or Megatron's flags; metroplex train --help");
+            "train needs a configuration: a YAML file, options, or Megatron's flags; see metroplex train --help");
   TrainFlags flags;
   RunArguments parsed;
   before_ranks([&] { parsed = parse_run_arguments(arguments, flags.own_flags()); });
@@ -182,7 +184,7 @@ EvalCommand eval_command(const RunArguments& first) {
   command.tokenizer = tokenizer_facts(config);
   config = checked_config(config, planned_world_size(config.run), config::Use::evaluation);
   MPX_CHECK(config.train.eval_iters > 0, "config",
-            "train.eval_iters = 0, as the run had it or as was given: no batch would be evaluated; give "
+            "train.eval_iters = 0, from the run or the command line: no batch would be evaluated; give "
             "--train.eval_iters=N for N batches of each set");
   return command;
 }
@@ -195,8 +197,8 @@ int run_eval(const std::vector<std::string>& arguments) {
   if (first.help) {
     std::cout << "Usage: metroplex eval --load DIR [CONFIG.yaml] [as for train]\n\n"
                  "Loss and perplexity of a checkpoint on the validation and test sets, train.eval_iters batches of\n"
-                 "train.global_batch_size each. Model, data and batches are those that the checkpoint was made with\n"
-                 "unless a file or an option says otherwise; the layout is this command's own: any reads any.\n\n"
+                 "train.global_batch_size each. Model, data and batches are those of the checkpoint\n"
+                 "unless a file or an option sets them. Any layout can evaluate any checkpoint.\n\n"
                  "  metroplex eval --load checkpoints --nproc 4 --parallel.tensor_model_parallel_size=2\n";
     return kExitOk;
   }

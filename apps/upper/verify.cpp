@@ -29,18 +29,17 @@ int run_verify(const std::vector<std::string>& arguments) {
            "...]\n\n"
            "Trains the config's model for a few steps on synthetic data in float64, on its own layout (ranks as "
            "threads)\n"
-           "and on one rank, and compares: losses to 1e-12 relative, parameters to 1e-10. What of the config takes "
-           "no\n"
-           "part (schedules, formats) is printed. Exit 0 when they agree, 5 when not, 2 with one rank, or where the "
-           "result\n"
-           "depends on the layout (a global loss of experts, a capacity, signs of gradients that are zero): nothing "
-           "to compare.\n"
-           "On the CPU; with --run.device=cuda all ranks compute on one GPU. --vocab-size stands for a "
-           "model.vocab_size\n"
-           "of 0, so that the tokenizer, which would give it, need not be there.\n\n"
-           "--cuda-graphs asks instead whether its steps can be captured (train.cuda_graph_impl: full_iteration, or\n"
-           "the parts that the config names): some are recorded on the CPU on different data, and whatever a replay\n"
-           "would get wrong is printed with segment and operator. Exit 0 without a finding, else 5.\n";
+           "and on one rank, and compares losses to 1e-12 relative and parameters to 1e-10. Settings that are not\n"
+           "compared (schedules, formats) are printed. Exits with 0 if they agree, with 5 if not, and with 2 for "
+           "one\n"
+           "rank, or if the result depends on the layout (a global loss of experts, a capacity, signs of gradients\n"
+           "that are zero).\n"
+           "Runs on the CPU; with --run.device=cuda, all ranks compute on one GPU. --vocab-size replaces a\n"
+           "model.vocab_size of 0, so that the tokenizer, which would provide it, is not needed.\n\n"
+           "--cuda-graphs checks instead whether the steps can be captured (train.cuda_graph_impl: full_iteration, "
+           "or\n"
+           "the parts that the config names). It records some steps on the CPU on different data, and prints every\n"
+           "error of a replay with segment and operator. Exits with 0 without a finding, else with 5.\n";
     return kExitOk;
   }
   ConsoleLog log(false);
@@ -59,8 +58,8 @@ int run_verify(const std::vector<std::string>& arguments) {
     return verify_graphs(config);
   }
   const int64_t world_size = planned_world_size(config.run);
-  MPX_CHECK(world_size > 1, "config", "run.nproc is ", config.run.nproc,
-            ": verify compares a layout with one rank, and this is one rank: nothing was compared; give --nproc N");
+  MPX_CHECK(world_size > 1, "config", "run.nproc = ", config.run.nproc,
+            ": verify compares a layout of several ranks with one rank, so nothing was compared; give --nproc N");
   const config::Config asked = verify::verification_config(config, steps);
   const config::Config checked = checked_config(asked, world_size);
   const std::vector<std::string> others = verify::left_out(config, verify::with_running_batch(asked, world_size));

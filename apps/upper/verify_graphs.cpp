@@ -45,7 +45,7 @@ int verify_graphs(const config::Config& asked) {
     guarded = verify::check_graphs(alone, world, vocab_size, {tape_check::CheckedGraphs::Way::guarded, 1});
   });
   found += print("one rank, in a closed arena: ", guarded.findings);
-  std::printf("%s: a step of training is %zu operations on rank 0, one of evaluation %zu; %zu findings\n",
+  std::printf("%s: a training step has %zu operations on rank 0, an evaluation step %zu; %zu findings\n",
               found == 0 ? "CAPTURABLE" : "NOT CAPTURABLE", ranks[0].training, ranks[0].evaluation, found);
   return found == 0 ? kExitOk : kExitNumerics;
 }

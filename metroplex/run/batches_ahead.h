@@ -30,8 +30,8 @@ class BatchesAhead {
   std::vector<nn::Microbatch> take(const RunData::Wanted& wanted) {
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     if (!wanted_) return fetch_(wanted);
-    MPX_ASSERT(*wanted_ == wanted, "the batch that was fetched ahead is that of iteration ", wanted_->iteration,
-               ", not of ", wanted.iteration);
+    MPX_ASSERT(*wanted_ == wanted, "the prefetched batch is for iteration ", wanted_->iteration,
+               ", not for iteration ", wanted.iteration);
     wanted_.reset();
     return std::exchange(batches_, {});
   }

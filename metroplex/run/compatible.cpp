@@ -94,8 +94,8 @@ void check_adapters(const Config& config, const Config& saved, const std::string
     const bool same = left[i].section != "peft" || config::to_yaml(left[i]) == config::to_yaml(right[i]);
     MPX_CHECK(same, "checkpoint", left[i].key(), " is ", config::to_text(left[i]), " here and was ",
               config::to_text(right[i]), " in '", path, "'; set it as in the checkpoint",
-              there.peft.lora() ? ", or begin with its export (metroplex convert --to hf)"
-                                : ", or begin with its weights: checkpoint.finetune");
+              there.peft.lora() ? ", or start from its export (metroplex convert --to hf)"
+                                : ", or start from its weights: checkpoint.finetune");
   }
 }
 
@@ -130,7 +130,7 @@ std::vector<Difference> check_compatible(const Config& config, const text::Token
   }
   check_adapters(config, config::parse_saved(manifest.config_yaml), path);
   MPX_CHECK(list.empty(), "checkpoint", "'", path,
-            "' was made by another model: its tensors have another shape or another meaning here.", list,
+            "' belongs to a different model: its tensors have a different shape or meaning here.", list,
             "\nSet them as in the checkpoint (metroplex inspect ", path,
             " --config), or continue anyway with --checkpoint.allow", keys);
   return allowed;
@@ -140,7 +140,7 @@ void check_optimizer(const Config& config, const files::Manifest& manifest, cons
   const std::string saved = config::parse_saved(manifest.config_yaml).optim.optimizer;
   MPX_CHECK(saved == config.optim.optimizer, "checkpoint", "optim.optimizer is ", config.optim.optimizer,
             " here and was ", saved, " in '", path,
-            "', whose moments it cannot use; set it as in the checkpoint, or checkpoint.no_load_optim to begin "
+            "', whose moments it cannot use; set it as in the checkpoint, or set checkpoint.no_load_optim to start "
             "with new ones");
 }
 

@@ -102,7 +102,7 @@ void ExpertLoads::write_trace(int64_t iteration) {
   try {
     trace_->add({iteration, whole_numbers(all.narrow(1, 0, counts)), whole_numbers(all.select(1, counts))});
   } catch (const base::Error& error) {
-    log_.warn(base::concat(error.what(), "; training goes on without this file"));
+    log_.warn(base::concat(error.what(), "; training continues without this file"));
     trace_.reset();
   }
 }

@@ -117,7 +117,7 @@ static void check_prompt(const step::Assembly& a, const std::vector<int64_t>& pr
   const int64_t longest = static_cast<int64_t>(prompt.size()) + options.max_new_tokens;
   MPX_CHECK(longest <= a.config.model.max_position_embeddings || !positions_in_a_table(a.config.model), "config",
             "a prompt of ", prompt.size(), " tokens and ", options.max_new_tokens, " new ones need ", longest,
-            " positions, the model has ", a.config.model.max_position_embeddings,
+            " positions, but the model has ", a.config.model.max_position_embeddings,
             "; shorten the prompt or lower --max-new-tokens");
   for (const int64_t token : prompt) {
     MPX_CHECK(token >= 0 && token < a.vocab_size, "data", "prompt token ", token, " is outside the vocabulary of ",

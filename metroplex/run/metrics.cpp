@@ -165,7 +165,7 @@ struct Metrics::Sinks {
   int64_t tensorboard_interval = 1;
 
   void failed(const base::Error& error) {
-    log.warn(base::concat(error.what(), "; training goes on without this file"));
+    log.warn(base::concat(error.what(), "; training continues without this file"));
   }
   void scalars(int64_t step, const std::vector<std::pair<std::string, double>>& values) {
     if (!tensorboard) return;

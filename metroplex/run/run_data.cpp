@@ -119,8 +119,8 @@ std::vector<nn::Microbatch> RunData::next_of_all(step::BatchStream& stream, cons
   for (int64_t s = 0; s < wanted.count * a_.groups().dp.size(); ++s)
     numbers.push_back({wanted.first_sample + s, 1, wanted.iteration});
   std::vector<nn::Microbatch> batches = stream.next(numbers);
-  MPX_CHECK(!batches.empty(), "data", "the ", kSplitNames[wanted.split], " data ended in the batch from sample ",
-            wanted.first_sample, " on; give more data, or fewer iterations");
+  MPX_CHECK(!batches.empty(), "data", "the ", kSplitNames[wanted.split], " data ended in the batch at sample ",
+            wanted.first_sample, "; give more data, or fewer iterations");
   return batches;
 }
 

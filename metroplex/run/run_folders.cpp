@@ -85,11 +85,11 @@ static void check_export_folder(const config::Config& config, files::FileSystem&
   std::vector<RunPath> others = run_paths(config);
   others.push_back({"checkpoint.save", c.save});
   for (const auto& [key, path] : others) {
-    MPX_CHECK(!same_folder(path, c.export_hf, disk), "config", "checkpoint.export_hf = ", c.export_hf, " is ", key,
-              " too, and must be a separate directory; choose another checkpoint.export_hf");
+    MPX_CHECK(!same_folder(path, c.export_hf, disk), "config", "checkpoint.export_hf = ", c.export_hf, " is also ",
+              key, ", but must be a separate directory; choose another checkpoint.export_hf");
   }
   MPX_CHECK(!checkpoint::parse_name(files::base_name(disk.canonical(c.export_hf))), "config",
-            "checkpoint.export_hf = ", c.export_hf, " has the name of a checkpoint; choose another name");
+            "checkpoint.export_hf = ", c.export_hf, " is named like a checkpoint; choose another name");
   // If a resumed run has no step left, an existing export is kept. check_export_place() decides after loading.
   if (!goes_on_in_place(c, disk) || !disk.exists(c.export_hf)) check_export_place(config, disk);
 }
@@ -108,9 +108,9 @@ void check_save_folder(const config::Config& config, files::FileSystem& disk) {
   // A finetuned run restarts at iteration 0. Its checkpoints would branch off the source run, and retention would
   // remove the source's checkpoints.
   MPX_CHECK(!c.finetune || !goes_on_in_place(c, disk), "config",
-            "checkpoint.finetune begins a new run, but checkpoint.save = ", c.save,
+            "checkpoint.finetune starts a new run, but checkpoint.save = ", c.save,
             " is the folder of checkpoint.load = ", c.load,
-            ": the checkpoints it starts from would be removed; choose another checkpoint.save");
+            ": the checkpoints that it starts from would be removed; choose another checkpoint.save");
   // A named checkpoint that does not exist inside checkpoint.save is not resumed.
   const bool there = same_folder(c.load, c.save, disk) || disk.is_directory(c.load);
   if (!goes_on_in_place(c, disk) || !there) check_nothing_saved(config, disk);
@@ -128,7 +128,7 @@ void check_fresh_start(const config::Config& config, const std::vector<std::stri
   for (const std::string& name : others) {
     if (!own_output(config, c.load, name, disk)) foreign.push_back(name);
   }
-  MPX_CHECK(foreign.empty(), "checkpoint", "checkpoint.load = ", c.load, " holds no checkpoint but something else (",
+  MPX_CHECK(foreign.empty(), "checkpoint", "checkpoint.load = ", c.load, " contains no checkpoint, but other files (",
             some_of(foreign),
             "); name a folder that metroplex saved to, or leave checkpoint.load out to start a new run");
   MPX_CHECK(!c.finetune, "checkpoint", "there is no checkpoint in checkpoint.load = ", c.load,

@@ -48,7 +48,7 @@ std::string epochs_text(double epochs) {
 std::string chats_text(double tokens, double of_chats, double learned) {
   if (of_chats == 0) return "";
   const bool all = of_chats == tokens;
-  return concat(all ? ", of chats: " : concat(", ", static_cast<int64_t>(of_chats), " of them of chats: "),
+  return concat(all ? ", from chats: " : concat(", ", static_cast<int64_t>(of_chats), " of them from chats: "),
                 std::lround(100 * learned / of_chats), " % of ", all ? "them" : "those", " learned");
 }
 
@@ -77,7 +77,7 @@ std::string device_line(const step::Assembly& a) {
     const std::string own = config::own_attention(a.config, device::compute_capability());
     return concat(" device: ", a.world->device().str(), ", ", dtype, own.empty() ? "" : "; " + own);
   }
-  return concat(" device: cpu, ", at::get_num_threads(), " threads a rank, ", dtype);
+  return concat(" device: cpu, ", at::get_num_threads(), " threads per rank, ", dtype);
 }
 
 }  // namespace

@@ -16,8 +16,8 @@ std::string on_disk(files::FileSystem& disk, const std::string& folder) {
   try {
     const auto latest = checkpoint::read_latest(disk, folder).name;
     const std::vector<checkpoint::CheckpointName> all = checkpoint::list_checkpoints(disk, folder);
-    if (!latest && all.empty()) return folder + " holds no checkpoint";
-    return folder + " holds " + checkpoint::to_string(latest ? *latest : all.back()) + " as the newest one";
+    if (!latest && all.empty()) return folder + " contains no checkpoint";
+    return folder + " contains " + checkpoint::to_string(latest ? *latest : all.back()) + " as the newest one";
   } catch (const base::Error& error) { return error.what(); }
 }
 
@@ -80,7 +80,7 @@ void RunSaves::export_last() {
   if (environment_.disk->exists(directory)) {  // check_export_place() accepted it because no step was left
     summary_.export_failed = false;
     environment_.log->info(" checkpoint.export_hf = " + directory +
-                           " exists and is kept, because no step was left to do");
+                           " exists and is kept, because no steps were left");
     return;
   }
   try {

@@ -48,7 +48,7 @@ std::vector<std::string> lines_of(const std::string& text) {
 std::string told_differences(const std::string& mine, const std::string& of_rank_0, int rank) {
   const std::vector<std::string> here = lines_of(mine), first = lines_of(of_rank_0);
   if (here.size() != first.size())
-    return base::concat("rank 0 and rank ", rank, " run other versions of the program");
+    return base::concat("rank 0 and rank ", rank, " run different versions of the program");
   std::string text;
   size_t found = 0;
   for (size_t i = 0; i < here.size(); ++i) {

@@ -32,7 +32,7 @@ std::string difference(const std::string& key, const std::string& here, const st
 std::string source_difference(const DataOfRun& here, const DataOfRun& there) {
   const NamedSource mine = source_of(here.config.data), theirs = source_of(there.config.data);
   if (mine == theirs)
-    return base::concat("\n  ", mine.key, " is ", mine.value, " as it was, but holds other documents");
+    return base::concat("\n  ", mine.key, " is ", mine.value, " as before, but contains other documents");
   if (mine.key == theirs.key) return difference(mine.key, mine.value, theirs.value);
   return base::concat("\n  ", mine.key, " is ", mine.value, " here, and it was ", theirs.key, " = ", theirs.value);
 }
@@ -40,8 +40,8 @@ std::string source_difference(const DataOfRun& here, const DataOfRun& there) {
 std::string epochs_note(const data::TrainOrder& here, const data::TrainOrder& there) {
   if (there.epochs.empty() || here.sources != there.sources || here.epochs == there.epochs) return "";
   return base::concat("epochs of the training documents: ", here.epochs, " here, ", there.epochs,
-                      " before. Their samples come in another order: some may be read twice and some never; as many "
-                      "iterations as before (train.train_iters, train.train_samples) keep the order");
+                      " before. The order of their samples changes: some may be read twice and some never. The same "
+                      "number of iterations as before (train.train_iters, train.train_samples) keeps the order");
 }
 
 }  // namespace
@@ -70,7 +70,7 @@ std::string data_note(const DataOfRun& here, const DataOfRun& there) {
   if (here.order.sources.empty()) return "";
   if (!there.order.sources.empty()) return epochs_note(here.order, there.order);
   const NamedSource mine = source_of(here.config.data), theirs = source_of(there.config.data);
-  const std::string text = "the checkpoint does not say which documents it was trained on: ";
+  const std::string text = "the checkpoint does not record its training documents: ";
   if (mine == theirs) return base::concat(text, mine.key, " = ", mine.value, " is assumed to be the same");
   return base::concat(text, mine.key, " = ", mine.value, " is assumed to be ", theirs.key, " = ", theirs.value);
 }
@@ -81,8 +81,8 @@ void check_consent(const config::Checkpoint& checkpoint, const std::string& diff
       checkpoint.resume_with_other_data, "checkpoint", "'", path, "' is at sample ", consumed_samples,
       " of other training data:", differences, "\nThese settings determine the order of the samples: the first ",
       consumed_samples,
-      " would be skipped here, but they are not the samples that were read, so some text would be read twice and "
-      "some never. Set them as in the checkpoint, begin at sample 0 with checkpoint.finetune, or continue anyway "
+      " would be skipped here, but the saved run read other samples, so some text would be read twice and "
+      "some never. Set them as in the checkpoint, start at sample 0 with checkpoint.finetune, or continue anyway "
       "with checkpoint.resume_with_other_data=true");
 }
 

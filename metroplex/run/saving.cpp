@@ -91,7 +91,7 @@ std::vector<checkpoint::LocalPiece> BackgroundSaves::copies_of(std::vector<check
 }
 
 void BackgroundSaves::begin(const Position& position) {
-  MPX_ASSERT(!under_way(), "a second save of one run at a time");
+  MPX_ASSERT(!under_way(), "a run can only have one save in flight");
   Contents contents = contents_of(a_, position, disk_);
   unless_it_fails(contents, [&] {
     if (!contents.failed) contents.pieces = copies_of(std::move(contents.pieces));

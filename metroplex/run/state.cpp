@@ -83,7 +83,7 @@ Kept kept_by(const step::Assembly& a, const checkpoint::TensorSource& source) {
   for (size_t i = 0; i < std::min(kMost, missing.size()); ++i) list += "\n  " + missing[i];
   if (missing.size() > kMost) list += base::concat("\n  and ", missing.size() - kMost, " more");
   MPX_CHECK(missing.empty(), "checkpoint", "'", source.directory(), "' has no weights for:", list,
-            "\nSet the section model as in the checkpoint, or begin without them: checkpoint.load_except");
+            "\nSet the section model as in the checkpoint, or start without them: checkpoint.load_except");
   return kept;
 }
 
@@ -116,7 +116,7 @@ std::string left_out_text(const Kept& kept, checkpoint::Exchange& exchange) {
     else if (++others <= 3) list += (others == 1 ? "" : ", ") + name;
   }
   if (others > 3) list += base::concat(" and ", others - 3, " more");
-  std::string text = others > 0 ? base::concat(others, " tensors begin as in a new run: ", list) : "";
+  std::string text = others > 0 ? base::concat(others, " tensors are initialized as in a new run: ", list) : "";
   if (adapters > 0) text += base::concat(others > 0 ? "; and " : "", adapters, " tensors of new adapters");
   return text;
 }
@@ -148,8 +148,8 @@ void check_moments(step::Assembly& a, checkpoint::TensorSource& source, LoadOutc
     ++left;
   }
   if (left > 0)
-    add_line(outcome.notes,
-             base::concat("left in the checkpoint: optimizer state of frozen parameters, ", left, " tensors"));
+    add_line(outcome.notes, base::concat("not loaded from the checkpoint: optimizer state of frozen parameters, ",
+                                         left, " tensors"));
   std::set<std::string> missing;
   for (const optim::State& state : a.optimizer->state()) {
     if (state.kind == "main" || source.find(state.param->name, state.kind) != nullptr) continue;
@@ -160,7 +160,7 @@ void check_moments(step::Assembly& a, checkpoint::TensorSource& source, LoadOutc
       missing.empty(), "checkpoint", "'", source.directory(), "' has no optimizer state of ", *missing.begin(),
       missing.size() > 1 ? base::concat(" and ", missing.size() - 1, " more") : "",
       ", because this run trains parameters that the saving run did not; freeze the same parameters (train.freeze, "
-      "train.trainable), or begin with new optimizer state: checkpoint.no_load_optim");
+      "train.trainable), or start with new optimizer state: checkpoint.no_load_optim");
 }
 
 // Main parameters are loaded even if only weights are. From a checkpoint without main parameters, the stored weights
@@ -193,9 +193,10 @@ void check_all_read(const step::Assembly& a, checkpoint::TensorSource& source, c
   std::string list;
   for (size_t i = 0; i < left.size() && i < 3; ++i) list += (i == 0 ? "" : ", ") + left[i];
   if (left.size() > 3) list += base::concat(" and ", left.size() - 3, " more");
-  MPX_CHECK(allowed, "checkpoint", "'", source.directory(), "' holds tensors that this run does not use: ", list,
-            "; set the sections model and optim as in the checkpoint (for weights alone: checkpoint.no_load_optim)");
-  add_line(outcome.notes, "left in the checkpoint: " + list);
+  MPX_CHECK(
+      allowed, "checkpoint", "'", source.directory(), "' contains tensors that this run does not use: ", list,
+      "; set the sections model and optim as in the checkpoint (for only the weights: checkpoint.no_load_optim)");
+  add_line(outcome.notes, "not loaded from the checkpoint: " + list);
 }
 
 Json scaler_json(const step::Assembly& a, const kernels::StepValues& step) {
@@ -223,8 +224,8 @@ void check_seed(const Json& extra, const config::Config& config, const std::stri
   const int64_t saved = extra.at("seed");
   const bool goes_on = !config.checkpoint.finetune && !config.checkpoint.no_load_rng;
   MPX_CHECK(!goes_on || saved == config.run.seed, "checkpoint", "run.seed is ", config.run.seed, " here and was ",
-            saved, " in ", directory, "; the order of the data and dropout follow from it. Set run.seed=", saved,
-            ", or checkpoint.no_load_rng to continue with another");
+            saved, " in ", directory, "; the order of the data and dropout depend on it. Set run.seed=", saved,
+            ", or set checkpoint.no_load_rng to continue with another seed");
 }
 
 // Checks the data on rank 0 and broadcasts the result.
@@ -263,7 +264,7 @@ std::string branch_left_here(files::FileSystem& disk, const config::Checkpoint& 
   for (const auto& name : checkpoint::list_checkpoints(disk, folder)) {
     if (name.iteration > used->iteration) names += (names.empty() ? "" : ", ") + checkpoint::to_string(name);
   }
-  return names.empty() ? "" : "a branch is left here: " + names + " in " + folder;
+  return names.empty() ? "" : "this run leaves a branch: " + names + " in " + folder;
 }
 
 }  // namespace

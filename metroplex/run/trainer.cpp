@@ -175,7 +175,7 @@ std::optional<double> Job::evaluate_set(Split split, size_t set, int64_t consume
   if (const int64_t rest = data_.num_samples(split, set) % samples_of_microbatch();
       reads_whole_set(split) && rest > 0) {
     warn(base::concat(data_.name(split, set), " set: ", rest, " of ", data_.num_samples(split, set),
-                      " samples fill no microbatch of all data-parallel ranks and are not evaluated"));
+                      " samples do not fill a microbatch on all data-parallel ranks and are not evaluated"));
   }
   step::BatchStream batches = data_.stream(split, consumed, set);
   step::LossSum sum;
@@ -201,7 +201,7 @@ void Job::begin_from_weights() {
   if (directory.empty()) return;
   const std::string left_out =
       timers_.measure("load-checkpoint", 0, [&] { return load_weights_of_directory(*a_, *environment_.disk); });
-  say(" began with the weights of " + directory);
+  say(" started from the weights of " + directory);
   if (!left_out.empty()) say(" " + left_out);
 }
 
@@ -443,14 +443,14 @@ std::string words_of_experts(const step::Assembly& a) {
     const std::string few = moe::product_name(of);
     of.rows_of_group = moe::kRowsForJoin;
     const std::string many = moe::product_name(of);
-    return few == many ? few : base::concat(many, " from ", moe::kRowsForJoin, " rows an expert on, else ", few);
+    return few == many ? few : base::concat(many, " from ", moe::kRowsForJoin, " rows per expert, else ", few);
   };
   const std::string fc1 = by(model.hidden_size, model.gated_linear_unit ? 2 * width : width),
                     fc2 = by(width, model.hidden_size), product = fc1 == fc2 ? fc1 : fc1 + " and " + fc2;
   return " experts: " + std::to_string(model.moe_router_topk) + " of " + std::to_string(model.num_moe_experts) +
-         " for a token, on " + std::to_string(ranks) + " ranks; sent by " +
+         " per token, on " + std::to_string(ranks) + " ranks; sent by " +
          config::text_of(config::token_dispatcher(model, ranks)) + ", multiplied by " +
-         (model.moe_grouped_gemm ? product : "a product for each") + clones;
+         (model.moe_grouped_gemm ? product : "one product per expert") + clones;
 }
 
 void Job::warn_of_data() const {

@@ -41,7 +41,7 @@ holds "frozen parameters stay as they are and have no optimizer state"
 # an error.
 on=(part/run.yaml --checkpoint.load=part --train.train_iters=4 --nproc 4 --optim.override_opt_param_scheduler=true)
 run 0 train "${on[@]}" --checkpoint.save=on --train.freeze='*.linear_proj.*,decoder.layers.0.*'
-warns 'left in the checkpoint: optimizer state of frozen parameters, 2 tensors'
+warns 'not loaded from the checkpoint: optimizer state of frozen parameters, 2 tensors'
 differ part on $(layer self_attention.linear_qkv.weight | tail -2)
 run 3 train "${on[@]}" --checkpoint.save=none --train.freeze='*.layers.0.*'
 warns 'has no optimizer state of decoder.layers.1.self_attention.linear_proj.weight and [0-9]+ more'
@@ -85,7 +85,7 @@ prints 'at iteration 2'
 run 3 train lora/run.yaml --checkpoint.load=lora --checkpoint.save=none --peft.lora_alpha=9 --train.train_iters=5
 warns 'peft.lora_alpha is 9.0 here and was 8.0'
 run 3 train whole/run.yaml "${adapters[@]}" --checkpoint.load=whole --checkpoint.save=none --train.train_iters=5
-warns 'peft.lora_rank is 4 here and was 0 .*or begin with its weights: checkpoint.finetune'
+warns 'peft.lora_rank is 4 here and was 0 .*or start from its weights: checkpoint.finetune'
 run 0 train whole/run.yaml "${adapters[@]}" --checkpoint.load=whole --checkpoint.finetune=true --checkpoint.save=begun
 prints '42 tensors of new adapters'
 run 0 convert lora --to hf merged --dtype fp32
@@ -126,7 +126,7 @@ assert adapted == 21 and len(adapters) == 42, (adapted, len(adapters))
 PYTHON
 held
 holds "merged weights are W + s B A, rounded once; what has no adapter is the base"
-for refused in 'gpt2:no module of its own' 'deepseek_v3:for an adapter of routed experts'; do
+for refused in 'gpt2:no separate module' 'deepseek_v3:as an adapter of routed experts'; do
   run 0 train --model.from "$repository/tests/vectors/hf/${refused%%:*}" "${small[@]}" --train.train_iters=1 --peft.lora_rank=2 \
     --checkpoint.save="${refused%%:*}"
   run 2 convert "${refused%%:*}" --to peft none

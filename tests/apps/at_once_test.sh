@@ -26,7 +26,7 @@ for form in threads gloo; do
     sleep 0.4
     kill -TERM -- "$to"
     ended_with 143 $name 2
-    [ "$(grep -c 'a second SIGTERM: ending at once; what was done since the last save is lost' err)" = 1 ] || fail "the second signal is not told once"
+    [ "$(grep -c 'a second SIGTERM: ending at once; progress since the last save is lost' err)" = 1 ] || fail "the second signal is not told once"
     ! grep -q 'failed: killed by signal' err || fail "an end that was asked for is called a failure"
     [ ! -e $name/latest ] || fail "it saved"
     holds "$form, to the $target: ended after $took ms, exit 143"

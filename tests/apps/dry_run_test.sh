@@ -53,10 +53,10 @@ says 'all(isinstance(v, int) for r in d["memory"]["ranks"] for v in r["bytes"].v
 run 2 train "${tiny[@]}" --dry-run --model.num_attention_heads=3
 warns 'num_attention_heads'
 run 0 train "${tiny[@]}" --data.data_path=nowhere --dry-run
-prints 'there is no nowhere.idx'
+prints 'nowhere.idx does not exist'
 run 3 train "${tiny[@]}" --data.tokenizer_type=sentencepiece --data.tokenizer_model=nowhere.model --dry-run
 run 0 train "${tiny[@]}" --data.tokenizer_type=sentencepiece --data.tokenizer_model=nowhere.model --model.vocab_size=300 --dry-run
-prints 'tokenizer was not looked at'
+prints 'tokenizer was not checked'
 
 echo "What a start would refuse"
 # refused_alike CODE ARGUMENTS...: the dry run ends like the start of the run, with the same message.
@@ -87,12 +87,12 @@ run 0 train "${tiny[@]}" "${save[@]}" --checkpoint.load=saved --optim.lr=0.5 --o
 refused_alike 3 --train.metrics_file=text/001.txt
 for way in --dry-run --quiet; do # the error has the free bytes, which change
   run 2 train "${tiny[@]}" --train.eval_iters=1000000000 --train.eval_interval=1 --data.split=90,10,0 $way
-  warns "split valid of '.*corpus': to put [0-9]+ samples of 16 tokens in order"
+  warns "split valid of '.*corpus': the order of [0-9]+ samples of 16 tokens"
 done
 refused_alike 3 --data.split=0,50,50
 refused_alike 3 --data.split=99.99,0.01,0 --train.eval_interval=4 --train.eval_iters=1
 run 3 train "${tiny[@]}" --checkpoint.save=out/below --checkpoint.save_interval=8 --dry-run
-warns 'checkpoint.save = out/below: .*/out is no folder'
+warns 'checkpoint.save = out/below: .*/out is not a directory'
 run 3 train "${tiny[@]}" --checkpoint.save=out/below --checkpoint.save_interval=8
 refused_alike 3 --data.data_path=text/001.txt
 warns '  metroplex preprocess --input text/001.txt --tokenizer-type bytes --append-eod --output-prefix text/001_document'
@@ -179,7 +179,7 @@ for rank in 0 1; do
   code=0
   wait "${pids[$rank]}" || code=$?
   [ $code = 2 ] || fail "rank $rank ended with $code: $(cat "err.$rank")"
-  grep -q 'this run cannot fit: rank 0 says why' "err.$rank" || fail "rank $rank does not refuse: $(cat "err.$rank")"
+  grep -q 'this run cannot fit: rank 0 reports' "err.$rank" || fail "rank $rank does not refuse: $(cat "err.$rank")"
 done
 grep -q 'moments' err.0 || fail "rank 0 does not say why"
 ! grep -q 'moments' err.1 || fail "rank 1 says why as well"

@@ -10,7 +10,7 @@ layout() { # EP ETP TP PP
 }
 
 run 0 train "${tiny[@]}" "${experts[@]}" --train.metrics_file=one.jsonl --checkpoint.save=ck --checkpoint.save_interval=8
-prints '^ experts: 2 of 4 for a token, on 1 ranks; sent by local, multiplied by '
+prints '^ experts: 2 of 4 per token, on 1 ranks; sent by local, multiplied by '
 while read -r ranks grid dispatcher backend; do
   # shellcheck disable=SC2086
   run 0 train "${tiny[@]}" "${experts[@]}" --nproc "$ranks" --backend "$backend" $(layout ${grid//,/ }) \
@@ -100,12 +100,12 @@ prints '; 2 iterations'
 holds "the example trains and shows its experts; another run's trace is set aside"
 
 run 0 experts traces --echo-slots 2 --echo-planner exact
-prints '^clones by exact, ep 2, 2 slots a rank'
+prints '^replicas by exact, ep 2, 2 slots per rank'
 [ "$(grep -cE '^  layer [0-9]+ +1\.[0-9]+ +1\.[0-9]+ +1\.00[0-9] +1\.00[0-9] +[0-9.]+$' out)" = 4 ] && held || fail "layers without and with clones were expected"
 run 2 experts traces --echo-slots 5
-warns 'only 4 experts have their home on another rank'
+warns 'only 4 experts have their owner on another rank'
 run 2 experts traces --echo-slots 2 --echo-planner best
-warns '--echo-planner best: there is no such planner; give greedy, binpack, capfill or exact'
+warns '--echo-planner best: is not a planner; give greedy, binpack, capfill or exact'
 run 0 train "$repository/examples/echo_tiny.yaml" --train.train_iters=10
 [ "$(grep -cE '^ +[01] +[0-9.]+ +[2-9]\.[0-9]+ +1\.000 +1\.000 \|' out)" = 2 ] && held || fail "uneven loads that clones make even were expected"
 holds "the example of clones shows what they do; a trace says what they would have done"
@@ -130,8 +130,8 @@ while read -r wrong message; do
 done << 'WRONG'
 3,[[1,2],[3]] ranks have counts of 2 and 1 experts
 3,[[1,2,3]] has 1 ranks and 3 experts
-3,[[1,-2],[3,4]] -2 is no number of rows
-3,[[1.5,2],[3,4]] 1.5 is no integer
+3,[[1,-2],[3,4]] -2 is not a row count
+3,[[1.5,2],[3,4]] 1.5 is not an integer
 3,nowhere.json nowhere.json
 WRONG
 run 2 experts --plan "$counts"

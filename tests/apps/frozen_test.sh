@@ -34,7 +34,7 @@ job=$first
 kill -STOP "$(first_rank)" "${pids[1]}"
 stopped=$(date +%s%N)
 job=$first ended_with 4 first 30
-warns 'rank 0 \(.*\) has not answered for 15 s: its machine answers, but its process does not run \(stopped by a signal'
+warns 'rank 0 \(.*\) has not answered for 15 s: its machine answers, but its process is not running \(stopped by a signal'
 holds "rank 0 stopped: its launcher ends after $(seconds_since $stopped) s and names it"
 for rank in 0 2; do
   code=0

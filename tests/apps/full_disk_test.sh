@@ -47,9 +47,9 @@ if [ "$METROPLEX_DISK" = tmpfs ]; then
   echo "Metrics and TensorBoard on a full disk"
   head -c 250k /dev/zero > sinks/ballast 2> /dev/null || true
   run 0 train "${tiny[@]}" --nproc 1 --train.train_iters=200 --train.metrics_file=sinks/metrics.jsonl --train.tensorboard_dir=sinks/tb
-  warns "cannot write to 'sinks/metrics.jsonl': No space left on device; training goes on"
-  warns "cannot write to 'sinks/tb/.*': No space left on device; training goes on"
-  [ "$(grep -c 'goes on without' err)" = 2 ] || fail "more than one warning a sink"
+  warns "cannot write to 'sinks/metrics.jsonl': No space left on device; training continues"
+  warns "cannot write to 'sinks/tb/.*': No space left on device; training continues"
+  [ "$(grep -c 'continues without' err)" = 2 ] || fail "more than one warning a sink"
   [ "$(grep -c ' iteration ' out)" = 200 ] || fail "the run did not go on"
   holds "one warning each, the run goes on to iteration 200 and ends with 0"
 
@@ -83,7 +83,7 @@ for form in threads gloo; do
     ulimit -f 200
     run 6 train "${saving[@]}" "${layout[@]}" # stdout and the files of a rank stay below the limit, a checkpoint does not
   )
-  tail -n 1 err | grep -qE "^metroplex: iteration 6 could not be saved: .*shut/$form holds no checkpoint" || fail "$form: $(tail -n 1 err)"
+  tail -n 1 err | grep -qE "^metroplex: iteration 6 could not be saved: .*shut/$form contains no checkpoint" || fail "$form: $(tail -n 1 err)"
   rm -f term.out
   (
     ulimit -f 200
@@ -97,11 +97,11 @@ for form in threads gloo; do
   wait $job || code=$?
   cp term.err err && cp term.out out
   [ $code = 6 ] || fail "$form: SIGTERM with a save that fails ended with $code"
-  tail -n 1 err | grep -qE "^metroplex: iteration [0-9]+ could not be saved: .*holds no checkpoint" || fail "$form: $(tail -n 1 err)"
+  tail -n 1 err | grep -qE "^metroplex: iteration [0-9]+ could not be saved: .*contains no checkpoint" || fail "$form: $(tail -n 1 err)"
   holds "$form: exit 6 at the end and at SIGTERM, the last line says that nothing is on disk"
 done
 
 echo "Sinks that take nothing"
 run 0 train "${tiny[@]}" --nproc 1 --train.metrics_file=/dev/full
-warns "cannot write to '/dev/full': No space left on device; training goes on"
+warns "cannot write to '/dev/full': No space left on device; training continues"
 holds "metrics into /dev/full: one warning, exit 0"

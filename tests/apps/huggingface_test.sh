@@ -7,7 +7,7 @@ small="--data.mock_data=true --train.seq_length=24 --train.micro_batch_size=1 --
 # A run starts from a directory: nothing else specifies the model.
 run 0 train --model.from "$cases/llama_sharded" $small --train.train_iters=1 --optim.lr=1e-30 \
   --optim.weight_decay=0 --checkpoint.save=run --tp 2 --nproc 2
-prints 'began with the weights of .*llama_sharded'
+prints 'started from the weights of .*llama_sharded'
 run 0 convert run --to hf again
 prints 'wrote again from run/iter_0000001'
 run 0 convert run --to hf shards --max-shard-size 30KB
@@ -42,18 +42,18 @@ prints 'wrote ended for Hugging Face'
 again="--load half --checkpoint.save=half --checkpoint.export_hf=ended --optim.lr=0.003 --optim.override_opt_param_scheduler=true"
 # shellcheck disable=SC2086
 run 0 train --model.from brain $small $again --train.train_iters=2 # as after a kill between the export and the exit
-prints 'checkpoint.export_hf = ended exists and is kept, because no step was left to do'
+prints 'checkpoint.export_hf = ended exists and is kept'
 # shellcheck disable=SC2086
 run 3 train --model.from brain $small $again --train.train_iters=3
-warns "'ended' is there already"
+warns "'ended' already exists"
 run 3 train --model.from brain $small --train.train_iters=1 --checkpoint.save=other --checkpoint.export_hf=ended
-warns "'ended' is there already"
+warns "'ended' already exists"
 run 3 train --model.from brain $small --train.train_iters=1 --checkpoint.save=other --checkpoint.export_hf=/proc/ended/hf
-warns "checkpoint.export_hf: '/proc/ended/hf' cannot be made: cannot write in /proc"
+warns "checkpoint.export_hf: '/proc/ended/hf' cannot be created: cannot write in /proc"
 [ ! -e other ] && held || fail "a run that cannot be exported began"
 for to in hf checkpoint; do
   run 3 convert nothing --to $to /proc/ended
-  warns "'/proc/ended' cannot be made"
+  warns "'/proc/ended' cannot be created"
 done
 run 2 train $small --train.train_iters=1 --model.family=codegeex --model.num_layers=2 --model.hidden_size=16 \
   --model.num_attention_heads=2 --model.vocab_size=64 --checkpoint.save=other --checkpoint.export_hf=none
@@ -135,20 +135,20 @@ prints 'loaded checkpoint other_files/iter_0000002'
 run 0 train loose/run.yaml --checkpoint.load=loose --checkpoint.finetune=true $small --train.train_iters=1 --checkpoint.save=tuned
 prints 'loaded checkpoint loose/iter_0000000'
 run 2 convert mixture_hf --to hf no
-warns 'is a Hugging Face directory already'
+warns 'is already a Hugging Face directory'
 run 2 convert mixture --to checkpoint no --dtype bf16
 warns '--dtype is for --to hf, not for --to checkpoint'
 run 2 convert mixture --to hf no --base base
 warns '--base is for --to peft, not for --to hf'
 run 3 convert mixture --to checkpoint mixture/iter_0000009/
-warns "'mixture/iter_0000009/' has the name of a checkpoint.*choose another name"
+warns "'mixture/iter_0000009/' .*choose another name"
 for from in mixture mixture/iter_0000002; do
   run 3 convert $from --to checkpoint mixture/iter_0000002/again
-  warns "'mixture/iter_0000002/again' lies in '$from'.*outside of it"
+  warns "'mixture/iter_0000002/again' is inside '$from'.*outside of it"
 done
 [ ! -e mixture/iter_0000009 ] && [ ! -e mixture/iter_0000002/again ] && held || fail "a conversion that was refused wrote"
 run 3 convert mixture --to checkpoint loose
-warns 'is there already'
+warns 'already exists'
 holds "a directory becomes a checkpoint of three files and a directory again, byte for byte; a checkpoint other files, to go on from"
 
 # One tensor at a time: a model of 96 MiB with two tensors of 16 MiB, in processes with a small memory limit.
@@ -187,11 +187,11 @@ run 0 train --model.from ahead $small --train.train_iters=1 --train.log_interval
 sed -i 's/"num_nextn_predict_layers": 2/"num_nextn_predict_layers": 3/' ahead/config.json
 run 3 train --model.from ahead $small --train.train_iters=1
 warns 'model.layers.5.eh_proj.weight is missing'
-warns 'leave it 0, or let them begin anew with checkpoint.load_except = mtp.\*'
+warns 'set it to 0, or initialize them with checkpoint.load_except = mtp.\*'
 run 0 train --model.from "$cases/qwen3" $small --train.train_iters=1 --model.mtp_num_layers=1 --checkpoint.load_except='mtp.*' \
   --checkpoint.save=ahead_new
 run 2 convert ahead_new --to hf no
-warns "model.mtp_num_layers = 1: transformers' family of this model has no layers for multi-token prediction"
+warns "model.mtp_num_layers = 1: the transformers family of this model has no layers for multi-token prediction"
 run 0 train ahead_new/run.yaml --checkpoint.load=ahead_new --checkpoint.finetune=true --model.mtp_num_layers=0 \
   --checkpoint.allow model.mtp_num_layers --checkpoint.save=ahead_none --checkpoint.export_hf ahead_none_hf
 holds "layers that a directory lacks begin anew; what a family has no place for is said, with the way out"
@@ -216,7 +216,7 @@ run 3 train --model.from "$work" $small --train.train_iters=1
 warns 'config.json. is missing'
 mkdir deepseek && sed 's/"model_type": "qwen2"/"model_type": "mamba2"/' "$cases/qwen2/config.json" > deepseek/config.json
 run 2 train --model.from deepseek $small --train.train_iters=1
-warns "model_type 'mamba2' is a family that is not built here"
+warns "model_type 'mamba2' is not supported"
 run 3 convert run --to hf again
-warns 'is there already'
+warns 'already exists'
 holds "what cannot be read or written is said"

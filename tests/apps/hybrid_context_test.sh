@@ -42,5 +42,5 @@ assert count == 4096 and len(plan["load"]) == 4, plan
 assert {m["sample"] for m in plan["microbatches"]} == {0, 1}, plan
 PYTHON
 run 2 schedule --hybrid --ranks 4 --max-seqlen-per-dp-cp-rank 1024 --lengths 137,2041 --seq-length 1500
-warns 'the last sample lacks 822 of 1500 tokens'
+warns 'the last sample is missing 822 of 1500 tokens'
 holds "a plan is drawn and printed"

@@ -67,7 +67,7 @@ run 0 inspect by_hand.safetensors
 prints '^by_hand.safetensors: 2 tensors, metadata {"made by":"hand"}$'
 prints '^  wide .*F32 +\[2,3\]'
 run 0 inspect by_hand.safetensors --verify
-prints '^the file is whole; its format has no checksums'
+prints '^the file is complete; its format has no checksums'
 truncate -s -1 by_hand.safetensors
 run 3 inspect by_hand.safetensors --json
 warns 'by_hand.safetensors'
@@ -121,7 +121,7 @@ python3 "$apps/flip_bit.py" ck/iter_0000001/rank_00001.safetensors 3
 for path in ck ck/iter_0000001; do
   run 3 inspect $path --verify --json
   json "len(it['problems']) == 1 and 'iter_0000001/rank_00001.safetensors' in it['problems'][0]"
-  json "it['problems'][0].endswith('; damaged in it: exp_avg/output_layer.weight')"
+  json "it['problems'][0].endswith('; damaged tensors: exp_avg/output_layer.weight')"
 done
 run 0 inspect ck/iter_0000002 --verify --json
 json "it['problems'] == [] and it['iteration'] == 2"
@@ -147,7 +147,7 @@ json "it['problems'] == [] and it['not_built'] is None and it['parameters'] == s
 run 0 inspect "$cases/qwen3" --config --verify
 prints 'qwen3: Hugging Face directory, qwen3, [0-9]+ parameters, 35 tensors, 1 files'
 prints '  model.num_layers=3'
-prints '^every tensor that config.json means is there'
+prints '^every tensor that config.json requires is present'
 cp -rL "$cases/llama_sharded" torn && chmod -R u+w torn
 python3 - << 'PYTHON'
 import json
@@ -159,15 +159,15 @@ json.dump({**config, "num_hidden_layers": 4}, open("torn/more.json", "w"))
 json.dump({**config, "model_type": "unheard_of"}, open("torn/other.json", "w"))
 PYTHON
 run 3 inspect torn --verify
-prints '^DAMAGED .*lm_head.weight in "model-00009-of-00005.safetensors", it is in model-0000'
+prints '^DAMAGED .*lm_head.weight in "model-00009-of-00005.safetensors", but it is in model-0000'
 prints '^DAMAGED .*total_size is 5'
 cp "$cases/llama_sharded/model.safetensors.index.json" torn
 mv torn/more.json torn/config.json
 run 3 inspect torn --verify
-prints 'DAMAGED .*does not hold the weights of the model'
+prints 'DAMAGED .*does not contain the weights of the model'
 mv torn/other.json torn/config.json
 run 0 inspect torn --verify --config
-prints "not a model that is built here: .*model_type 'unheard_of'"
+prints "not a supported model: .*model_type 'unheard_of'"
 grep -q '^settings:' out && fail "settings without entries are printed"
 cp "$cases/llama_sharded/config.json" torn
 truncate -s -1 torn/model-00003-of-00005.safetensors
@@ -185,7 +185,7 @@ run 1 inspect tuned --diff "$cases/qwen2" --json
 json "it['different'] == len(it['tensors']) and all(0 < t['norm'] < 10 for t in it['tensors'])"
 run 0 convert tuned --to hf tuned_hf
 run 0 inspect tuned --diff tuned_hf
-prints 'all [0-9]+ tensors are equal; [0-9]+ of other kinds than weights were left out'
+prints 'all [0-9]+ tensors are equal; [0-9]+ tensors other than weights were left out'
 run 0 convert tuned --to hf tuned_bf16 --dtype bf16
 run 1 inspect tuned_hf --diff tuned_bf16
 prints 'self_attention.linear_qkv.weight .weight.: .80, 48. F32 and BF16, [0-9]+ of 3840 elements differ'
@@ -200,18 +200,18 @@ touch megatron/iter_0000010/{common.pt,metadata.json,.metadata,__0_0.distcp} leg
 echo 10 | tee megatron/latest_checkpointed_iteration.txt > legacy/latest_checkpointed_iteration.txt
 while read -r path words; do
   run 3 inspect $path
-  warns "holds a checkpoint in $words.*in safetensors files .docs/huggingface.md."
+  warns "contains a checkpoint in $words.*in safetensors files .docs/huggingface.md."
   run 3 convert $path --to hf converted
-  warns "holds a checkpoint in $words"
+  warns "contains a checkpoint in $words"
   grep -qi damaged err out && fail "$path is called damaged"
 done << 'PATHS'
 megatron Megatron-LM's torch_dist format
 megatron/iter_0000010 Megatron-LM's torch_dist format
 legacy Megatron-LM's torch format
-hf the format of Hugging Face's transformers
+hf the format of Hugging Face transformers
 PATHS
 cp -r ck/iter_0000002 ck/latest mixed && cp -r megatron/iter_0000010 mixed
 run 0 inspect mixed
-prints 'iter_0000010  not ours: Megatron-LM.s torch_dist'
+prints 'iter_0000010  not a Metroplex checkpoint: Megatron-LM.s torch_dist'
 prints '^\* iter_0000002 '
 holds "Megatron-LM's and Hugging Face's are named and not called damaged, alone or among ours"

@@ -19,7 +19,7 @@ goes_on() {
   rm -rf copy other.jsonl
   cp -r "$vectors/$name" copy
   run 0 train "${base[@]}" "$@" --checkpoint.load=copy --checkpoint.ckpt_step=2 --train.metrics_file=other.jsonl
-  warns 'does not say which documents it was trained on: data.mock_data = true is assumed to be the same'
+  warns 'does not record its training documents: data.mock_data = true is assumed to be the same'
   same_losses "$vectors/$name.jsonl" other.jsonl "$tolerance" 3
   [ "$(losses other.jsonl | wc -l)" = 4 ] || fail "$name did not run steps 3 to 6 with $*"
   holds "$name goes on with $*"
@@ -31,7 +31,7 @@ goes_on() {
 fp64=2e-13 fp32=1e-6
 for name in llama_fp64 gpt_fp32; do
   run 0 inspect "$vectors/$name/iter_0000002" --verify
-  prints 'all checksums agree'
+  prints 'all checksums match'
 done
 goes_on llama_fp64 $fp64 --nproc 8 "${llama[@]}" "${cut[@]}" $sharded=optim
 goes_on llama_fp64 $fp64 --nproc 1 "${llama[@]}"

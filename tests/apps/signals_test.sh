@@ -27,7 +27,7 @@ done
 ends_saved() {
   ended_with 16 "$1" 10
   [ "$(grep -c 'saving and stopping after this step' err)" = 1 ] || fail "$1: not one line says what the signal does"
-  grep -q '^ saved checkpoint' out && grep -q '^ stopped as asked after iteration' out || fail "$1: nothing was saved"
+  grep -q '^ saved checkpoint' out && grep -q '^ stopped on request after iteration' out || fail "$1: nothing was saved"
   rm -rf "$1"
 }
 echo "One signal is one request, to whomever it is sent: the run is saved and ends with code 16"
@@ -133,7 +133,7 @@ for form in threads gloo; do
   start truncated "${long[@]}" --data.data_path=short --nproc 2 --backend $form
   : > short.bin
   ended_with 3 truncated 20
-  warns "metroplex: \[files\] '.*short.bin' cannot be read any more"
+  warns "metroplex: \[files\] '.*short.bin' can no longer be read"
   holds "$form: exit 3 after $took ms"
   rm -rf cache
 done

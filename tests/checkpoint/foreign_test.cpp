@@ -27,7 +27,7 @@ void write(const test::Folder& folder, const Case& item) {
 TEST(ForeignCheckpoints, AreNamedWithAFix) {
   files::PosixFileSystem disk;
   const std::string megatron = "Megatron-LM's torch format", deepspeed = "DeepSpeed's format",
-                    dcp = "torch.distributed.checkpoint's format", hugging_face = "Hugging Face's transformers";
+                    dcp = "torch.distributed.checkpoint's format", hugging_face = "Hugging Face transformers";
   for (const Case& item :
        {Case{{"iter_0000010/mp_rank_00/model_optim_rng.pt", "latest_checkpointed_iteration.txt"}, megatron},
         Case{{"mp_rank_00/model_optim_rng.pt"}, megatron},
@@ -36,7 +36,7 @@ TEST(ForeignCheckpoints, AreNamedWithAFix) {
         Case{{"iter_0000010/common.pt", "iter_0000010/metadata.json", "iter_0000010/.metadata",
               "iter_0000010/__0_0.distcp", "latest_checkpointed_iteration.txt"},
              "Megatron-LM's torch_dist format"},
-        Case{{"iter_0000010/", "latest_checkpointed_iteration.txt"}, "a format of Megatron-LM's"},
+        Case{{"iter_0000010/", "latest_checkpointed_iteration.txt"}, "a Megatron-LM format"},
         Case{{"global_step100/", "latest"}, deepspeed},
         Case{{"global_step100/mp_rank_00_model_states.pt", "latest", "zero_to_fp32.py"}, deepspeed},
         Case{{"bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", "mp_rank_00_model_states.pt"}, deepspeed},
@@ -47,9 +47,9 @@ TEST(ForeignCheckpoints, AreNamedWithAFix) {
         Case{{"config.json", "model.safetensors"}, hugging_face},
         Case{{"config.json", "pytorch_model-00001-of-00002.bin"}, hugging_face},
         Case{{"checkpoint-500/config.json", "checkpoint-500/model.safetensors"}, hugging_face},
-        Case{{"adapter_config.json", "adapter_model.safetensors"}, "PEFT's format of adapters"},
-        Case{{"consolidated.00.pth", "params.json", "tokenizer.model"}, "Meta's and Mistral's own"},
-        Case{{"consolidated.safetensors", "params.json", "tekken.json"}, "Meta's and Mistral's own"},
+        Case{{"adapter_config.json", "adapter_model.safetensors"}, "PEFT's adapter format"},
+        Case{{"consolidated.00.pth", "params.json", "tokenizer.model"}, "Meta's and Mistral's"},
+        Case{{"consolidated.safetensors", "params.json", "tekken.json"}, "Meta's and Mistral's"},
         Case{{"config.json", "consolidated.safetensors", "model.safetensors"}, hugging_face},
         Case{{"model_config.yaml", "model_weights.ckpt"}, "NeMo's format"},
         Case{{"context/model.yaml", "weights/.metadata", "weights/__0_0.distcp"}, dcp},
@@ -69,7 +69,7 @@ TEST(ForeignCheckpoints, AreNamedWithAFix) {
     const std::string error = test::error_of([&] { open_path(disk, folder.at("d"), 0, alone); });
     EXPECT_NE(error.find(item.format), std::string::npos) << error;
     EXPECT_NE(error.find("--model.from"), std::string::npos) << error;
-    EXPECT_EQ(error.find("sound"), std::string::npos) << error;
+    EXPECT_EQ(error.find("intact"), std::string::npos) << error;
   }
 }
 

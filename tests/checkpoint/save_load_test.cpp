@@ -396,7 +396,7 @@ TEST(Checkpoint, ATensorThatDoesNotFitTheRunIsNamed) {
   EXPECT_NE(complaint(wrong).find("nearest name is 'decoder.final_layernorm.weight'"), std::string::npos);
   wrong = good;
   wrong.global_shape = {8};
-  EXPECT_NE(complaint(wrong).find("has shape [7], the run wants [8]"), std::string::npos);
+  EXPECT_NE(complaint(wrong).find("has shape [7], but the run requires [8]"), std::string::npos);
   wrong = good;
   wrong.dtype = files::Dtype::kBF16;
   EXPECT_NE(complaint(wrong).find("F32"), std::string::npos);

@@ -57,7 +57,7 @@ TEST(TensorSource, WhatDoesNotFitIsRefusedBeforeItIsRead) {
     return std::string("accepted");
   };
   EXPECT_NE(complaint("bios", 1, files::Dtype::kF32).find("nearest name is 'bias'"), std::string::npos);
-  EXPECT_NE(complaint("bias", 2, files::Dtype::kF32).find("has shape [1], the run wants [2]"), std::string::npos);
+  EXPECT_NE(complaint("bias", 2, files::Dtype::kF32).find("has shape [1], but"), std::string::npos);
   EXPECT_NE(complaint("bias", 1, files::Dtype::kF16).find("'elsewhere', tensor 'bias' (weight) has dtype F32"),
             std::string::npos);
   EXPECT_NE(complaint("bias", 1, files::Dtype::kF32).find("damaged"), std::string::npos);

@@ -36,7 +36,7 @@ TEST(CheckMembers, OnlyMembersWithTheSecretOfTheRunPass) {
   for (const std::string& error : outcomes({"one", "one", "one"}, {"a", "a", "a"})) EXPECT_EQ(error, "");
   const auto errors = outcomes({"one", "one", "another"}, {"a", "a", "a"});
   for (const size_t index : {0, 1})
-    EXPECT_NE(errors[index].find("member 2 of the ranks of a does not hold the run's secret"), std::string::npos)
+    EXPECT_NE(errors[index].find("member 2 of the ranks of a does not have the run's secret"), std::string::npos)
         << errors[index];
   EXPECT_NE(errors[2].find("member 0"), std::string::npos) << errors[2];
   for (const std::string& error : outcomes({"one", "one", "one"}, {"a", "b", "c"})) EXPECT_NE(error, "");

@@ -138,7 +138,7 @@ TEST(ExchangeRows, OfAnotherCapacityOrShapeAreNamed) {
     } catch (const std::exception& error) { return std::string(error.what()); }
     return std::string();
   };
-  EXPECT_NE(cause(1, 0).find("member 1 brings rows of [4], member 0 of [3]"), std::string::npos) << cause(1, 0);
+  EXPECT_NE(cause(1, 0).find("member 1 passes rows of [4], member 0 of [3]"), std::string::npos) << cause(1, 0);
   EXPECT_NE(cause(0, 1).find("exchange_rows of up to"), std::string::npos) << cause(0, 1);
 }
 

@@ -90,7 +90,7 @@ TEST(LaunchEnvironment, FindsTheTasksOfASlurmNodeAndAPortOfTheJob) {
                                                {"SLURM_JOB_ID", "1234567"}};
   EXPECT_EQ(read(variables)->local_size, 3);
   variables["SLURM_TASKS_PER_NODE"] = "4(x2),0";
-  EXPECT_NE(refusal(variables).find("Slurm's tasks of each node, 4(x2),0, are none here"), std::string::npos);
+  EXPECT_NE(refusal(variables).find("Slurm's tasks of each node, 4(x2),0,"), std::string::npos);
   variables["SLURM_TASKS_PER_NODE"] = "4(x2),3";
   variables["SLURM_NODEID"] = "1";
   EXPECT_EQ(read(variables)->local_size, 4);

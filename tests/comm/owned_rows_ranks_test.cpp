@@ -113,7 +113,7 @@ TEST(OwnedRows, MembersThatPlannedOtherwiseAreNamed) {
       comm::fetch_rows_async(at::empty({1, 4}), rows, owners, world.groups().tp).wait();
     });
   } catch (...) { cause = comm::cause_of(std::current_exception()); }
-  EXPECT_NE(cause.find("has other slots or owners than member 0"), std::string::npos) << cause;
+  EXPECT_NE(cause.find("has different slots or owners than member 0"), std::string::npos) << cause;
 }
 
 TEST(OwnedRows, InATapeReadTheirOwnersWhenItIsReplayed) {

@@ -305,7 +305,7 @@ TEST(Meeting, RanksThatTakeOtherBackendsDoNotWaitForEachOther) {
     return say_why_it_ended(notes, options);
   }
   const auto said = said_by_three(notes, [](int) { return test::Variables{}; });
-  for (const std::string& text : said) expect_contains(text, "this rank takes the backend ");
+  for (const std::string& text : said) expect_contains(text, "this rank uses the backend ");
 }
 
 // Rank 0 stops after it has opened its port, or the port belongs to another program.

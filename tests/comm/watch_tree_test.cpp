@@ -344,7 +344,8 @@ TEST(WatchTree, ASilentNeighborIsReportedAsStopped) {
   const auto first = world.join(0), one = world.join(1);
   const int two = join_by_hand(world, 2);
   const std::string cause =
-      "rank 2 has not answered for 1 s: its machine answers, but its process does not run (stopped by a signal or a "
+      "rank 2 has not answered for 1 s: its machine answers, but its process is not running (stopped by a signal or "
+      "a "
       "debugger, or without memory or processor time)";
   EXPECT_EQ(world.heard(0), Causes{cause});
   EXPECT_EQ(world.heard(1), Causes{cause});
@@ -355,7 +356,7 @@ TEST(WatchTree, AChildThatDoesNotConnectIsReported) {
   WatchWorld world(3, 15s, 1s);
   const auto first = world.join(0), one = world.join(1);
   const std::string cause =
-      "rank 2 has not connected for 1 s: its process does not run (not started, or stopped by a signal or a "
+      "rank 2 has not connected for 1 s: its process is not running (not started, or stopped by a signal or a "
       "debugger), "
       "or the network to it is down";
   EXPECT_EQ(world.heard(0), Causes{cause});

@@ -51,8 +51,8 @@ TEST_F(Build, ASplitWithoutADocumentNamesTheWayOut) {
   config.data_path = {scratch / "a"};
   config.split = "995,5,0";
   const std::string share = refusal(config, options);
-  for (const char* word : {"split valid", "0 of its 50 documents", "data.split is '995,5,0'", "80,10,10 gives it 5",
-                           "train.eval_iters 0"})
+  for (const char* word : {"split valid", "0 of its 50 documents", "data.split is '995,5,0'",
+                           "80,10,10 would give it 5", "train.eval_iters = 0"})
     EXPECT_NE(share.find(word), std::string::npos) << share;
   write_corpus(scratch / "one", std::vector<int64_t>(1, 900));
   config.data_path = {scratch / "one"};
@@ -66,7 +66,7 @@ TEST_F(Build, ASplitWithoutADocumentNamesTheWayOut) {
   EXPECT_FALSE(std::filesystem::exists(config.data_cache_path));
   const std::string documents = refusal(config, options);
   EXPECT_EQ(looked, documents);
-  for (const char* word : {"0 of its 1 documents", "--split-documents", "train.eval_iters 0"})
+  for (const char* word : {"0 of its 1 documents", "--split-documents", "train.eval_iters = 0"})
     EXPECT_NE(documents.find(word), std::string::npos) << documents;
 }
 
@@ -85,7 +85,7 @@ TEST_F(Build, AnOrderThatTakesTooMuchMemoryIsReportedForEachSplit) {
       options.sizes[split] = kTooMany;
       const std::string problem = order_problem(config, options, disk);
       EXPECT_EQ(problem.find(base::concat("split ", kSplitNames[split], " of '")), 0u) << problem;
-      EXPECT_NE(problem.find("bytes of memory, and "), std::string::npos) << problem;
+      EXPECT_NE(problem.find("bytes of memory, but "), std::string::npos) << problem;
     }
   }
   EXPECT_FALSE(std::filesystem::exists(config.data_cache_path));

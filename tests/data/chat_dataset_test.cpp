@@ -196,7 +196,7 @@ TEST_F(ChatSamples, WhatDoesNotFitIsRefusedWithTheWayOut) {
   options.vocab_size = 0;
   config.data_path = {scratch / "chats_loss_mask"};
   EXPECT_NE(refusal().find("is the loss mask of chats"), std::string::npos) << refusal();
-  EXPECT_NE(refusal().find("give '" + (scratch / "chats") + "'"), std::string::npos) << refusal();
+  EXPECT_NE(refusal().find("use the dataset '" + (scratch / "chats") + "'"), std::string::npos) << refusal();
   EXPECT_NE(training_tokens(config, posix).at(0).problem.find("is the loss mask of chats"), std::string::npos);
   config.data_path = {scratch / "chats"};
   // An invalid mark of the second token of the second chat.
@@ -287,17 +287,19 @@ TEST(ChatPreprocess, WritesTokensAndWhichAreLearned) {
     return test::error_of([&] { preprocess(disk, options, letters(longest, drops)); });
   };
   const std::string none = refused(3, true, letter_options("/none"));
-  EXPECT_NE(none.find("of 5 chats none is left; 4 of more than 3 tokens left out: give a larger --seq-length"),
-            std::string::npos)
+  EXPECT_NE(
+      none.find("none of the 5 chats is left; 4 with more than 3 tokens were left out: pass a larger --seq-length"),
+      std::string::npos)
       << none;
-  EXPECT_EQ(none.find("in 5 nothing"), std::string::npos);
+  EXPECT_EQ(none.find("in 5 no token"), std::string::npos);
   const std::string cut_off = refused(2, false, letter_options("/none"));
-  EXPECT_NE(cut_off.find("4 of more than 2 tokens cut"), std::string::npos) << cut_off;
+  EXPECT_NE(cut_off.find("4 with more than 2 tokens were cut"), std::string::npos) << cut_off;
   for (const char* option : {"--json-key", "--split-documents"}) {
     PreprocessOptions of_text = letter_options("/none");
     if (option == std::string("--json-key")) of_text.json_key = "body";
     else of_text.split_documents = true;
-    EXPECT_NE(refused(0, false, of_text).find(std::string(option) + ": it is of text"), std::string::npos) << option;
+    EXPECT_NE(refused(0, false, of_text).find(std::string(option) + ": applies to text"), std::string::npos)
+        << option;
   }
   write_file(disk, "/in.jsonl", "abC\nno!\n");
   const std::string error = test::error_of([&] { preprocess(disk, letter_options("/bad"), letters()); });
@@ -320,8 +322,9 @@ TEST(ChatPreprocess, ChatMayBeSeveralSequences) {
   EXPECT_EQ(done.learned, 9);
   write_file(disk, "/in.jsonl", "none/none\nlongCOMESlater/ab\n");
   const std::string none = test::error_of([&] { preprocess(disk, letter_options("/none"), encoder); });
-  EXPECT_NE(none.find("of 4 sequences none is left; 1 of more than 9 tokens left out"), std::string::npos) << none;
-  EXPECT_NE(none.find("in 3 nothing is learned"), std::string::npos) << none;
+  EXPECT_NE(none.find("none of the 4 sequences is left; 1 with more than 9 tokens were left out"), std::string::npos)
+      << none;
+  EXPECT_NE(none.find("in 3 no token is learned"), std::string::npos) << none;
 }
 
 TEST(ChatPreprocess, TextInThePlaceOfChatsLeavesNoMarksBehind) {

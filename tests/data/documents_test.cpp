@@ -73,7 +73,8 @@ TEST(Documents, NameTheByteOrLineThatIsWrong) {
     return test::error_of([&] { texts(scratch, name, content, false); });
   };
   EXPECT_NE(refusal("a.txt", "good\xff").find("a.txt' byte 4: not UTF-8"), std::string::npos);
-  EXPECT_NE(refusal("a.jsonl", "{\"text\": \"a\"}\n{\"text\": 3}\n").find("line 2 holds no string"),
+  EXPECT_NE(refusal("a.jsonl", "{\"text\": \"a\"}\n{\"text\": 3}\n")
+                .find("line 2 has a value of 'text' that is not a string"),
             std::string::npos);
   EXPECT_NE(refusal("a.jsonl", "\n\n{\"txt\": \"a\"}\n").find("line 3 has no key 'text'"), std::string::npos);
   EXPECT_NE(refusal("a.jsonl", "3\n").find("line 1 is not a JSON object"), std::string::npos);
@@ -130,8 +131,8 @@ TEST(Documents, NameTheFormOfAFileThatIsNoJsonLines) {
   for (const Case& item : {Case{"a.json", "[{\"text\": \"a\"}]\n", "a JSON array"},
                            Case{"a.json", "[\n{\"text\": \"a\"}\n]\n", "a JSON array"},
                            Case{"a.json", "[\n  {\n\"text\": \"a\"}\n]\n", "a JSON array"},
-                           Case{"a.json", "\xef\xbb\xbf{\n  \"text\": \"a\"\n}\n", "of several lines"},
-                           Case{"a.jsonl", "{\"text\": \"a\",\n \"b\": 1}\n", "of several lines"},
+                           Case{"a.json", "\xef\xbb\xbf{\n  \"text\": \"a\"\n}\n", "multi-line"},
+                           Case{"a.jsonl", "{\"text\": \"a\",\n \"b\": 1}\n", "multi-line"},
                            Case{"a.jsonl", "{\"text\": \"a\"},\n{\"text\": \"b\"},\n", "remove the commas"},
                            Case{"a.jsonl.gz", "\x1f\x8b\x08", "gzip"},
                            Case{"a.jsonl.zst", "\x28\xb5\x2f\xfd", "zstd"},
@@ -146,7 +147,7 @@ TEST(Documents, NameTheFormOfAFileThatIsNoJsonLines) {
                            Case{"a.pdf", "%PDF-1.4", "PDF"},
                            Case{"a.txt", std::string("a\0b\0", 4), "UTF-16LE"},
                            Case{"a.txt", std::string("\0a\0b", 4), "UTF-16BE"},
-                           Case{"a.csv", "text\none\n", "table by its name"},
+                           Case{"a.csv", "text\none\n", "a table"},
                            Case{"a.tsv", "text\none\n", "--format text"}}) {
     const std::string error = test::error_of([&] { texts(scratch, item.name, item.content, false); });
     EXPECT_NE(error.find(item.form), std::string::npos) << item.name << ": " << error;

@@ -23,7 +23,8 @@ TEST(Timeline, HasTheBubbleOfTheFormulaForEqualStages) {
           if ((chunks > 1) != (std::string(name) == "interleaved") || (chunks > 1 && stages == 1)) continue;
           const auto table = plan::build_schedule(name, {stages, chunks, microbatches});
           const auto timeline = replay::replay(table, {.forward = 1, .backward = 2});
-          EXPECT_NEAR(timeline.total_bubble_share, replay::formula_bubble_share(table), kExact) << name << stages << chunks;
+          EXPECT_NEAR(timeline.total_bubble_share, replay::formula_bubble_share(table), kExact)
+              << name << stages << chunks;
           EXPECT_NEAR(timeline.length, 3.0 * microbatches + 3.0 * (stages - 1) / chunks, 1e-9);
         }
       }
@@ -95,7 +96,8 @@ TEST(Timeline, RefusesTimesThatAreNoneAndTablesThatDoNotEnd) {
 }
 
 TEST(Timeline, CountsLiveActivationsAsVerifyDoes) {
-  EXPECT_EQ(replay::replay(plan::build_schedule("1f1b", {4, 1, 8}), {}).peak_live_activations, (std::vector<int>{4, 3, 2, 1}));
+  EXPECT_EQ(replay::replay(plan::build_schedule("1f1b", {4, 1, 8}), {}).peak_live_activations,
+            (std::vector<int>{4, 3, 2, 1}));
   EXPECT_EQ(replay::replay(plan::build_schedule("interleaved", {4, 2, 8}), {}).peak_live_activations,
             (std::vector<int>{11, 9, 7, 5}));
 }

@@ -85,7 +85,7 @@ TEST(ExpertTrace, WritesIntoNoOtherFile) {
   ExpertTraceWriter(disk, path, kHead).add(step(1, 0));
   ExpertTraceHead other = kHead;
   other.etp = 2;
-  EXPECT_NE(error_of([&] { ExpertTraceWriter(disk, path, other); }).find("other experts, layers or ranks"),
+  EXPECT_NE(error_of([&] { ExpertTraceWriter(disk, path, other); }).find("different experts, layers or ranks"),
             std::string::npos);
   for (const char* text : {"notes", "notes\n", "{\"iteration\": 1}\n"}) {
     write(path, text);
@@ -101,7 +101,7 @@ TEST(ExpertTrace, DamageIsNamedWithItsLine) {
   const std::string path = folder.at("trace.jsonl");
   const std::string head = R"({"expert_trace":1,"num_experts":2,"topk":1,"ep":1,"etp":1,"layers":[0]})";
   const std::pair<std::string, const char*> damaged[] = {
-      {"", "has no whole line"},
+      {"", "has no complete line"},
       {"x\n", "line 1 is not JSON"},
       {"{}\n", "line 1 has no 'expert_trace'"},
       {"{\"expert_trace\":2}\n", "version 2"},
@@ -113,18 +113,18 @@ TEST(ExpertTrace, DamageIsNamedWithItsLine) {
        "ep = 2"},
       {R"({"expert_trace":1,"num_experts":2,"topk":1,"ep":1,"etp":1,"layers":[]})"
        "\n",
-       "names none"},
+       "'layers' is empty"},
       {R"({"expert_trace":1,"num_experts":2,"topk":1,"ep":1,"etp":1,"layers":[1,1]})"
        "\n",
        "ascending"},
       {head + "\n[]\n", "line 2 is []"},
-      {head + "\n{\"iteration\":-1,\"dropped\":[0],\"tokens\":[[[1,1]]]}\n", "line 2: 'iteration' holds -1"},
+      {head + "\n{\"iteration\":-1,\"dropped\":[0],\"tokens\":[[[1,1]]]}\n", "line 2: 'iteration' contains -1"},
       {head + "\n{\"iteration\":1,\"dropped\":[],\"tokens\":[[[1,1]]]}\n", "'dropped' 0"},
       {head + "\n{\"iteration\":1,\"dropped\":[0],\"tokens\":[[[1,1],[1,1]]]}\n", "must have 1 sources"},
       {head + "\n{\"iteration\":1,\"dropped\":[0],\"tokens\":[[[1]]]}\n", "must have 2 experts"},
       {head + "\n{\"iteration\":1,\"dropped\":[0],\"tokens\":[[[1,-1]]]}\n", "-1 in 'tokens'"},
       {head + "\n{\"iteration\":1,\"dropped\":[0],\"tokens\":[[[1,1.5]]]}\n", "1.5 in 'tokens'"},
-      {head + "\n{\"iteration\":1,\"dropped\":[0],\"tokens\":[[[1,9000000000000]]]}\n", "no count up to"},
+      {head + "\n{\"iteration\":1,\"dropped\":[0],\"tokens\":[[[1,9000000000000]]]}\n", "9000000000000 in 'tokens'"},
       {head + "\n{\"iteration\":1,\"dropped\":[9223372036854775807],\"tokens\":[[[1,1]]]}\n", "in 'dropped'"}};
   for (const auto& [text, words] : damaged) {
     write(path, text);
@@ -158,7 +158,7 @@ TEST(ExpertTrace, IsFoundInTheFolderOfARun) {
   const test::Folder folder;
   const std::string run = folder.path();
   EXPECT_EQ(find_expert_trace(disk, "no/such/file"), "no/such/file");
-  EXPECT_NE(error_of([&] { find_expert_trace(disk, run); }).find("holds no expert trace"), std::string::npos);
+  EXPECT_NE(error_of([&] { find_expert_trace(disk, run); }).find("contains no expert trace"), std::string::npos);
   write(folder.at("metrics.jsonl"), "{\"iteration\": 1}\n");
   ExpertTraceWriter(disk, folder.at("a.jsonl"), kHead);
   EXPECT_EQ(find_expert_trace(disk, run), folder.at("a.jsonl"));

@@ -122,8 +122,8 @@ TEST(FileSystem, WhereNothingCanBeMadeIsToldInAdvanceAndNothingIsLeftWhereItCan)
   };
   EXPECT_EQ(check(directory.path + "/a/b"), "");
   EXPECT_EQ(disk.list(directory.path), std::vector<std::string>{});
-  EXPECT_NE(check("/proc/a/b").find("'/proc/a/b' cannot be made: cannot write in /proc ("), std::string::npos);
-  EXPECT_NE(check(directory.path).find("is there already; choose another directory"), std::string::npos);
+  EXPECT_NE(check("/proc/a/b").find("'/proc/a/b' cannot be created: cannot write in /proc ("), std::string::npos);
+  EXPECT_NE(check(directory.path).find("already exists; choose another directory"), std::string::npos);
   EXPECT_NE(check("").find("has no name"), std::string::npos);
 }
 
@@ -149,7 +149,7 @@ TEST(FileSystem, ADirectoryIsMadeWholeAndNothingOfOthersIsRemovedForIt) {
     try {
       make();
     } catch (const base::Error& error) {
-      return std::string(error.what()).find("'" + part + "' is in the way") != std::string::npos;
+      return std::string(error.what()).find("'" + part + "' already exists, and '") != std::string::npos;
     }
     return false;
   };
@@ -175,10 +175,10 @@ TEST(FileSystem, ADirectoryIsMadeByOneProcessAtATime) {
   };
   disk.make_whole(path, [&](const std::string& at) {
     put(disk, at + "/file", "x");
-    EXPECT_NE(refusal().find("another run writes '" + path + "' at this moment"), std::string::npos);
+    EXPECT_NE(refusal().find("another run is writing '" + path + "'"), std::string::npos);
     other.make_whole(directory.path + "/second", [&](const std::string& part) { put(other, part + "/file", "y"); });
   });
-  EXPECT_NE(refusal().find("'" + path + "' is there already"), std::string::npos);
+  EXPECT_NE(refusal().find("'" + path + "' already exists"), std::string::npos);
   EXPECT_EQ(disk.read(path + "/file"), "x");
   EXPECT_EQ(disk.list(directory.path), (std::vector<std::string>{"new", "second"}));
 }

@@ -159,12 +159,12 @@ TEST(IndexedDataset, NamesFileOffsetAndReasonOfEveryFault) {
       {"cut", [](Files& f) { f.idx.resize(f.idx.size() - 1); }, "'set.idx'"},
       {"negative length", [](Files& f) { f.idx[34 + 3] = '\x80'; }, "offset 34: sequence 0 has length"},
       {"long length", [](Files& f) { f.idx[34] = 100; }, "ends past"},
-      {"pointer", [](Files& f) { put(f.idx, 34 + 20 + 8, 4); }, "offset 62: sequence 1 begins at byte 4"},
+      {"pointer", [](Files& f) { put(f.idx, 34 + 20 + 8, 4); }, "offset 62: sequence 1 starts at byte 4"},
       {"first document", [](Files& f) { put(f.idx, 34 + 60, 1); }, "offset 94: document entry 0 is 1"},
       {"falling documents", [](Files& f) { put(f.idx, 34 + 60 + 8, 5); }, "document entry 2"},
       {"last document", [](Files& f) { put(f.idx, 34 + 60 + 32, 4); }, "document entry 4 is 4"},
       {"short tokens", [](Files& f) { f.bin.resize(f.bin.size() - 1); }, "set.bin"},
-      {"long tokens", [](Files& f) { f.bin += "1234"; }, "has 44 bytes, its index accounts for 40"},
+      {"long tokens", [](Files& f) { f.bin += "1234"; }, "has 44 bytes, but its index accounts for 40"},
   };
   EXPECT_EQ(refusal(good), "");
   for (const Fault& fault : faults) {

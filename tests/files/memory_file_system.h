@@ -298,7 +298,7 @@ inline void MemoryFileSystem::remove(const std::string& path) {
 inline void MemoryFileSystem::make_directory(const std::string& path) {
   const std::lock_guard guard(mutex_);
   const NodePointer node = find(path);
-  MPX_CHECK(node == nullptr || node->directory, "files", "cannot make directory '", path, "': File exists");
+  MPX_CHECK(node == nullptr || node->directory, "files", "cannot create directory '", path, "': File exists");
   if (node != nullptr) return;
   auto made = std::make_shared<Node>();
   made->directory = true;

@@ -38,13 +38,13 @@ TEST(HfSource, ListsAllThatIsMissingUnknownAndOfAnotherShapeAtOnce) {
   model.vocab_size -= 1;
   const std::string more = error_of([&] { Source(disk, directory, model); });
   for (const char* part :
-       {"model.embed_tokens.weight has shape [256, 48], config.json means [255, 48]",
+       {"model.embed_tokens.weight has shape [256, 48], but config.json requires [255, 48]",
         "model.layers.3.input_layernorm.weight is missing", "model.layers.3.mlp.down_proj.weight is missing"})
     EXPECT_TRUE(has(more, part)) << part << ": " << more;
   // Sizes that no file could match are rejected before anything of that size is allocated.
   model.num_layers = 100000, model.num_attention_heads = 65536;
   const std::string many = error_of([&] { Source(disk, directory, model); });
-  EXPECT_TRUE(has(many, "config.json means 100000 layers, 65536 heads")) << many;
+  EXPECT_TRUE(has(many, "config.json has 100000 layers, 65536 heads")) << many;
   // For a directory whose config has less than its files.
   const test::Folder folder;
   std::filesystem::copy(directory, folder.at("d"));
@@ -53,7 +53,7 @@ TEST(HfSource, ListsAllThatIsMissingUnknownAndOfAnotherShapeAtOnce) {
   json["num_hidden_layers"] = 2;
   std::ofstream(folder.at("d/config.json")) << json;
   const std::string less = error_of([&] { Source(disk, folder.at("d"), model_of(folder.at("d"))); });
-  EXPECT_TRUE(has(less, "model.layers.2.self_attn.q_proj.weight has no place in this model")) << less;
+  EXPECT_TRUE(has(less, "model.layers.2.self_attn.q_proj.weight does not belong to this model")) << less;
 }
 
 // Tied weights that are stored twice must be equal; untied weights are the reader's choice.
@@ -68,7 +68,8 @@ TEST(HfSource, AHeadOfItsOwnIsNotTiedSilently) {
   std::ofstream(folder.at("d/config.json")) << json;
   config::Model model = model_of(directory);
   const std::string differs = error_of([&] { Source(disk, directory, model); });
-  EXPECT_TRUE(has(differs, "ties lm_head.weight to the embedding, and holds another one")) << differs;
+  EXPECT_TRUE(has(differs, "ties lm_head.weight to the embedding, but contains a different lm_head.weight"))
+      << differs;
   model.untie_embeddings_and_output_weights = true;
   EXPECT_EQ(error_of([&] { Source(disk, directory, model); }), "");
 
@@ -169,12 +170,12 @@ TEST(HfConfig, RefusesWhatOurModelsDoNotHave) {
   const struct {
     const char *name, *changes, *says;
   } kWrong[] = {
-      {"qwen3", R"({"model_type": "deepseek_v4"})", "model_type 'deepseek_v4' is a family that is not built here"},
+      {"qwen3", R"({"model_type": "deepseek_v4"})", "model_type 'deepseek_v4' is not supported"},
       {"qwen3", R"({"model_type": null})", "gpt2, llama, qwen2, qwen3, mixtral, qwen3_moe"},
       {"qwen3", R"({"rope_parameters": {"rope_type": "longrope", "factor": 4}})", "rope_type longrope"},
-      {"qwen3", R"({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}})", "rope_scaling are both there"},
-      {"qwen3", R"({"rope_scaling": 7})", "rope_scaling are both there"},
-      {"qwen3", R"({"rope_parameters": {"rope_type": "linear"}})", "of rope_type linear has no factor"},
+      {"qwen3", R"({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}})", "rope_scaling are both present"},
+      {"qwen3", R"({"rope_scaling": 7})", "rope_scaling are both present"},
+      {"qwen3", R"({"rope_parameters": {"rope_type": "linear"}})", "with rope_type linear has no factor"},
       {"qwen3", R"({"rope_parameters": {"rope_type": "llama3", "factor": 8}})", "llama3 has no low_freq_factor"},
       {"llama_biases", R"({"sliding_window": 16})", "sliding_window is 16"},
       {"mixtral", R"({"sliding_window": 0})", "sliding_window is 0"},
@@ -194,7 +195,7 @@ TEST(HfConfig, RefusesWhatOurModelsDoNotHave) {
       {"gemma3", R"({"_sliding_window_pattern": 0})", "_sliding_window_pattern is 0"},
       {"gemma3", R"({"sliding_window_pattern": -1})", "sliding_window_pattern is -1"},
       {"qwen2", R"({"hidden_act": "gelu"})", "hidden_act is \"gelu\""},
-      {"qwen2", R"({"hidden_size": "large"})", "hidden_size is no whole number: \"large\""},
+      {"qwen2", R"({"hidden_size": "large"})", "hidden_size is not a whole number: \"large\""},
       {"qwen2", R"({"num_hidden_layers": null})", "num_hidden_layers is missing"},
       {"gemma3", R"({"num_hidden_layers": 100000000000})", "num_hidden_layers is 100000000000"},
       {"gpt_oss", R"({"num_hidden_layers": 1000000000000000000})", "num_hidden_layers is 1000000000000000000"},
@@ -335,7 +336,7 @@ TEST(HfSource, ShardsThatAreMissingOrTornAreNamed) {
   std::ofstream(folder.at("d/" + shard)) << "torn";
   EXPECT_TRUE(has(error_of([&] { Source(disk, folder.at("d"), model); }), shard));
   std::ofstream(folder.at("d/model.safetensors.index.json")) << R"({"weight_map": {"a": "../b"}})";
-  EXPECT_TRUE(has(error_of([&] { Source(disk, folder.at("d"), model); }), "names no file of the directory for a"));
+  EXPECT_TRUE(has(error_of([&] { Source(disk, folder.at("d"), model); }), "must name a file in the directory for a"));
   std::ofstream(folder.at("d/model.safetensors.index.json")) << "{}";
   EXPECT_TRUE(has(error_of([&] { Source(disk, folder.at("d"), model); }), "has no weight_map"));
 }

@@ -80,7 +80,8 @@ void check_route(const RouteShape& s, bool bias) {
   EXPECT_TRUE(gexperts.cpu().equal(experts));
   expect_twins<T>(gprobs, probs, "probabilities");
   route_backward<T>({data<T>(dprobs), data<T>(x), data<int64_t>(experts), data<T>(dx)}, s);
-  route_backward_cuda<T>({data<T>(gdprobs), data<T>(gx), data<int64_t>(gexperts), data<T>(gdx)}, s, device::current_stream());
+  route_backward_cuda<T>({data<T>(gdprobs), data<T>(gx), data<int64_t>(gexperts), data<T>(gdx)}, s,
+                         device::current_stream());
   expect_twins<T>(gdx, dx, "gradient of the logits");
 }
 

@@ -93,8 +93,11 @@ void check_sums_and_factors() {
       at::kCPU, [](const OwnLosses& own, const SumsPlace& place) { own_sums(own, place); },
       [&](const StepValues* v, const double* t, double* f) { loss_factors(v, t, f, shape); });
   const at::Tensor got = run(
-      at::kCUDA, [](const OwnLosses& own, const SumsPlace& place) { own_sums_cuda(own, place, device::current_stream()); },
-      [&](const StepValues* v, const double* t, double* f) { loss_factors_cuda(v, t, f, shape, device::current_stream()); });
+      at::kCUDA,
+      [](const OwnLosses& own, const SumsPlace& place) { own_sums_cuda(own, place, device::current_stream()); },
+      [&](const StepValues* v, const double* t, double* f) {
+        loss_factors_cuda(v, t, f, shape, device::current_stream());
+      });
   EXPECT_TRUE(at::equal(got, right));
 }
 

@@ -155,7 +155,7 @@ TEST_F(LaunchScripts, GetNoWordFromAProgram) {
         "builtin command -p date | cut -d' ' -f1",
         "trap - DEBUG; /usr/bin/date | while read -r line; do echo $line; done"}) {
     const std::string error = refused("x=$(" + std::string(start) + " 2> /dev/null)\ntorchrun p.py --a y$x --b\n");
-    EXPECT_EQ(error.find("[config] run.sh: depends on what a program prints: --a ("), 0u) << start << error;
+    EXPECT_EQ(error.find("[config] run.sh: depends on the output of a program: --a ("), 0u) << start << error;
   }
 }
 
@@ -303,7 +303,8 @@ TEST_F(LaunchScripts, LimitTheTimeOfAllTrials) {
   const LaunchScript script = read(
       "x=$(tool)\n[[ $x != a ]] && echo; [[ $x != b ]] && echo\nread -t 7 y < <(while :; do :; done)\n"
       "while [[ $metroplex_trial != 0 ]]; do read -t 9 y < <(while :; do :; done); done\ntorchrun p.py --a 1\n");
-  EXPECT_NE(script.note.find("the time of all trials ended before each branch on tool"), std::string::npos);
+  EXPECT_NE(script.note.find("the time limit of all trials was reached before each branch that depends on tool"),
+            std::string::npos);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(35));
 }
 
@@ -419,8 +420,8 @@ TEST_F(LaunchScripts, AreRefusedWhereThereIsNoFilter) {
     seccomp_rule_add(filter, SCMP_ACT_ERRNO(EPERM), SCMP_SYS(prctl), 1, SCMP_A0(SCMP_CMP_EQ, 22, 0));
     if (seccomp_load(filter) != 0) _exit(3);
     const std::string error = refused("/usr/bin/touch made\n\ntorchrun \\\n p.py --a 1\n");
-    const bool told = error.find("[config] run.sh: the filter") == 0 && error.find("by hand") != std::string::npos &&
-                      error.find("line 3 to 4") != std::string::npos;
+    const bool told = error.find("[config] run.sh: the system call filter") == 0 &&
+                      error.find("directly") != std::string::npos && error.find("line 3 to 4") != std::string::npos;
     if (!told) std::fprintf(stderr, "%s\n", error.c_str());
     _exit(told ? 0 : 4);
   }

@@ -46,7 +46,7 @@ TEST_F(LaunchScripts, AreRefusedIfABranchReachesAFlag) {
                                  "V=${X: -2}",
                                  "V=${#X}"}) {
     const std::string error = refused(kQuery + text + kTrain);
-    EXPECT_EQ(error.find("[config] run.sh: depends on what a program prints: --v ("), 0u) << text << error;
+    EXPECT_EQ(error.find("[config] run.sh: depends on the output of a program: --v ("), 0u) << text << error;
     EXPECT_NE(error.find("scontrol in line 1"), std::string::npos) << text << error;
   }
 }

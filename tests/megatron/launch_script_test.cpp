@@ -251,7 +251,7 @@ TEST_F(LaunchScripts, GoOnWithoutAFolder) {
         "docker run image bash -c 'cd /missing && torchrun p.py --a 1'\nexit\n"}) {
     const LaunchScript script = read(std::string(start) + "torchrun p.py --a 1\n");
     EXPECT_EQ(script.flags, (Words{"--a", "1"})) << start;
-    EXPECT_NE(script.note.find("is not on this machine"), std::string::npos) << start << script.note;
+    EXPECT_NE(script.note.find("does not exist on this machine"), std::string::npos) << start << script.note;
   }
   EXPECT_EQ(read("cd /\ntorchrun p.py --a 1\n").note, "");
   // For existing folders the result is that of bash.
@@ -371,7 +371,7 @@ wait
 
 TEST_F(LaunchScripts, AreRefusedWithWhatTheySaid) {
   EXPECT_NE(refused("echo 'Checkpoint path does not exist: /ck'\nexit 7\ntorchrun p.py --a 1\n")
-                .find("(bash ends with 7); expected"),
+                .find("(the exit status of bash is 7); expected"),
             std::string::npos);
   EXPECT_NE(refused("echo no such place\nexit 7\n").find("no such place"), std::string::npos);
   EXPECT_NE(refused("torchrun p.py --a 'x\n").find("quote"), std::string::npos);

@@ -264,7 +264,7 @@ TEST_F(LaunchScripts, AreRefusedWhereAProgramDecidesTheirCourse) {
         "O=$(getopt -o a: -- \"$@\")\neval set -- \"$O\"\nwhile true; do case $1 in --) break ;; *) shift ;; esac; "
         "done\n"}) {
     const std::string error = refused(text + train);
-    EXPECT_NE(error.find("what it does depends on what a program prints or decides"), std::string::npos)
+    EXPECT_NE(error.find("its behavior depends on the output or status of a program"), std::string::npos)
         << text << error;
     EXPECT_NE(error.find("in line 1 of run.sh"), std::string::npos) << text << error;
   }
@@ -308,7 +308,7 @@ TEST_F(LaunchScripts, NameTheFlagThatDependsOnAnAssumption) {
     const std::string tool = text.find("-smi") != std::string::npos       ? "-smi in line 1"
                              : text.find("scontrol") != std::string::npos ? "scontrol in line 1"
                                                                           : " in line 1 of run.sh";
-    EXPECT_EQ(error.find("[config] run.sh: depends on what a program prints: --v ("), 0u) << text << error;
+    EXPECT_EQ(error.find("[config] run.sh: depends on the output of a program: --v ("), 0u) << text << error;
     EXPECT_NE(error.find(tool), std::string::npos) << text << error;
     EXPECT_EQ(error.find("--c"), std::string::npos) << text << error;
     EXPECT_EQ(error.find("--b"), std::string::npos) << text << error;

@@ -99,7 +99,7 @@ TEST_F(LaunchScripts, AreRefusedIfTheIdOfAJobReachesAFlag) {
       "#SBATCH -N 1\nPORT=$((10000 + SLURM_JOB_ID % 1000))\n"
       "torchrun --master_port $PORT p.py --a 1 --save out/$SLURM_JOB_ID\n");
   EXPECT_EQ(script.flags, (Words{"--a", "1", "--save", "out/1000001"}));
-  EXPECT_NE(script.note.find("1000001 stands for SLURM_JOB_ID"), std::string::npos) << script.note;
+  EXPECT_NE(script.note.find("1000001 is used for SLURM_JOB_ID"), std::string::npos) << script.note;
 }
 
 TEST_F(LaunchScripts, AreRefusedIfAStatusReachesAFlag) {
@@ -112,7 +112,7 @@ TEST_F(LaunchScripts, AreRefusedIfAStatusReachesAFlag) {
         "if ping -c1 host; then V=1; fi", "pip install x || exit 1; git diff --quiet || V=1",
         "python -c '\nimport x\n' \\\n  && V=1"}) {
     const std::string error = refused(text + train);
-    EXPECT_EQ(error.find("[config] run.sh: depends on what a program prints: --v ("), 0u) << text << error;
+    EXPECT_EQ(error.find("[config] run.sh: depends on the output of a program: --v ("), 0u) << text << error;
   }
   for (const std::string& text : Words{"pip install x || exit 1", "python prepare.py && echo done", "mkdir x || V=1",
                                        "if nvidia-smi; then V=3; fi", "ping -c1 host || echo none"}) {
@@ -128,19 +128,20 @@ TEST_F(LaunchScripts, NameScriptsOfUnknownText) {
 
 TEST_F(LaunchScripts, SayWhyNothingStarts) {
   const std::string swift = refused("megatron sft --model x\n");
-  EXPECT_NE(swift.find("; megatron sft is a command of ms-swift, which is not read"), std::string::npos) << swift;
+  EXPECT_NE(swift.find("; megatron sft is a command of ms-swift, which is not supported"), std::string::npos)
+      << swift;
   const std::string unread = refused("exec > >(tee log)\npython - << E\nos.system('torchrun x.py')\nE\n");
   EXPECT_EQ(unread.find("@not@run@"), std::string::npos) << unread;
   const std::string placeholder = refused("A=1\nCHECKPOINT_PATH=<Specify path>\ntorchrun p.py --a 1\n");
   EXPECT_NE(placeholder.find("the placeholder <Specify path> in line 2 needs a value"), std::string::npos)
       << placeholder;
   const std::string parallel = refused("parallel torchrun p.py --seed {} ::: 1 2\n");
-  EXPECT_NE(parallel.find("GNU parallel starts one training for each word"), std::string::npos) << parallel;
+  EXPECT_NE(parallel.find("GNU parallel starts one training run for each word"), std::string::npos) << parallel;
 }
 
 TEST_F(LaunchScripts, AttributeUnknownWordsToTheirFlag) {
   const std::string error = refused("A=$(jq .x f)\ntorchrun p.py --vocab-size 100 $A\n");
-  EXPECT_NE(error.find("prints: an argument (jq in line 1"), std::string::npos) << error;
+  EXPECT_NE(error.find("program: an argument (jq in line 1"), std::string::npos) << error;
 }
 
 TEST_F(LaunchScripts, ReadOtherLaunchers) {

@@ -453,7 +453,7 @@ MUTANTS = [
     ("late_hello_is_final", "comm/backends/store_client.cpp", "    return false;\n  }\n}\n\nvoid StoreClient::stay", "    throw;\n  }\n}\n\nvoid StoreClient::stay", "comm_test RunStore*"),
     ("missing_ranks_are_a_secret", "comm/backends/store.cpp", "decide(store, kMissing, cause)", "kMissing + cause", "comm_procs_test Meeting*"),
     ("paused_rank_is_not_ended", "comm/spawn.cpp", "if (child.ended || !child.paused || child.ready || child.report) continue;", "if (!child.ended) continue;", "comm_procs_test Spawn*"),
-    ("directory_without_its_lock", "files/file_system.cpp", "MPX_CHECK(lock != nullptr, \"files\", \"another run writes", "MPX_CHECK(true, \"files\", \"another run writes", "files_test FileSystem*"),
+    ("directory_without_its_lock", "files/file_system.cpp", "MPX_CHECK(lock != nullptr, \"files\", \"another run is writing", "MPX_CHECK(true, \"files\", \"another run is writing", "files_test FileSystem*"),
     ("lock_of_a_removed_file", "files/file_system.cpp", "if (is_at(fd, path)) return lock;", "return lock;", "files_test FileSystem*"),
     ("members_are_not_compared", "comm/backends/gloo_state.cpp", "equal_secrets(theirs, proof(peer, index))", "!theirs.empty()", "comm_procs_test CheckMembers*"),
     ("head_is_trained_with_the_embedding", "config/peft.cpp", "return param == module.param && contains(modules_to_save, module.word);", "return param == module.param && !modules_to_save.empty();", "run_test Adapters*"),

@@ -460,7 +460,7 @@ TEST(GraphNumbers, StoresOfLayersWithExpertsAreThoseOfThePublishedTable) {
     const auto table = build_schedule("auto", {stages, chunks, microbatches});
     const GraphLayers layers = alike_layers(std::vector<int>(static_cast<size_t>(chunks), 8 / chunks));
     return draw::graph_numbers(plan_graphs(table, rank, layers), table, rank, layers, {{0, *tensors}},
-                         {{0, megatron_store_bytes(layer, GraphExit::preprocess)}});
+                               {{0, megatron_store_bytes(layer, GraphExit::preprocess)}});
   };
   for (const int microbatches : {4, 8, 64}) {
     const draw::GraphNumbers first = numbers(4, 1, microbatches, 0), last = numbers(4, 1, microbatches, 3);
@@ -539,7 +539,8 @@ TEST(GraphPicture, IsTheGoldenOne) {
       plans.push_back(plan_graphs(table, rank, layers));
       numbers.push_back(draw::graph_numbers(plans.back(), table, rank, layers, 1 << 24));
     }
-    const std::string picture = draw::draw_graphs(table, replay::replay(table, {.forward = 1, .backward = 2}), plans, numbers, {});
+    const std::string picture =
+        draw::draw_graphs(table, replay::replay(table, {.forward = 1, .backward = 2}), plans, numbers, {});
     const std::string path = std::string(METROPLEX_SOURCE_DIR) + "/tests/golden/plan/" + name;
     if (std::getenv("METROPLEX_UPDATE_GOLDEN") != nullptr) std::ofstream(path, std::ios::binary) << picture;
     std::ostringstream golden;

@@ -169,10 +169,12 @@ TEST(HybridContext, RanksDifferInMicrobatchesAndGroups) {
 TEST(HybridContext, TokensOfTheBatchAreOnOneRankEach) {
   HybridLayout layout;
   layout.tp = 2, layout.sp = true, layout.most = 8, layout.samples = 6;
-  const config::Config config = with_layout(gpt(), layout), one = config::resolved(verify::one_rank_config(config), 1);
+  const config::Config config = with_layout(gpt(), layout),
+                       one = config::resolved(verify::one_rank_config(config), 1);
   double whole = 0;
   comm::run_threads(1, topology::RankGrid(1, one.parallel), {}, [&](const comm::World& alone) {
-    for (const nn::Microbatch& batch : verify::synthetic_batches(one, alone, kVocab, 0, at::kDouble)) whole += batch.mask_sum;
+    for (const nn::Microbatch& batch : verify::synthetic_batches(one, alone, kVocab, 0, at::kDouble))
+      whole += batch.mask_sum;
   });
   ASSERT_GT(whole, 0);
   comm::run_threads(8, topology::RankGrid(8, config.parallel), {}, [&](const comm::World& world) {
@@ -200,7 +202,7 @@ TEST(HybridContext, MicrobatchesReachTheRanksThatDoNotRead) {
     ASSERT_FALSE(mine.empty());
     const comm::Group& group = world.groups().batch;
     const auto told = step::broadcast_batches(group.first() ? mine : std::vector<nn::Microbatch>(),
-                                        static_cast<int64_t>(mine.size()), group, at::kDouble);
+                                              static_cast<int64_t>(mine.size()), group, at::kDouble);
     ASSERT_EQ(told.size(), mine.size());
     for (size_t m = 0; m < mine.size(); ++m) {
       EXPECT_EQ(told[m].context_ranks, mine[m].context_ranks);

@@ -83,12 +83,12 @@ TEST(RunFolders, AnExportIsADirectoryOfItsOwnThatCanBeMade) {
   };
   EXPECT_EQ(check("/runs/hf"), "");
   EXPECT_EQ(check("/runs/a/hf"), "");
-  EXPECT_NE(check("/runs/a").find("checkpoint.export_hf = /runs/a is checkpoint.save too"), std::string::npos);
-  EXPECT_NE(check("/runs/tb").find("is train.tensorboard_dir too"), std::string::npos);
-  EXPECT_NE(check("/runs/a/iter_0000002/").find("export_hf = /runs/a/iter_0000002/ has the name of a checkpoint"),
+  EXPECT_NE(check("/runs/a").find("checkpoint.export_hf = /runs/a is also checkpoint.save"), std::string::npos);
+  EXPECT_NE(check("/runs/tb").find("is also train.tensorboard_dir"), std::string::npos);
+  EXPECT_NE(check("/runs/a/iter_0000002/").find("export_hf = /runs/a/iter_0000002/ is named like a checkpoint"),
             std::string::npos);
   const std::string below_a_file = check("/runs/file/hf");
-  for (const char* part : {"checkpoint.export_hf", "/runs/file is no folder", "choose another"})
+  for (const char* part : {"checkpoint.export_hf", "/runs/file is not a directory", "choose another"})
     EXPECT_NE(below_a_file.find(part), std::string::npos) << below_a_file;
 }
 
@@ -99,7 +99,8 @@ TEST(RunFolders, WhatIsThereOfAPathMustBeAFolder) {
   const auto check = [&](const std::string& save) { return error_of([&] { run::check_writable(save, disk); }); };
   EXPECT_EQ(check("/runs"), "");
   EXPECT_EQ(check("/runs/a/b/"), "");
-  EXPECT_NE(check("/runs/file/a").find("/runs/file is no folder; choose another checkpoint.save"), std::string::npos);
+  EXPECT_NE(check("/runs/file/a").find("/runs/file is not a directory; choose another checkpoint.save"),
+            std::string::npos);
 }
 
 TEST(RunFolders, WhatAnotherRunWroteLineByLineIsSetAsideUnderTheNextNumber) {

@@ -24,7 +24,8 @@ config::Config stepped(const std::string& steps) {
 
 double rate_after(const config::Config& c, int64_t iterations) {
   const plan::MicrobatchSchedule schedule = step::microbatch_schedule(c, 2);
-  return optim::LrSchedule(optim::schedule_args(step::in_samples(c, schedule))).lr(step::samples_of(schedule, iterations));
+  return optim::LrSchedule(optim::schedule_args(step::in_samples(c, schedule)))
+      .lr(step::samples_of(schedule, iterations));
 }
 
 // 10 iterations of 4, then 8: 200 samples in 30. (Thresholds are tokens: sample 40 is token 320.)

@@ -46,7 +46,7 @@ TEST(SameData, EveryOtherOrderIsNamedByItsKeyWithBothValues) {
                 "sum 2"),
             "\n  data.data_path is \"3 a/text 1 b\" here and was \"a/text\"");
   EXPECT_EQ(difference([](config::Config&) {}, "sum 2"),
-            "\n  data.data_path is \"a/text\" as it was, but holds other documents");
+            "\n  data.data_path is \"a/text\" as before, but contains other documents");
   const auto mock = [](config::Config& c) { c.data.data_path.clear(), c.data.mock_data = true; };
   EXPECT_EQ(difference(mock, "mock"), "\n  data.mock_data is true here, and it was data.data_path = \"a/text\"");
   const auto own = [](config::Config& c) { c.data.data_path.clear(), c.data.train_data_path = {"b"}; };
@@ -59,7 +59,7 @@ TEST(SameData, WhatACheckpointDoesNotSayIsTakenForTheSameInALine) {
   mine.data.data_path = {"b"};
   EXPECT_EQ(run::data_differences({mine, {"sum 2", "1"}}, {saved, {}}), "");
   EXPECT_EQ(run::data_note({mine, {"sum 2", "1"}}, {saved, {}}),
-            "the checkpoint does not say which documents it was trained on: data.data_path = \"b\" is assumed to be "
+            "the checkpoint does not record its training documents: data.data_path = \"b\" is assumed to be "
             "data.data_path = \"a/text\"");
   EXPECT_EQ(run::data_note({mine, {"sum 2", "2"}}, {saved, {"sum 1", "1"}}), "");
   mine.train.seq_length = 7;
@@ -77,7 +77,7 @@ TEST(SameData, OtherEpochsOfTheSameDocumentsAreTold) {
   EXPECT_EQ(note("2", ""), "") << "an older checkpoint does not say";
   const std::string told = note("3 (the last apart)", "2");
   for (const char* word :
-       {"epochs of the training documents: 3 (the last apart) here, 2 before", "another order", "train.train_iters"})
+       {"epochs of the training documents: 3 (the last apart) here, 2 before", "order", "train.train_iters"})
     EXPECT_NE(told.find(word), std::string::npos) << told;
 }
 

@@ -35,7 +35,7 @@ struct Work {
   }
   void kernel(const at::Tensor& x) {
     device::launch({at::kCPU, &recorder, false}, {"add_one", {&x}, {&x}}, add_one, device::CpuOnly{},
-           static_cast<double*>(x.mutable_data_ptr()), x.numel());
+                   static_cast<double*>(x.mutable_data_ptr()), x.numel());
   }
   graph::Tape record(const std::function<void(const at::Tensor&)>& second_layer) {
     const c10::NoGradGuard no_grad;

@@ -63,8 +63,8 @@ struct Work {
     const Scaling scaling{static_cast<const double*>(x.const_data_ptr()),
                           static_cast<double*>(out.mutable_data_ptr()), static_cast<int>(x.numel()),
                           declared * undeclared};
-    device::launch({at::kCPU, &recorder, false}, {"scale", {&x}, {&out}, {{"factor", declared}}}, scale, device::CpuOnly{},
-           scaling);
+    device::launch({at::kCPU, &recorder, false}, {"scale", {&x}, {&out}, {{"factor", declared}}}, scale,
+                   device::CpuOnly{}, scaling);
     return out;
   }
   void set_place(const char* place) { recorder.set_place(place); }

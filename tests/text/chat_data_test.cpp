@@ -80,7 +80,7 @@ TEST(ChatData, SystemTextIsTheFirstMessage) {
   EXPECT_EQ(rendered(kPlain, R"({"system": "", "messages": [{"role": "user", "content": "a"}]})"), "<user>a;");
   EXPECT_NE(refusal(R"({"system": "s", "messages": [{"role": "system", "content": "t"}]})").find("\"system\" = "),
             std::string::npos);
-  EXPECT_NE(refusal(R"({"system": 3, "messages": [{"role": "user", "content": "t"}]})").find("must be a text"),
+  EXPECT_NE(refusal(R"({"system": 3, "messages": [{"role": "user", "content": "t"}]})").find("must be a string"),
             std::string::npos);
 }
 
@@ -256,7 +256,7 @@ TEST(ChatData, EachTurnFollowsThePromptThatTheModelSees) {
     EXPECT_EQ(texts[i].learned, (std::vector<LearnedRange>{{wanted[i].first.size(), texts[i].text.size()}})) << i;
   }
   const std::string last = error_of([&] { learned(kStripsLater, chat, Learned::last); });
-  EXPECT_NE(last.find("(--learn each), or give a template"), std::string::npos) << last;
+  EXPECT_NE(last.find("(--learn each), or use a template"), std::string::npos) << last;
 }
 
 TEST(ChatData, TurnWithoutItsGenerationPromptIsRefused) {
@@ -272,7 +272,7 @@ TEST(ChatData, TurnWithoutItsGenerationPromptIsRefused) {
     return error_of([&] { chat_template.learned_texts(parse_chat(chat), Learned::each); });
   };
   EXPECT_NE(refusal().find("message 4"), std::string::npos) << refusal();
-  EXPECT_NE(refusal().find("so the learned text is unknown; give a template with"), std::string::npos) << refusal();
+  EXPECT_NE(refusal().find("so the learned text is unknown; use a template with"), std::string::npos) << refusal();
 }
 
 TEST(ChatData, LastTurnMayHaveSeveralBlocks) {
@@ -349,7 +349,7 @@ TEST(ChatData, ReportNamesUnusedData) {
   const auto lines = report_of(source, {clean, parts, parts});
   for (const char* wanted : {"2 chats have the key \"category\"", "2 chats have messages with the key \"mood\"",
                              "2 chats have messages with the key \"thinking\"", "2 chats have tools, which",
-                             "2 chats set \"deep\"", "the text of 2 messages of the role assistant"}) {
+                             "2 chats set \"deep\"", "the text of 2 messages with the role assistant"}) {
     EXPECT_TRUE(has_line(lines, wanted)) << wanted;
   }
   EXPECT_EQ(lines.size(), 6u);
@@ -366,9 +366,10 @@ TEST(ChatData, ReportNamesContentsThatAreNotText) {
                          R"([{"role": "user", "content": ["one", 2]}, {"role": "tool", "content": {"text": "zq"}},
     {"role": "user", "text": "hi"}, {"role": "assistant", "content": "arr"}])"});
   for (const char* wanted :
-       {"1 chats have parts of contents that are not text (type \"image_url\")",
-        "1 chats have parts of contents that are not text (type number)", "1 chats have messages without \"content\"",
-        "the text of 1 messages of the role user", "the text of 1 messages of the role tool"}) {
+       {"1 chats have content parts that are not text (type \"image_url\")",
+        "1 chats have content parts that are not text (type number)",
+        "1 chats have messages with neither \"content\"", "the text of 1 messages with the role user",
+        "the text of 1 messages with the role tool"}) {
     EXPECT_TRUE(has_line(lines, wanted)) << wanted;
   }
   EXPECT_EQ(lines.size(), 5u);
@@ -388,7 +389,7 @@ TEST(ChatData, ReportNamesContentsWrittenAsPythonSource) {
     {"role": "assistant", "content": "arr"}])"});
   EXPECT_TRUE(
       has_line(lines, "2 chats have contents that are lists or objects, which the template writes as Python"));
-  EXPECT_TRUE(has_line(lines, "1 chats have contents that are no text (type number)"));
+  EXPECT_TRUE(has_line(lines, "1 chats have contents that are not text (type number)"));
   EXPECT_EQ(lines.size(), 2u);
 }
 
@@ -397,8 +398,8 @@ TEST(ChatData, ReportNamesRolesThatAreNotKnown) {
     {"from": "bing", "value": "lost"}, {"from": "bing", "value": "lost"}, {"from": "gpt", "value": "z"}]})",
                                          R"([{"role": "user", "content": "a"}, {"role": "model", "content": "lost"},
     {"role": "assistant", "content": "b"}])"});
-  EXPECT_TRUE(has_line(lines, "2 messages have the role bing, which is not known"));
-  EXPECT_TRUE(has_line(lines, "1 messages have the role model, which is not known"));
+  EXPECT_TRUE(has_line(lines, "2 messages have the role bing, which is unknown"));
+  EXPECT_TRUE(has_line(lines, "1 messages have the role model, which is unknown"));
   EXPECT_EQ(lines.size(), 2u);
 }
 
@@ -408,7 +409,7 @@ TEST(ChatData, TurnMayEndWithSeveralSpecialTokens) {
   EXPECT_TRUE(
       report_of((closed + "{% if not add_generation_prompt %}<|endoftext|>{% endif %}").c_str(), {chat}).empty());
   EXPECT_TRUE(has_line(report_of((closed + "{% if not add_generation_prompt %}more{% endif %}").c_str(), {chat}),
-                       "in 1 of 1 turns the last learned token is no end of turn"));
+                       "in 1 of 1 turns the last learned token does not end the turn"));
 }
 
 // Phi-3 ends a chat with eos_token where no generation prompt is requested.
@@ -458,7 +459,8 @@ TEST(ChatData, ReportCountsTurnsWithoutEnd) {
       "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
       "{% endgeneration %}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}";
   EXPECT_TRUE(report_of(ends, {chat}).empty());
-  EXPECT_TRUE(has_line(report_of(open, {chat, chat}), "in 4 of 4 turns the last learned token is no end of turn"));
+  EXPECT_TRUE(
+      has_line(report_of(open, {chat, chat}), "in 4 of 4 turns the last learned token does not end the turn"));
   EXPECT_TRUE(has_line(report_of(ends, {chat}, true), "in 1 of 1 turns"));
 }
 

@@ -249,7 +249,7 @@ TEST(SentencePieceFileReading, RefusesPiecesThatDoNotFitTogether) {
   EXPECT_NE(error(piece("a", 1)).find("unknown piece"), std::string::npos);
   EXPECT_NE(error(piece("<unk>", 2) + piece("<u>", 2) + piece("a", 1)).find("2 unknown"), std::string::npos);
   EXPECT_NE(error(piece("<unk>", 2) + piece("a", 1) + piece("a", 1)).find("'a' twice"), std::string::npos);
-  EXPECT_NE(error(piece("<unk>", 2)).find("no pieces to cut"), std::string::npos);
+  EXPECT_NE(error(piece("<unk>", 2)).find("no pieces for segmenting"), std::string::npos);
   EXPECT_EQ(error(piece("<unk>", 2) + piece(std::string(4096, 'a'), 1)), "");
   EXPECT_NE(error(piece("<unk>", 2) + piece(std::string(4097, 'a'), 1)).find("of 4097 bytes"), std::string::npos);
   EXPECT_NE(error(piece("<unk>", 2) + piece("a", 1) + piece("<0x41>", 6)).find("byte_fallback"), std::string::npos);

@@ -190,7 +190,7 @@ TEST(TokenizerFolder, RefusesAddedIdsAfterAGap) {
   EXPECT_NE(where.find("added_tokens.json: '<new>' = 1010: ids of added tokens must follow the vocabulary"),
             std::string::npos)
       << where;
-  EXPECT_NE(where.find("give the token the id 1004"), std::string::npos) << where;
+  EXPECT_NE(where.find("use the id 1004"), std::string::npos) << where;
 }
 
 TEST(TokenizerFolder, SentencePieceGetsTokensOfTheConfig) {

@@ -149,7 +149,7 @@ TEST(JsonTokenizerFile, IsRefusedWithTheFileThePlaceAndTheRule) {
       {"[]", "not a JSON object"},
       {small_json().substr(0, 200), "not JSON"},
       {std::string(200, '[') + std::string(200, ']'), "nested"},
-      {R"({"model": {"type": "Unigram"}})", "only BPE is"},
+      {R"({"model": {"type": "Unigram"}})", "use BPE"},
       {R"({"model": {"vocab": {"a": 4294967295}, "merges": []}})", "whole number"},
       {R"({"model": {"vocab": {"a": 0, "b": 0}, "merges": []}})", "same id"},
       {R"({"model": {"vocab": {"a": 0}, "merges": ["a z"]}})", "needs the token 'z'"},
@@ -157,7 +157,7 @@ TEST(JsonTokenizerFile, IsRefusedWithTheFileThePlaceAndTheRule) {
       {R"({"model": {"vocab": {"a": 0}}})", "merges"},
       {R"({"model": {"vocab": {}, "merges": []}})", "vocabulary is empty"},
       {small_json("", R"("dropout": 0.1, )"), "dropout"},
-      {small_json(R"("normalizer": {"type": "Nmt"},)"), "normalizer 'Nmt' is not known"},
+      {small_json(R"("normalizer": {"type": "Nmt"},)"), "normalizer 'Nmt'"},
       {small_json(R"("pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a"}, "behavior": "Isolated"},)"),
        "does not compile"},
       {small_json(

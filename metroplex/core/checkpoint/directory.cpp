@@ -72,7 +72,7 @@ Latest read_latest(files::FileSystem& disk, const std::string& root) {
   const std::string path = join_path(root, kLatest);
   if (!disk.exists(path)) return {};
   // Opening a FIFO would block.
-  if (!disk.file_size(path)) return {std::nullopt, base::concat("'", path, "' is no regular file")};
+  if (!disk.file_size(path)) return {std::nullopt, base::concat("'", path, "' is not a regular file")};
   std::string text;
   try {
     text = disk.read(path);
@@ -80,7 +80,7 @@ Latest read_latest(files::FileSystem& disk, const std::string& root) {
   const std::string word = text.substr(0, std::min(text.find(' '), text.size()));
   const auto name = parse_name(word);
   if (name && text == latest_text(word)) return {name, ""};
-  return {std::nullopt, base::concat("'", path, "' is damaged: it holds '", files::printable(text), "'")};
+  return {std::nullopt, base::concat("'", path, "' is damaged: it contains '", files::printable(text), "'")};
 }
 
 void write_latest(files::FileSystem& disk, const std::string& root, const CheckpointName& name) {

@@ -70,8 +70,8 @@ std::string time_now() {
              : "";
   base::throw_error("checkpoint",
                     base::concat("checkpoint.save = ", folder, " is in use by another run", who,
-                                 ": two runs would remove each other's checkpoints. Wait until it has ended or stop "
-                                 "it, or choose another checkpoint.save"));
+                                 ": two runs would remove each other's checkpoints. Wait until it ends, stop it, or "
+                                 "choose another checkpoint.save"));
 }
 
 }  // namespace

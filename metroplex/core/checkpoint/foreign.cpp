@@ -10,7 +10,7 @@ namespace {
 
 using files::join_path;
 
-constexpr const char* kHuggingFace = "the format of Hugging Face's transformers";
+constexpr const char* kHuggingFace = "the format of Hugging Face transformers";
 
 template <class Test>
 bool any_of(const std::vector<std::string>& names, const Test& test) {
@@ -37,13 +37,13 @@ std::string format_of_one(files::FileSystem& disk, const std::string& directory)
   const bool distributed = any_of(names, [](const std::string& name) { return name.ends_with(".distcp"); });
   if (has("common.pt") || (distributed && has("metadata.json"))) return "Megatron-LM's torch_dist format";
   if (distributed || has(".metadata"))
-    return "torch.distributed.checkpoint's format, as FSDP and Megatron-LM's torch_dcp write it";
+    return "torch.distributed.checkpoint's format, written by FSDP and Megatron-LM's torch_dcp";
   const bool megatron = any_of(names, [](const std::string& name) { return name.starts_with("mp_rank_"); });
   if (megatron || has("model_optim_rng.pt") || has("distrib_optim.pt")) return "Megatron-LM's torch format";
-  if (has("adapter_config.json")) return "PEFT's format of adapters";
+  if (has("adapter_config.json")) return "PEFT's adapter format";
   if (has("config.json") && any_of(names, is_weight_file)) return kHuggingFace;
   if (any_of(names, [](const std::string& name) { return name.starts_with("consolidated."); }))
-    return "the format of Meta's and Mistral's own releases";
+    return "the format of Meta's and Mistral's releases";
   if (has("model_weights.ckpt")) return "NeMo's format";
   if (any_of(names, [](const std::string& name) { return name.ends_with(".gguf"); }))
     return "llama.cpp's GGUF format";
@@ -59,9 +59,8 @@ bool is_checkpoint_name(const std::string& name) {
 
 std::string fix_of(const std::string& format) {
   if (format == kHuggingFace) return "start from its weights with --model.from DIR, which reads safetensors files";
-  return "write it as a Hugging Face directory with the other program's converter, and start from that with "
-         "--model.from "
-         "DIR";
+  return "convert it to a Hugging Face directory with the other program's converter, and start from that with "
+         "--model.from DIR";
 }
 
 }  // namespace
@@ -83,15 +82,16 @@ std::string foreign_format(files::FileSystem& disk, const std::string& directory
   if (!found.empty()) return found;
   if (global_steps) return "DeepSpeed's format";
   const bool tracked = std::find(names.begin(), names.end(), "latest_checkpointed_iteration.txt") != names.end();
-  return tracked ? "a format of Megatron-LM's" : "";
+  return tracked ? "a Megatron-LM format" : "";
 }
 
 void refuse_foreign(files::FileSystem& disk, const std::string& path) {
   const std::string format = foreign_format(disk, path);
-  MPX_CHECK(format.empty(), "checkpoint", "'", path, "' holds a checkpoint in ", format,
-            "; metroplex reads its own (docs/checkpoint_format.md) and the weights of Hugging Face directories in "
-            "safetensors files (docs/huggingface.md): ",
-            fix_of(format));
+  MPX_CHECK(
+      format.empty(), "checkpoint", "'", path, "' contains a checkpoint in ", format,
+      "; metroplex reads its own format (docs/checkpoint_format.md) and the weights of Hugging Face directories "
+      "in safetensors files (docs/huggingface.md): ",
+      fix_of(format));
 }
 
 }  // namespace metroplex::checkpoint

@@ -21,8 +21,8 @@ Reader::Reader(FileSystem& disk, std::string directory) : TensorSource(std::move
   manifest_ = files::parse_manifest(disk_.map(path).text(), path);
   const auto name = parse_name(files::base_name(disk_.canonical(this->directory())));
   MPX_CHECK(!name || name->iteration == manifest_.iteration, "checkpoint", "'", this->directory(),
-            "' has the name of iteration ", name ? name->iteration : 0, ", its manifest says iteration ",
-            manifest_.iteration, "; give the folder the name that it was saved under");
+            "' has the name of iteration ", name ? name->iteration : 0, ", but its manifest has iteration ",
+            manifest_.iteration, "; restore the original name of the folder");
   files_.resize(manifest_.files.size());
   covered_.resize(manifest_.tensors.size());
   for (const ManifestTensor& tensor : manifest_.tensors) {
@@ -37,7 +37,7 @@ files::Bytes Reader::map_file(size_t file) const {
   const files::Bytes bytes = disk_.map(file_path(file));
   const int64_t expected = manifest_.files[file].bytes;
   MPX_CHECK(static_cast<int64_t>(bytes.size) == expected, "checkpoint", "'", file_path(file), "' is damaged: it has ",
-            bytes.size, " bytes, its manifest says ", expected);
+            bytes.size, " bytes, but its manifest lists ", expected);
   return bytes;
 }
 
@@ -52,12 +52,12 @@ const std::byte* Reader::piece_data(const ManifestTensor& tensor, const Manifest
   const files::SafetensorsFile& file = open_file(static_cast<size_t>(piece.file));
   const files::TensorInfo* info = file.find(piece.key);
   MPX_CHECK(info != nullptr, "checkpoint", "'", file.path(), "' has no '", printable(piece.key),
-            "', which its manifest names");
+            "', which its manifest lists");
   const auto bytes =
       static_cast<uint64_t>(piece.end - piece.begin) * static_cast<uint64_t>(files::dtype_bits(tensor.dtype) / 8);
   MPX_CHECK(info->dtype == tensor.dtype && info->end - info->begin == bytes, "checkpoint", "'", file.path(),
-            "' holds '", printable(piece.key), "' as ", info->end - info->begin, " bytes of ",
-            files::dtype_name(info->dtype), ", its manifest says ", bytes, " bytes of ",
+            "' contains '", printable(piece.key), "' as ", info->end - info->begin, " bytes of ",
+            files::dtype_name(info->dtype), ", but its manifest lists ", bytes, " bytes of ",
             files::dtype_name(tensor.dtype));
   return file.data(*info);
 }
@@ -69,7 +69,7 @@ const std::byte* Reader::checked_data(size_t tensor, size_t piece) {
     const auto element_bytes = static_cast<size_t>(files::dtype_bits(manifest_.tensors[tensor].dtype) / 8);
     MPX_CHECK(files::checksum(data, static_cast<size_t>(entry.end - entry.begin) * element_bytes) == entry.checksum,
               "checkpoint", "'", files_[static_cast<size_t>(entry.file)]->path(), "' is damaged: the checksum of '",
-              printable(entry.key), "' is not the one in the manifest");
+              printable(entry.key), "' does not match the manifest");
     checked_[tensor][piece] = true;
   }
   return data;
@@ -101,7 +101,7 @@ void Reader::verify_file(size_t file) {
   const files::Bytes bytes = map_file(file);
   const files::Checksum found = files::checksum(bytes.data, bytes.size), expected = manifest_.files[file].checksum;
   MPX_CHECK(found == expected, "checkpoint", "'", file_path(file), "' is damaged: its checksum is ",
-            files::to_hex(found), ", its manifest says ", files::to_hex(expected));
+            files::to_hex(found), ", but its manifest lists ", files::to_hex(expected));
   for (size_t t = 0; t < manifest_.tensors.size(); ++t) {
     for (size_t p = 0; p < manifest_.tensors[t].pieces.size(); ++p) {
       if (manifest_.tensors[t].pieces[p].file == static_cast<int64_t>(file)) checked_data(t, p);
@@ -165,7 +165,7 @@ std::vector<std::string> first_candidates(FileSystem& disk, const std::string& r
   if (!latest.problem.empty()) lines.push_back("!" + latest.problem);
   if (!latest.name) return lines;
   if (disk.is_directory(join_path(root, to_string(*latest.name)))) return {to_string(*latest.name)};
-  return {"!'" + join_path(root, kLatest) + "' names " + to_string(*latest.name) + ", which is not there"};
+  return {"!'" + join_path(root, kLatest) + "' names " + to_string(*latest.name) + ", which does not exist"};
 }
 
 // Returns the candidates after the first: its ancestors, then abandoned branches. If the checkpoint is missing, all
@@ -196,7 +196,7 @@ std::string of_a_left_branch(FileSystem& disk, const std::string& root, const st
   if (!latest.name || !name) return "";
   const History history = history_of(disk, root, list_checkpoints(disk, root), *latest.name);
   const bool left = std::find(history.left.begin(), history.left.end(), *name) != history.left.end();
-  return left ? base::concat(used, " is of a branch that ", to_string(*latest.name), " did not come from") : "";
+  return left ? base::concat(used, " belongs to a branch that ", to_string(*latest.name), " does not continue") : "";
 }
 
 }  // namespace
@@ -228,8 +228,8 @@ Found open_newest(FileSystem& disk, const std::string& root, Exchange& exchange)
   }
   std::string reasons;
   for (const std::string& problem : found.problems) reasons += "\n  " + problem;
-  MPX_CHECK(found.problems.empty(), "checkpoint", "no sound checkpoint is left in '", root, "':", reasons,
-            "\nchoose another checkpoint.load, or move the folder away to start anew");
+  MPX_CHECK(found.problems.empty(), "checkpoint", "no intact checkpoint is left in '", root, "':", reasons,
+            "\nchoose another checkpoint.load, or move the folder away to start a new run");
   found.others = lines_of_rank_0(exchange, [&] { return other_entries(disk, root); });
   return found;
 }
@@ -249,7 +249,7 @@ std::unique_ptr<Reader> open_iteration(FileSystem& disk, const std::string& root
   std::string problem;
   auto reader = open_together(disk, join_path(root, lines.at(0)), exchange, problem);
   MPX_CHECK(reader != nullptr, "checkpoint", problem,
-            "; choose another iteration, or none to use the newest sound one");
+            "; choose another iteration, or none to use the newest intact one");
   return reader;
 }
 
@@ -270,7 +270,7 @@ Found open_path(FileSystem& disk, const std::string& path, int64_t iteration, Ex
   found.reader = open_together(disk, path, exchange, problem);
   MPX_CHECK(found.reader != nullptr, "checkpoint", problem);
   MPX_CHECK(iteration == 0 || found.reader->manifest().iteration == iteration, "checkpoint", "'", path,
-            "' is of iteration ", found.reader->manifest().iteration, ", not ", iteration);
+            "' has iteration ", found.reader->manifest().iteration, ", not ", iteration);
   return found;
 }
 

@@ -64,7 +64,7 @@ class Shard {
       } else {
         sink(source.local->data, info.end - info.begin);
       }
-      MPX_ASSERT(bytes == info.end - info.begin, "'", info.name, "' gave ", bytes, " bytes, not ",
+      MPX_ASSERT(bytes == info.end - info.begin, "'", info.name, "' provided ", bytes, " bytes, not ",
                  info.end - info.begin);
       manifest_.tensors[source.tensor].pieces[source.piece].checksum = sum.sum();
     }
@@ -115,8 +115,8 @@ void merge(Manifest& all, Manifest part, int rank, std::map<std::pair<std::strin
     }
     ManifestTensor& known = all.tensors[it->second];
     MPX_CHECK(known.shape == tensor.shape && known.dtype == tensor.dtype, "checkpoint",
-              label(tensor.name, tensor.kind), ": rank ", rank, " holds it as ", files::dtype_name(tensor.dtype),
-              describe_shape(tensor.shape), ", a lower rank as ", files::dtype_name(known.dtype),
+              label(tensor.name, tensor.kind), ": rank ", rank, " has it as ", files::dtype_name(tensor.dtype),
+              describe_shape(tensor.shape), ", but a lower rank as ", files::dtype_name(known.dtype),
               describe_shape(known.shape));
     std::move(tensor.pieces.begin(), tensor.pieces.end(), std::back_inserter(known.pieces));
   }
@@ -154,8 +154,8 @@ class Coordinator {
   std::string begin() {
     disk_.make_directories(root_);
     lock_ = disk_.try_lock(join_path(root_, kLock));
-    MPX_CHECK(lock_ != nullptr, "checkpoint", "another run is saving into '", root_,
-              "' at this moment; give each run its own checkpoint.save");
+    MPX_CHECK(lock_ != nullptr, "checkpoint", "another run is currently saving to '", root_,
+              "'; give each run its own checkpoint.save");
     sweep(disk_, root_);
     while (disk_.exists(join_path(root_, to_string(name_)))) ++name_.attempt;
     temporary_ = join_path(root_, kTemporaryPrefix + to_string(name_));

@@ -64,10 +64,10 @@ void TensorSource::fill(const Target& target) {
   }
   const files::TensorForm& tensor = tensors_[it->second];
   MPX_CHECK(tensor.shape == target.global_shape, "checkpoint", what, " has shape ", describe_shape(tensor.shape),
-            ", the run wants ", describe_shape(target.global_shape),
+            ", but the run requires ", describe_shape(target.global_shape),
             "; set the model section as in the checkpoint's config");
   MPX_CHECK(tensor.dtype == target.dtype, "checkpoint", what, " has dtype ", files::dtype_name(tensor.dtype),
-            ", the run wants ", files::dtype_name(target.dtype));
+            ", but the run requires ", files::dtype_name(target.dtype));
   read_[it->second] = true;
   read(it->second, region_of(target), target.data);
 }

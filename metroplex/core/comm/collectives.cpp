@@ -52,7 +52,7 @@ int64_t wrap_dim(const at::Tensor& x, int64_t dim) {
 int64_t part_of(const at::Tensor& x, int64_t dim, const Group& group) {
   MPX_CHECK(x.size(dim) % group.size() == 0, "comm", "size ", x.size(dim), " of dim ", dim,
             " is not a multiple of the ", group.size(), " ranks of group ", group.name(),
-            "; choose sizes that the group divides");
+            "; choose sizes divisible by the group size");
   return x.size(dim) / group.size();
 }
 
@@ -78,7 +78,7 @@ at::Tensor all_gather(const at::Tensor& x, int64_t dim, const Group& group) {
 }
 
 Handle all_gather_into_async(const at::Tensor& out, const at::Tensor& x, const Group& group) {
-  MPX_ASSERT(out.is_contiguous() && x.is_contiguous(), "all_gather_into_async wants contiguous tensors");
+  MPX_ASSERT(out.is_contiguous() && x.is_contiguous(), "all_gather_into_async requires contiguous tensors");
   MPX_ASSERT(out.numel() == x.numel() * group.size(), "all_gather_into_async: ", out.numel(), " elements for ",
              group.size(), " x ", x.numel());
   if (group.size() > 1) return Handle(group.backend().all_gather(out.detach(), x.detach()));
@@ -99,7 +99,7 @@ at::Tensor reduce_scatter(const at::Tensor& x, int64_t dim, const Group& group) 
 }
 
 Handle reduce_scatter_into_async(const at::Tensor& out, const at::Tensor& x, const Group& group) {
-  MPX_ASSERT(out.is_contiguous() && x.is_contiguous(), "reduce_scatter_into_async wants contiguous tensors");
+  MPX_ASSERT(out.is_contiguous() && x.is_contiguous(), "reduce_scatter_into_async requires contiguous tensors");
   MPX_ASSERT(x.numel() == out.numel() * group.size(), "reduce_scatter_into_async: ", x.numel(), " elements for ",
              group.size(), " x ", out.numel());
   if (group.size() > 1) return Handle(group.backend().reduce_scatter(out.detach(), x.detach(), ReduceOp::sum));
@@ -125,8 +125,8 @@ Exchange all_to_all_async(const at::Tensor& x, const std::vector<int64_t>& out_s
                           const std::vector<int64_t>& in_splits, const Group& group) {
   if (group.size() == 1) return {x, {}};
   const auto members = static_cast<size_t>(group.size());
-  MPX_ASSERT(out_splits.size() == members && in_splits.size() == members, "all_to_all wants one split a member");
-  MPX_ASSERT(x.is_contiguous(), "all_to_all_async wants a contiguous tensor");
+  MPX_ASSERT(out_splits.size() == members && in_splits.size() == members, "all_to_all requires one split per member");
+  MPX_ASSERT(x.is_contiguous(), "all_to_all_async requires a contiguous tensor");
   MPX_ASSERT(std::accumulate(in_splits.begin(), in_splits.end(), int64_t{0}) == x.size(0),
              "all_to_all: in_splits do not add up to ", x.size(0), " rows");
   const at::NoGradGuard no_grad;
@@ -140,10 +140,10 @@ Exchange all_to_all_async(const at::Tensor& x, const std::vector<int64_t>& out_s
 namespace {
 
 void check_rows(const CountedRows& at, const Group& group) {
-  MPX_ASSERT(at.rows.is_contiguous() && at.counts.is_contiguous(), "exchange_rows wants contiguous tensors");
+  MPX_ASSERT(at.rows.is_contiguous() && at.counts.is_contiguous(), "exchange_rows requires contiguous tensors");
   MPX_ASSERT(at.rows.dim() > 0 && at.counts.numel() == group.size() && at.counts.scalar_type() == at::kLong &&
                  at.counts.device() == at.rows.device(),
-             "exchange_rows wants int64 counts of ", group.size(), " members beside the rows");
+             "exchange_rows requires int64 counts of ", group.size(), " members on the device of the rows");
 }
 
 // In a group of one, rows are dropped only when they exceed `capacity`, the length of `in` or the length of `out`.
@@ -164,7 +164,7 @@ Handle exchange_rows_async(const CountedRows& out, const CountedRows& in, int64_
              "exchange_rows: rows of ", in.rows.sizes(), " ", in.rows.dtype(), " into ", out.rows.sizes(), " ",
              out.rows.dtype());
   MPX_ASSERT(capacity > 0 && overflow.numel() == 1 && overflow.scalar_type() == at::kInt,
-             "exchange_rows wants a capacity and a flag of int32");
+             "exchange_rows requires a capacity and an int32 flag");
   const at::NoGradGuard no_grad;
   const CountedRows to{out.rows.detach(), out.counts}, from{in.rows.detach(), in.counts};
   if (group.size() > 1) return Handle(group.backend().exchange_rows(to, from, capacity, overflow));
@@ -181,7 +181,8 @@ void check_owners(const at::Tensor& rows, const at::Tensor& slots, const at::Ten
              "rows of ", rows.sizes(), " ", rows.dtype(), " and slots of ", slots.sizes(), " ", slots.dtype());
   MPX_ASSERT(owners.scalar_type() == at::kInt && owners.numel() == group.size() * slots.size(0) &&
                  owners.device() == rows.device(),
-             "int32 owners of ", slots.size(0), " slots on each of ", group.size(), " members are beside the rows");
+             "int32 owners of ", slots.size(0), " slots on each of ", group.size(),
+             " members must be on the device of the rows");
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ Group::Group(GroupSpec spec, int index, std::shared_ptr<GroupBackend> backend)
 }
 
 GroupBackend& Group::backend() const {
-  MPX_ASSERT(backend_, "a group of one has no backend");
+  MPX_ASSERT(backend_, "a group of one rank has no backend");
   return *backend_;
 }
 

@@ -27,7 +27,7 @@ namespace {
 
 void check_world(int world_size, const topology::RankGrid& grid) {
   MPX_CHECK(world_size == grid.world_size(), "comm", world_size, " ranks were started for a layout of ",
-            grid.world_size(), " ranks; start as many as tp*cp*pp*dp");
+            grid.world_size(), " ranks; start tp*cp*pp*dp ranks");
 }
 
 c10::Device device_of(int gpu) {

@@ -32,7 +32,7 @@ class Variables {
     for (const std::string& name : missing_) names += (names.empty() ? "" : ", ") + name;
     MPX_CHECK(missing_.empty(), "comm", launcher_, " started this process, but ", names,
               missing_.size() == 1 ? " is" : " are",
-              " not set; set what is missing, or use --nproc to start the ranks here");
+              " not set; set the missing variables, or use --nproc to start the ranks here");
   }
 
  private:
@@ -147,7 +147,7 @@ LaunchEnvironment read_slurm(const Environment& environment) {
       environment("SLURM_STEP_TASKS_PER_NODE").value_or(environment("SLURM_TASKS_PER_NODE").value_or("1"));
   launch.local_size = tasks_on_node(tasks, variables.number_or("SLURM_NODEID", 0, kMaxRanks));
   MPX_CHECK(launch.local_size > 0, "comm", "Slurm's tasks of each node, ", tasks,
-            ", are none here; start ranks with srun");
+            ", include none on this node; start ranks with srun");
   if (variables.has("MASTER_ADDR")) {
     launch.master_addr = variables.text("MASTER_ADDR");
   } else {
@@ -208,8 +208,8 @@ std::optional<LaunchEnvironment> launch_from_environment(const Environment& envi
     LaunchEnvironment launch = launcher.read(environment);
     launch.secret = environment("METROPLEX_SECRET").value_or("");
     launch.interface = environment("GLOO_SOCKET_IFNAME").value_or("");
-    MPX_CHECK(launch.rank < launch.world_size, "comm", launch.launcher, " calls this rank ", launch.rank, " of ",
-              launch.world_size, "; ranks count from 0");
+    MPX_CHECK(launch.rank < launch.world_size, "comm", launch.launcher, " started this process as rank ", launch.rank,
+              " of ", launch.world_size, "; ranks count from 0");
     return launch;
   }
   return std::nullopt;

@@ -84,7 +84,7 @@ std::vector<std::string> addresses_of(const std::string& names, const std::strin
               name, "' with an address; it has ", known);
     addresses.push_back(found->address);
   }
-  MPX_CHECK(!addresses.empty(), "config", source, " names no interface");
+  MPX_CHECK(!addresses.empty(), "config", source, " does not name an interface");
   return addresses;
 }
 
@@ -128,10 +128,10 @@ void allow_open_files(int64_t world_size) {
     if (::setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
   }
   const int64_t needed = kOfARank + kOfAPeer * world_size;
-  MPX_CHECK(limit.rlim_cur >= static_cast<rlim_t>(needed), "config", "RLIMIT_NOFILE lets a process open ",
-            limit.rlim_cur, " files, and with ", world_size, " ranks over gloo it may open ", needed,
-            ": its files and connections; raise the limit (ulimit -Hn, or LimitNOFILE of the service), start fewer "
-            "ranks, or take run.backend = threads on one machine");
+  MPX_CHECK(limit.rlim_cur >= static_cast<rlim_t>(needed), "config", "RLIMIT_NOFILE = ", limit.rlim_cur, ": with ",
+            world_size, " ranks over gloo, a process needs up to ", needed,
+            " files and connections; raise the limit (ulimit -Hn, or LimitNOFILE of the service), start fewer "
+            "ranks, or use run.backend = threads on one machine");
 }
 
 std::string host_name() {
@@ -174,7 +174,7 @@ int listen_at_name(const std::string& host, uint16_t port, bool others) {
   }
   MPX_CHECK(fd >= 0, "comm", "port ", port, " of ", host, ": ",
             error == EADDRINUSE ? "is in use by another program, or by a second process that was started as rank 0; "
-                                  "choose another master port, or give each process a rank of its own"
+                                  "choose another master port, or give each process its own rank"
                                 : std::strerror(error));
   return fd;
 }
@@ -198,7 +198,7 @@ int connect_by_name(const std::string& host, uint16_t port, std::chrono::millise
 
 std::pair<int, uint16_t> listen_at(const std::string& address) {
   const Addresses list = resolve(address, 0, SOCK_STREAM, AI_NUMERICHOST | AI_PASSIVE);
-  MPX_CHECK(list, "comm", "'", address, "' is no address of this machine");
+  MPX_CHECK(list, "comm", "'", address, "' is not an address of this machine");
   const int fd = ::socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   sockaddr_storage bound{};
   socklen_t size = sizeof bound;
@@ -207,7 +207,7 @@ std::pair<int, uint16_t> listen_at(const std::string& address) {
   if (!listens) {
     const std::string error = std::strerror(errno);
     if (fd >= 0) ::close(fd);
-    throw base::Error("comm", base::concat("no socket can listen at ", address, ": ", error));
+    throw base::Error("comm", base::concat("cannot listen at ", address, ": ", error));
   }
   const bool four = bound.ss_family == AF_INET;
   return {fd, ntohs(four ? reinterpret_cast<sockaddr_in*>(&bound)->sin_port

@@ -17,7 +17,7 @@
 namespace metroplex::comm {
 
 Listener::Listener(uint16_t port) : secret_(random_secret()), fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-  MPX_CHECK(fd_ >= 0, "comm", "no socket: ", std::strerror(errno));
+  MPX_CHECK(fd_ >= 0, "comm", "cannot create a socket: ", std::strerror(errno));
   const int one = 1;
   ::setsockopt(fd_, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
   sockaddr_in address{};
@@ -79,7 +79,7 @@ void keep_over_exec(int fd) { ::fcntl(fd, F_SETFD, 0); }
 
 Child start_child(int rank, const SpawnOptions& options, const Listener& listener, const sigset_t& mask) {
   int pipe_ends[2];
-  MPX_CHECK(::pipe2(pipe_ends, O_CLOEXEC) == 0, "comm", "no pipe: ", std::strerror(errno));
+  MPX_CHECK(::pipe2(pipe_ends, O_CLOEXEC) == 0, "comm", "cannot create a pipe: ", std::strerror(errno));
   std::vector<std::string> command = options.command;
   std::vector<std::string> variables = environment_of(rank, options, listener, pipe_ends[1]);
   const std::vector<char*> argv = pointers(command);

@@ -58,7 +58,7 @@ size_t furthest_behind(const std::vector<double>& weights, const std::vector<int
 }
 
 BlendIndex blend_index_of(size_t num_datasets, int64_t size) {
-  MPX_CHECK(num_datasets < 32767, "data", "a blend of ", num_datasets, " datasets; at most 32766 are possible");
+  MPX_CHECK(num_datasets < 32767, "data", "the blend has ", num_datasets, " datasets; the maximum is 32766");
   BlendIndex index;
   index.dataset.reserve(static_cast<size_t>(size));
   index.sample.reserve(static_cast<size_t>(size));
@@ -81,7 +81,7 @@ std::optional<Blend> parse_blend(const std::vector<std::string>& words) {
   }
   if (numbers == 0) return Blend{words, std::nullopt};
   MPX_CHECK(numbers == weights.size(), "data", "data path: ", numbers, " of ", weights.size(),
-            " weights are numbers; give WEIGHT PREFIX pairs, or prefixes alone");
+            " weights are numbers; list WEIGHT PREFIX pairs, or only prefixes");
   blend.weights = std::move(weights);
   return blend;
 }
@@ -106,15 +106,16 @@ std::array<double, 3> parse_split(const std::string& split) {
       shares.push_back(*share);
     } else {
       MPX_CHECK(split[at] == ',' || split[at] == ' ', "data", "data.split = '", split, "': '", split[at],
-                "' is not expected; give up to three shares, like 969, 30, 1");
+                "' is not valid here; list up to three shares, like 969, 30, 1");
       end = at + 1;
     }
     at = end;
   }
   MPX_CHECK(!shares.empty() && shares.size() <= 3, "data", "data.split = '", split, "' has ", shares.size(),
-            " shares; give one to three: train, valid, test");
+            " shares; list one to three: train, valid, test");
   shares.resize(3, 0.0);
-  MPX_CHECK(shares[0] + shares[1] + shares[2] > 0, "data", "data.split = '", split, "': all shares are 0");
+  MPX_CHECK(shares[0] + shares[1] + shares[2] > 0, "data", "data.split = '", split,
+            "': all shares are 0; at least one must be positive");
   const auto normal = normalize(shares);
   return {normal[0], normal[1], normal[2]};
 }
@@ -188,9 +189,9 @@ BlendedDataset::BlendedDataset(std::vector<std::shared_ptr<const Dataset>> datas
   for (size_t d = 0; d < datasets_.size(); ++d) {
     sizes.push_back(datasets_[d] ? datasets_[d]->size() : 0);
     MPX_CHECK(sizes[d] > 0, "data", "split ", name, ": dataset ", d,
-              " of the blend has no whole sample in it; leave it out, or change data.split");
+              " of the blend does not have a complete sample; omit it, or change data.split");
     MPX_CHECK(weights[d] > 0, "data", "split ", name, ": dataset ", d, " of the blend has weight ", weights[d],
-              ", weights must be positive; leave the dataset out");
+              "; weights must be positive; omit the dataset");
     description << weights[d] << " of " << sizes[d] << "\n";
   }
   entry_ = cache.get("BlendedDataset", description.str(), [&] {
@@ -204,8 +205,8 @@ BlendedDataset::BlendedDataset(std::vector<std::shared_ptr<const Dataset>> datas
   sample_ = entry_.array<int64_t>("dataset_sample_index");
   for (size_t i = 0; i < dataset_.size(); ++i) {
     const auto d = static_cast<size_t>(dataset_[i]);
-    MPX_CHECK(sample_[i] < sizes[d], "data", "split ", name, ": the blend asks dataset ", d, " for sample ",
-              sample_[i], " and it has ", sizes[d], "; lower its weight or the number of samples");
+    MPX_CHECK(sample_[i] < sizes[d], "data", "split ", name, ": the blend needs sample ", sample_[i], " of dataset ",
+              d, ", which has ", sizes[d], " samples; reduce its weight or the number of samples");
   }
 }
 

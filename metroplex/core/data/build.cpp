@@ -152,8 +152,8 @@ class Builder {
     refuse_loss_mask(prefix);
     if (!holds_chats(disk_, prefix)) return std::make_shared<IndexedSource>(disk_, prefix);
     MPX_CHECK(config_.reset_position_ids && config_.reset_attention_mask, "config", "'", prefix,
-              "' holds chats, several of which are in one sample: set data.reset_position_ids = true and "
-              "data.reset_attention_mask = true, so that none sees another");
+              "' contains chats, and a sample can contain several: set data.reset_position_ids = true and "
+              "data.reset_attention_mask = true, so that no chat attends to another");
     return std::make_shared<ChatSource>(disk_, prefix);
   }
 
@@ -172,20 +172,22 @@ class Builder {
   static void check_weights(const Blend& blend, const SplitBounds& bounds, const std::array<int64_t, 3>& sizes) {
     for (size_t d = 0; d < blend.prefixes.size(); ++d)
       MPX_CHECK((*blend.weights)[d] > 0, "data", "dataset '", blend.prefixes[d], "' has weight ", (*blend.weights)[d],
-                "; weights must be positive, leave the dataset out");
+                "; weights must be positive; omit the dataset");
     for (size_t i = 0; i < 3; ++i)
       MPX_CHECK(!bounds[i] || sizes[i] >= 0, "data", "split ", kSplitNames[i],
-                ": weights need a number of samples; leave the weights out to read every sample once");
+                ": weights require a number of samples; omit the weights to read every sample once");
   }
 
   std::string way_to_fill(size_t split, int64_t documents) const {
     static constexpr const char* kFair = "80,10,10";
     const auto [begin, end] = split_range(*split_bounds(parse_split(kFair))[split], documents);
-    const std::string none = split == 0 ? "" : ", or ask for none of this split (train.eval_iters 0)";
+    const std::string none = split == 0 ? "" : ", or use no samples of this split (train.eval_iters = 0)";
     if (end > begin)
-      return base::concat("data.split is '", config_.split, "': give it a larger share, ", kFair, " gives it ",
-                          end - begin, none);
-    return "make more and shorter documents (metroplex preprocess --split-documents ends one at a blank line)" + none;
+      return base::concat("data.split is '", config_.split, "': increase its share (", kFair, " would give it ",
+                          end - begin, ")", none);
+    return "create more and shorter documents (metroplex preprocess --split-documents ends a document at a blank "
+           "line)" +
+           none;
   }
 
   // Returns the documents of a split; empty if it has no tokens. Throws in that case if `size` samples are requested.
@@ -193,14 +195,14 @@ class Builder {
                                     const std::pair<double, double>& bounds, size_t split, int64_t size) const {
     const auto [begin, end] = split_range(bounds, source->num_sequences());
     MPX_CHECK(source->num_sequences() <= 0x7fffffff, "data", "'", source->name(), "' has ", source->num_sequences(),
-              " documents, at most 2147483647 are possible");
+              " documents; the maximum is 2147483647");
     std::vector<int32_t> documents(static_cast<size_t>(std::max<int64_t>(end - begin, 0)));
     std::iota(documents.begin(), documents.end(), static_cast<int32_t>(begin));
     const bool has_tokens =
         std::any_of(documents.begin(), documents.end(), [&](int32_t d) { return source->length(d) > 0; });
     MPX_CHECK(has_tokens || size <= 0, "data", "split ", kSplitNames[split], " of '", source->name(), "' has ",
-              documents.size(), " of its ", source->num_sequences(), " documents and no token, and ", size,
-              " samples are wanted; ", way_to_fill(split, source->num_sequences()));
+              documents.size(), " of its ", source->num_sequences(), " documents and no tokens, but ", size,
+              " samples are required; ", way_to_fill(split, source->num_sequences()));
     if (!has_tokens) documents.clear();
     return documents;
   }
@@ -284,10 +286,10 @@ static void check_tokenizers(const config::Data& config, const BuildOptions& opt
     for (const std::string& prefix : part.blend.prefixes) {
       const std::string recorded = recorded_tokenizer(disk, prefix);
       MPX_CHECK(recorded.empty() || recorded == options.tokenizer, "data", "dataset '", prefix,
-                "': its tokens come from the tokenizer ", recorded, ", but the tokenizer of this run is ",
+                "': its tokens were made with the tokenizer ", recorded, ", but the tokenizer of this run is ",
                 options.tokenizer,
                 "; set data.tokenizer_model to the tokenizer of the data, run metroplex preprocess again, or set "
-                "data.allow_other_tokenizer = true if both give equal ids");
+                "data.allow_other_tokenizer = true if both produce the same ids");
     }
   }
 }
@@ -296,11 +298,11 @@ Splits build_datasets(const config::Data& config, const BuildOptions& options, f
   const auto own = own_paths(config);
   const bool per_split = std::any_of(own.begin(), own.end(), [](const auto* words) { return !words->empty(); });
   MPX_CHECK(options.seed <= 0xffffffffu, "data", "run.seed = ", options.seed,
-            ": the order of the data takes seeds of 32 bits");
-  MPX_CHECK(config.mock_data + per_split + !config.data_path.empty() == 1, "data",
-            "exactly one of data.data_path, data.train_data_path (with valid and test) and data.mock_data says where "
-            "samples come from; ",
-            config.mock_data + per_split + !config.data_path.empty(), " are set");
+            ": the order of the data requires a 32-bit seed");
+  MPX_CHECK(
+      config.mock_data + per_split + !config.data_path.empty() == 1, "data",
+      "exactly one of data.data_path, data.train_data_path (with valid and test) and data.mock_data must be set; ",
+      config.mock_data + per_split + !config.data_path.empty(), " are set");
 
   check_tokenizers(config, options, disk);
   // The datasets hold mapped bytes but no reference to the disk, which may be destroyed after this.
@@ -318,7 +320,7 @@ Splits build_datasets(const config::Data& config, const BuildOptions& options, f
   for (const Part& part : parts_of(config, options)) {
     const Datasets made = builder.from_blend(part.blend, part.bounds, part.sizes);
     MPX_CHECK(!config.multiple_validation_sets || !part.bounds[1] || part.sizes[1] == 0 || made[1], "data",
-              "data.valid_data_path = ", part.blend.prefixes[0], ": holds no sample; leave it out");
+              "data.valid_data_path = ", part.blend.prefixes[0], ": contains no samples; omit it");
     add(made);
   }
   splits.train_order = train_order(config, options, disk);
@@ -367,7 +369,7 @@ void check_splits(const config::Data& config, const BuildOptions& options, files
     builder.look(part.blend, part.bounds, part.sizes);
     trains = trains || part.bounds[0].has_value();
   }
-  MPX_CHECK(trains, "data", "the training split has no samples; give it a share in data.split");
+  MPX_CHECK(trains, "data", "the training split has no samples; set its share in data.split");
 }
 
 std::string order_problem(const config::Data& config, const BuildOptions& options, files::FileSystem& disk) {

@@ -17,14 +17,14 @@ void check_lengths(const TokenSource& source, std::span<const int32_t> chats, co
   for (const int32_t chat : chats) {
     const int64_t length = source.length(chat);
     MPX_CHECK(length >= 2, "data", "'", source.name(), "': chat ", chat, " has ", length,
-              " tokens, none of which is predicted; metroplex preprocess --chat leaves such out");
+              " tokens, none of which is predicted; metroplex preprocess --chat leaves such chats out");
     too_long += length > options.sequence_length + 1;
     longest = std::max(longest, length);
   }
   MPX_CHECK(too_long == 0, "data", "'", source.name(), "': ", too_long, " of ", chats.size(), " chats (",
-            options.split, ") have more tokens than a sample takes, ", options.sequence_length + 1,
+            options.split, ") have more tokens than the maximum of a sample, ", options.sequence_length + 1,
             "; the longest has ", longest,
-            "; give a longer train.seq_length, or metroplex preprocess --chat --seq-length ", options.sequence_length,
+            "; increase train.seq_length, or run metroplex preprocess --chat --seq-length ", options.sequence_length,
             " --long cut (or drop)");
 }
 
@@ -50,11 +50,11 @@ IndexArrays packed_arrays(const TokenSource& source, std::span<const int32_t> ch
     const double share =
         std::max(1.0, static_cast<double>(options.num_samples) / static_cast<double>(begins.size() - 1));
     const double bytes = 2 * share * (static_cast<double>(order.size()) * 4 + static_cast<double>(begins.size()) * 8);
-    MPX_CHECK(!free || bytes < static_cast<double>(free->bytes), "config", "split ", options.split, " of '",
-              source.name(), "': to put ", options.num_samples, " samples in order takes about ",
-              static_cast<int64_t>(bytes / (1 << 20)),
-              " MiB of memory, more than is free; ask for fewer (train.train_iters, train.train_samples, "
-              "train.eval_iters)");
+    MPX_CHECK(
+        !free || bytes < static_cast<double>(free->bytes), "config", "split ", options.split, " of '", source.name(),
+        "': the order of ", options.num_samples, " samples takes about ", static_cast<int64_t>(bytes / (1 << 20)),
+        " MiB of memory, more than is free; reduce the number of samples (train.train_iters, train.train_samples, "
+        "train.eval_iters)");
   }
   IndexArrays arrays;
   arrays.add("chats", std::move(order));
@@ -140,7 +140,7 @@ void ChatDataset::get(int64_t index, Sample& out) const {
     for (const int64_t token : text)
       MPX_CHECK(token >= 0 && (options_.vocab_size <= 0 || token < options_.vocab_size), "data", "'", source_->name(),
                 ".bin': token ", token, " of chat ", chat, " is outside the vocabulary of ", options_.vocab_size,
-                "; the data was made with another tokenizer, or altered");
+                "; the data was made with a different tokenizer, or was altered");
     for (size_t k = 0; k < static_cast<size_t>(positions); ++k) {
       out.tokens[at + k] = text[k];
       out.labels[at + k] = text[k + 1];

@@ -33,10 +33,11 @@ void collect(files::FileSystem& disk, const std::string& path, TextFormat format
   }
   MPX_CHECK(
       format != TextFormat::by_name || !(ends_with(path, ".bin") || ends_with(path, ".idx")), "data", "'", path,
-      "' is a file of a token dataset by its name, not text; join finished datasets with --merge PREFIXES, or give "
-      "--format text if it is text all the same");
-  MPX_CHECK(format != TextFormat::by_name || !(ends_with(path, ".csv") || ends_with(path, ".tsv")), "data", "'", path,
-            "' is a table by its name; write its texts as JSON lines, or give --format text if it is one text");
+      "' is not text: its name is that of a token dataset; merge existing datasets with --merge PREFIXES, or pass "
+      "--format text if it is text");
+  MPX_CHECK(
+      format != TextFormat::by_name || !(ends_with(path, ".csv") || ends_with(path, ".tsv")), "data", "'", path,
+      "' is a table according to its name; write its texts as JSON lines, or pass --format text if it is one text");
   const bool named = ends_with(path, ".jsonl") || ends_with(path, ".ndjson") || ends_with(path, ".json");
   DocumentFile file{path, format == TextFormat::jsonl || (format == TextFormat::by_name && named), disk.map(path)};
   const std::string form = files::no_text_form(file.bytes.text());
@@ -106,7 +107,7 @@ std::string document_text(const std::vector<DocumentFile>& files, const RawDocum
     const size_t bad = base::valid_utf8_prefix(document.text);
     MPX_CHECK(bad == document.text.size(), "data", "'", file.path, "' byte ",
               document.offset + static_cast<int64_t>(bad),
-              ": not UTF-8; convert the file (iconv -t UTF-8) or leave it out");
+              ": not UTF-8; convert the file (iconv -t UTF-8) or omit it");
     return std::string(document.text);
   }
   std::string problem;
@@ -117,8 +118,8 @@ std::string document_text(const std::vector<DocumentFile>& files, const RawDocum
     const auto line = nlohmann::json::parse(python ? std::string_view(replaced) : document.text);
     if (!line.is_object()) problem = "is not a JSON object";
     else if (!line.contains(json_key))
-      problem = "has no key '" + json_key + "'; --json-key names the one with the text";
-    else if (!line[json_key].is_string()) problem = "holds no string under '" + json_key + "'";
+      problem = "has no key '" + json_key + "'; set --json-key to the key of the text";
+    else if (!line[json_key].is_string()) problem = "has a value of '" + json_key + "' that is not a string";
     else return line[json_key].get<std::string>();
   } catch (const nlohmann::json::exception& error) { problem = std::string("is not JSON in UTF-8: ") + error.what(); }
   const std::string form = files::no_json_lines_form(file.bytes.text());

@@ -68,11 +68,11 @@ std::string order_problem(const TokenSource& source, std::span<const int32_t> do
   const IndexNeed need = index_need(static_cast<int64_t>(documents.size()), tokens, options.index);
   const auto free = base::free_memory();
   if (!free || need.bytes <= static_cast<double>(free->bytes)) return "";
-  return base::concat("split ", options.split, " of '", source.name(), "': to put ", whole(need.samples),
-                      " samples of ", options.index.sequence_length, " tokens in order, ", whole(need.epochs),
-                      " epochs, takes ", whole(need.bytes), " bytes of memory, and ", free->bytes, " are free (",
-                      free->from, "); ask for fewer samples (train.train_iters, train.train_samples, ",
-                      "train.eval_iters), or give more memory");
+  return base::concat("split ", options.split, " of '", source.name(), "': the order of ", whole(need.samples),
+                      " samples of ", options.index.sequence_length, " tokens (", whole(need.epochs),
+                      " epochs) takes ", whole(need.bytes), " bytes of memory, but ", free->bytes, " are free (",
+                      free->from, "); reduce the number of samples (train.train_iters, train.train_samples, ",
+                      "train.eval_iters), or provide more memory");
 }
 
 void fill_masks(const GptOptions& options, Sample& sample) {
@@ -99,9 +99,8 @@ GptDataset::GptDataset(std::shared_ptr<const TokenSource> source, std::span<cons
     : source_(std::move(source)), options_(options) {
   const bool needs_eod = options.reset_position_ids || options.reset_attention_mask || options.eod_mask_loss;
   MPX_CHECK(!needs_eod || options.eod >= 0, "data",
-            "data.reset_position_ids, data.reset_attention_mask and data.eod_mask_loss look for the end-of-document "
-            "token, and the "
-            "tokenizer has none; choose another tokenizer or switch them off");
+            "data.reset_position_ids, data.reset_attention_mask and data.eod_mask_loss need an end-of-document "
+            "token, but the tokenizer has none; choose another tokenizer or turn these options off");
   entry_ = cache.get("GPTDataset-" + options.split, describe(*source_, documents, options),
                      [&] { return build_arrays(*source_, documents, options); });
   document_index_ = entry_.array<int32_t>("document_index");
@@ -134,7 +133,7 @@ void GptDataset::check_tokens(std::span<const int64_t> text, int64_t index) cons
   for (const int64_t token : text) {
     MPX_CHECK((token >= 0 && token < options_.vocab_size) || token == options_.pad, "data", "'", source_->name(),
               ".bin': token ", token, " in sample ", index, " of ", options_.split, " is outside the vocabulary of ",
-              options_.vocab_size, "; the data was made with another tokenizer, or altered");
+              options_.vocab_size, "; the data was made with a different tokenizer, or was altered");
   }
 }
 

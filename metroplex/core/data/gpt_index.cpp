@@ -108,7 +108,7 @@ GptIndex build_gpt_index(std::span<const int32_t> lengths, std::span<const int32
   MPX_CHECK(options.sequence_length > 0, "data", "sequence length ", options.sequence_length, " must be positive");
   int64_t per_epoch = 0;
   for (const int32_t document : documents) per_epoch += lengths[static_cast<size_t>(document)];
-  MPX_CHECK(per_epoch > 0, "data", "the ", documents.size(), " documents hold no token");
+  MPX_CHECK(per_epoch > 0, "data", "the ", documents.size(), " documents contain no tokens");
 
   GptIndex index{epoch_layout(per_epoch, options), {}, {}, {}};
   RandomState random(options.seed);

@@ -82,7 +82,7 @@ uint32_t DefaultRng::next_u32() {
 }
 
 std::vector<int32_t> DefaultRng::integers(int32_t low, int32_t high, int64_t count) {
-  MPX_CHECK(low < high, "data", "random integers need low < high, got low = ", low, ", high = ", high);
+  MPX_CHECK(low < high, "data", "random integers require low < high, but low = ", low, ", high = ", high);
   std::vector<int32_t> out(static_cast<size_t>(count));
   const uint64_t range = static_cast<uint64_t>(static_cast<int64_t>(high) - low);
   const uint32_t threshold = static_cast<uint32_t>((uint64_t{1} << 32) % range);
@@ -98,7 +98,7 @@ std::vector<int32_t> DefaultRng::integers(int32_t low, int32_t high, int64_t cou
 }
 
 std::vector<int64_t> torch_randperm(int64_t n, uint64_t seed) {
-  MPX_CHECK(n >= 0, "data", "a permutation of ", n, " samples");
+  MPX_CHECK(n >= 0, "data", "cannot permute ", n, " samples: the number must not be negative");
   std::mt19937 engine(static_cast<uint32_t>(seed));
   std::vector<int64_t> order(static_cast<size_t>(n));
   std::iota(order.begin(), order.end(), 0);

@@ -51,14 +51,15 @@ class Job {
     check_output();
     disk_.make_directories(directory_);
     const auto lock = disk_.try_lock(path("lock"));
-    MPX_CHECK(lock != nullptr, "data", "another run of preprocess works on '", options_.output_prefix,
-              "'; wait for it, or choose another prefix");
+    MPX_CHECK(lock != nullptr, "data", "another run of preprocess is writing '", options_.output_prefix,
+              "'; wait until it finishes, or choose another prefix");
     try {
       DocumentReader reader(files_, options_.split_documents, resume());
       while (!ended_) write_part(reader);
       if (chats() && progress_.tokens == 0) base::throw_error("data", why_no_chat());
-      MPX_CHECK(progress_.tokens > 0, "data", "the input holds no token: ", files_.size(), " files, ",
-                progress_.bytes_total, " bytes, ", progress_.empty_documents, " empty documents; give some text");
+      MPX_CHECK(progress_.tokens > 0, "data", "the input contains no tokens: ", files_.size(), " files, ",
+                progress_.bytes_total, " bytes, ", progress_.empty_documents,
+                " empty documents; pass files with text");
       finish();
     } catch (const base::Error&) {
       if (progress_.tokens == 0 || num_parts_ == 0) disk_.remove_tree(directory_);  // nothing to resume from
@@ -71,15 +72,15 @@ class Job {
   std::string why_no_chat() const {
     const PreprocessProgress& p = progress_;
     const int64_t dropped = encoder_.drops_long_chats ? p.long_chats : 0;
-    std::string why = base::concat("of ", p.empty_documents, " ", encoder_.chat_sequences, " none is left");
+    std::string why = base::concat("none of the ", p.empty_documents, " ", encoder_.chat_sequences, " is left");
     if (p.long_chats > 0)
       why += base::concat(
-          "; ", p.long_chats, " of more than ", encoder_.longest_chat, " tokens ",
-          dropped > 0 ? "left out: give a larger --seq-length, or --long cut" : "cut: give a larger --seq-length");
+          "; ", p.long_chats, " with more than ", encoder_.longest_chat, " tokens were ",
+          dropped > 0 ? "left out: pass a larger --seq-length, or --long cut" : "cut: pass a larger --seq-length");
     if (p.empty_documents > dropped)
       why += base::concat("; in ", p.empty_documents - dropped,
-                          " nothing is learned: does an assistant speak, and the template write it? --learn last "
-                          "takes only what it says as the last message");
+                          " no token is learned: check that they have assistant messages and that the template "
+                          "renders them; --learn last learns only an assistant message that is the last message");
     return why;
   }
   std::string path(const std::string& name) const { return files::join_path(directory_, name); }
@@ -118,7 +119,7 @@ class Job {
     if (!disk_.exists(directory_)) return;
     for (const std::string& name : disk_.list(directory_)) {
       const bool ours = name == "lock" || name.starts_with("part-") || name.starts_with("job.json");
-      MPX_CHECK(ours, "data", "'", path(name), "' is nothing that preprocess made; move '", directory_,
+      MPX_CHECK(ours, "data", "'", path(name), "' was not made by preprocess; move '", directory_,
                 "' away, or choose another --output-prefix");
     }
   }
@@ -127,10 +128,9 @@ class Job {
     if (options_.overwrite) return;
     for (const char* end : {".bin", ".idx", "_loss_mask.bin", "_loss_mask.idx"}) {
       const std::string file = options_.output_prefix + end;
-      MPX_CHECK(
-          !disk_.exists(file) || describes_us(path("job.json")) || describes_us(record()), "data", "'", file,
-          "' is there already and was not made by this job; choose another --output-prefix, or give --overwrite "
-          "to replace that dataset");
+      MPX_CHECK(!disk_.exists(file) || describes_us(path("job.json")) || describes_us(record()), "data", "'", file,
+                "' already exists and was not made by this job; choose another --output-prefix, or pass --overwrite "
+                "to replace that dataset");
     }
   }
   bool describes_us(const std::string& file) const { return disk_.exists(file) && disk_.read(file) == description(); }
@@ -216,7 +216,7 @@ class Job {
 
   // Truncates or drops a long sequence. A sequence without learned tokens becomes empty.
   void shorten(MarkedTokens& made, int64_t& long_chats) const {
-    MPX_ASSERT(made.tokens.size() == made.learned.size(), "marks of other tokens");
+    MPX_ASSERT(made.tokens.size() == made.learned.size(), "the number of marks differs from the number of tokens");
     if (const auto longest = static_cast<size_t>(encoder_.longest_chat);
         longest > 0 && made.tokens.size() > longest) {
       ++long_chats;
@@ -348,20 +348,20 @@ std::string recorded_tokenizer(files::FileSystem& disk, const std::string& prefi
 }
 
 PreprocessProgress preprocess(files::FileSystem& disk, const PreprocessOptions& options, const Encoder& encoder) {
-  MPX_CHECK(!options.inputs.empty(), "data", "no input files; give --input FILES");
+  MPX_CHECK(!options.inputs.empty(), "data", "no input files; pass --input FILES");
   MPX_CHECK(!options.output_prefix.empty() && options.output_prefix.back() != '/', "data", "output prefix '",
-            options.output_prefix, "' names no file; give a path like data/corpus");
+            options.output_prefix, "' does not end with a file name; pass a path like data/corpus");
   MPX_CHECK(!options.append_eod || encoder.eod >= 0, "data",
-            "--append-eod: the tokenizer has no end-of-document token; choose another or leave it out");
+            "--append-eod: the tokenizer has no end-of-document token; choose another tokenizer or omit the option");
   MPX_CHECK(!options.append_eod || encoder.encode_chat == nullptr, "data",
-            "--append-eod: a chat ends as its template has it; leave it out");
+            "--append-eod: the chat template determines the end of a chat; omit the option");
   const bool of_text = options.split_documents || options.json_key != PreprocessOptions{}.json_key;
   MPX_CHECK(!of_text || encoder.encode_chat == nullptr, "data",
             options.split_documents ? "--split-documents" : "--json-key",
-            ": it is of text, and a chat is a line of JSON with \"messages\"; leave it out");
+            ": applies to text, but a chat is a line of JSON with \"messages\"; omit the option");
   MPX_CHECK(options.num_partitions >= 1 && options.partition >= 0 && options.partition < options.num_partitions,
             "data", "partition ", options.partition, " of ", options.num_partitions,
-            "; partitions are counted from 0");
+            "; partitions are numbered from 0");
   return Job(disk, options, encoder).run();
 }
 
@@ -373,7 +373,7 @@ static void check_one_tokenizer(files::FileSystem& disk, const std::vector<std::
     if (of_first.empty()) first = prefix, of_first = tokenizer;
     MPX_CHECK(tokenizer == of_first, "data", "'", first, "' was made with the tokenizer ", of_first, " and '", prefix,
               "' with ", tokenizer, " (", record_of(prefix),
-              "): one id would mean two texts; make one of them again with the other's tokenizer");
+              "): an id would have two meanings; preprocess one of them again with the other's tokenizer");
   }
 }
 
@@ -390,15 +390,16 @@ static void concatenate(files::FileSystem& disk, const std::vector<std::string>&
 
 void merge_datasets(files::FileSystem& disk, const std::vector<std::string>& prefixes,
                     const std::string& output_prefix) {
-  MPX_CHECK(!prefixes.empty(), "data", "nothing to merge");
+  MPX_CHECK(!prefixes.empty(), "data", "there are no datasets to merge");
   for (const std::string& prefix : prefixes)
     MPX_CHECK(disk.canonical(prefix + ".idx") != disk.canonical(output_prefix + ".idx"), "data", "'", prefix,
               "' would be merged into itself; choose another --output-prefix");
   check_one_tokenizer(disk, prefixes);
   const bool chats = holds_chats(disk, prefixes[0]);
   for (const std::string& prefix : prefixes)
-    MPX_CHECK(holds_chats(disk, prefix) == chats, "data", "of '", prefixes[0], "' and '", prefix,
-              "' one holds chats and the other does not; a blend of both is given to training: data.data_path");
+    MPX_CHECK(holds_chats(disk, prefix) == chats, "data", "'", prefixes[0], "' and '", prefix,
+              "': only one of the two contains chats, so they cannot be merged; train on both with a blend in "
+              "data.data_path");
   // A loss mask left by another dataset of this name would turn text into chats.
   for (const char* end : {".idx", ".bin"}) {
     const std::string marks = output_prefix + kLossMaskSuffix + end;

@@ -10,21 +10,21 @@ namespace metroplex::data {
 Sampler::Sampler(const SamplerOptions& options) : options_(options) {
   const auto& o = options_;
   const int64_t step = o.micro_batch_size * o.dp_size;
-  MPX_CHECK(o.total_samples > 0, "data", "no sample to consume: the dataset has ", o.total_samples);
+  MPX_CHECK(o.total_samples > 0, "data", "there are no samples to consume: the size of the dataset is ",
+            o.total_samples);
   MPX_CHECK(o.micro_batch_size > 0, "data", "micro-batch size ", o.micro_batch_size, " must be positive");
   MPX_ASSERT(o.dp_size > 0 && o.dp_index >= 0 && o.dp_index < o.dp_size, "data rank ", o.dp_index, " of ", o.dp_size);
   MPX_CHECK(o.consumed_samples >= 0, "data", "consumed samples ", o.consumed_samples, " must not be negative");
   if (o.type == SamplerType::single) {
-    MPX_CHECK(o.consumed_samples < o.total_samples, "data", "no samples left to consume: ", o.consumed_samples, ", ",
-              o.total_samples,
-              "; the data has been read to its end: train on more of it, or with dataloader_type cyclic");
+    MPX_CHECK(o.consumed_samples < o.total_samples, "data", "no samples are left to consume: ", o.consumed_samples,
+              ", ", o.total_samples, "; all data has been read: add data, or set data.dataloader_type = cyclic");
     position_ = o.consumed_samples;
     return;
   }
   const int64_t active = o.total_samples / step * step;  // an epoch consists of full batches of all ranks
   MPX_CHECK(active > 0, "data", "the dataset has ", o.total_samples,
-            " samples, one batch of all data-parallel ranks takes ", step,
-            "; give more data or a smaller micro-batch");
+            " samples, but one batch of all data-parallel ranks takes ", step,
+            "; use more data or a smaller micro-batch");
   epoch_ = o.consumed_samples / active;
   const int64_t in_epoch = o.consumed_samples % active;
   MPX_CHECK(in_epoch % step == 0, "data", "consumed samples ", o.consumed_samples, ": the ", in_epoch,

@@ -51,10 +51,9 @@ std::string way_from_text(files::FileSystem& disk, const std::string& prefix, co
   const bool none = config.tokenizer_type == config::TokenizerType::none;
   const std::string dataset = dataset_of(prefix);
   return base::concat(
-      "'", prefix,
-      "' is text, and training reads a dataset of tokens. Make one with\n  metroplex preprocess --input ",
+      "'", prefix, "' is text, but training reads a token dataset. Create one with\n  metroplex preprocess --input ",
       quoted(prefix), tokenizer_words(config), " --append-eod --output-prefix ", quoted(dataset),
-      "\nand give data.data_path = ", dataset, none ? ", with data.tokenizer_type = bytes" : "");
+      "\nand set data.data_path = ", dataset, none ? ", with data.tokenizer_type = bytes" : "");
 }
 
 }  // namespace metroplex::data

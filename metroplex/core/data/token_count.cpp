@@ -53,7 +53,7 @@ SourceTokens look_at(files::FileSystem& disk, const config::Data& config, const 
   out.problem = way_from_text(disk, prefix, config);
   if (!out.problem.empty()) return out;
   if (!disk.exists(prefix + ".idx")) {
-    out.problem = "there is no " + prefix + ".idx here";
+    out.problem = prefix + ".idx does not exist here";
     return out;
   }
   try {
@@ -106,7 +106,7 @@ double samples_without_weights(const std::vector<SourceTokens>& sources, double 
     weights += base::concat(" ", std::max<int64_t>(1, std::llround(source.epoch_samples)), " ", source.prefix);
   }
   MPX_CHECK(epochs <= 1, "config", "train.train_epochs = ", epochs,
-            ": datasets without weights are read once; give them weights (data.data_path:", weights, ")");
+            ": datasets without weights are read once; set their weights (data.data_path:", weights, ")");
   return all;
 }
 
@@ -140,7 +140,7 @@ int64_t samples_of_epochs(const config::Data& config, files::FileSystem& disk, d
   const auto blend = training_blend(config);
   if (sources.size() > 1 && !blend->weights) most = std::min(most, samples_without_weights(sources, epochs, options));
   MPX_CHECK(std::isfinite(most) && most >= 1, "config", "train.train_epochs = ", epochs,
-            ": this is less than one sample; raise it, or give data with more tokens");
+            ": this is less than one sample; increase it, or use data with more tokens");
   return static_cast<int64_t>(most + 1e-6);
 }
 

@@ -13,7 +13,7 @@ constexpr int32_t kMockLengthBound = 4096;
 
 IndexedSource::IndexedSource(files::FileSystem& disk, const std::string& prefix) : dataset_(disk, prefix) {
   MPX_CHECK(dataset_.type() != files::TokenType::f32 && dataset_.type() != files::TokenType::f64, "data", "'", prefix,
-            ".idx' holds ", files::token_type_name(dataset_.type()), " values; training needs whole tokens");
+            ".idx' contains ", files::token_type_name(dataset_.type()), " values; token ids must be integers");
 }
 
 std::string IndexedSource::fingerprint() const {
@@ -28,21 +28,22 @@ bool holds_chats(files::FileSystem& disk, const std::string& prefix) {
 void refuse_loss_mask(const std::string& prefix) {
   const std::string_view suffix = kLossMaskSuffix;
   if (!prefix.ends_with(suffix)) return;
-  base::throw_error("data",
-                    base::concat("'", prefix, "' is the loss mask of chats, which training finds by itself; give '",
-                                 prefix.substr(0, prefix.size() - suffix.size()), "', the dataset"));
+  base::throw_error(
+      "data",
+      base::concat("'", prefix, "' is the loss mask of chats, which training finds automatically; use the dataset '",
+                   prefix.substr(0, prefix.size() - suffix.size()), "'"));
 }
 
 ChatSource::ChatSource(files::FileSystem& disk, const std::string& prefix)
     : IndexedSource(disk, prefix), marks_(disk, prefix + kLossMaskSuffix) {
-  const char* again = "; make both again with metroplex preprocess --chat --overwrite";
-  MPX_CHECK(marks_.type() == files::TokenType::u8, "data", "'", marks_.prefix(), ".idx' holds ",
+  const char* again = "; create both again with metroplex preprocess --chat --overwrite";
+  MPX_CHECK(marks_.type() == files::TokenType::u8, "data", "'", marks_.prefix(), ".idx' contains ",
             files::token_type_name(marks_.type()), " values, not uint8", again);
   MPX_CHECK(marks_.num_sequences() == num_sequences(), "data", "'", prefix, "' has ", num_sequences(),
-            " chats, and '", marks_.prefix(), "' marks of ", marks_.num_sequences(), again);
+            " chats, but '", marks_.prefix(), "' has marks of ", marks_.num_sequences(), again);
   for (int64_t i = 0; i < num_sequences(); ++i)
     MPX_CHECK(marks_.length(i) == length(i), "data", "chat ", i, " of '", prefix, "' has ", length(i),
-              " tokens, and '", marks_.prefix(), "' marks of ", marks_.length(i), again);
+              " tokens, but '", marks_.prefix(), "' has marks of ", marks_.length(i), again);
 }
 
 bool ChatSource::read_learned(int64_t sequence, int64_t offset, int64_t count, int64_t* out) const {
@@ -50,7 +51,7 @@ bool ChatSource::read_learned(int64_t sequence, int64_t offset, int64_t count, i
   for (int64_t i = 0; i < count; ++i)
     MPX_CHECK(out[i] == 0 || out[i] == 1, "data", "'", marks_.prefix(), ".bin': token ", offset + i, " of chat ",
               sequence, " has the mark ", out[i],
-              ", which is neither 0 nor 1; make both again with metroplex preprocess --chat --overwrite");
+              ", which is neither 0 nor 1; create both again with metroplex preprocess --chat --overwrite");
   return true;
 }
 
@@ -62,7 +63,7 @@ std::string ChatSource::fingerprint() const {
 
 MockSource::MockSource(int64_t vocab_size, int64_t eod) : vocab_size_(vocab_size), eod_(eod) {
   MPX_CHECK(vocab_size >= 1 && eod >= 0 && eod < vocab_size, "data",
-            "mock data needs an end-of-document token below the vocabulary; got eod ", eod, " and vocabulary ",
+            "mock data needs an end-of-document token within the vocabulary; got eod ", eod, " and vocabulary ",
             vocab_size, "; set the tokenizer or model.vocab_size");
   lengths_ = DefaultRng(0).integers(1, kMockLengthBound, kMockDocuments);
 }

@@ -13,7 +13,9 @@ Checksum convert(const XXH128_hash_t& hash) { return {hash.high64, hash.low64}; 
 
 struct ChecksumStream::State {
   XXH3_state_t* state = XXH3_createState();
-  State() { MPX_ASSERT(state != nullptr && XXH3_128bits_reset(state) == XXH_OK, "no memory for a checksum"); }
+  State() {
+    MPX_ASSERT(state != nullptr && XXH3_128bits_reset(state) == XXH_OK, "cannot allocate the state of a checksum");
+  }
   ~State() { XXH3_freeState(state); }
 };
 
@@ -46,7 +48,7 @@ ChecksumStream::~ChecksumStream() = default;
 ChecksumStream::ChecksumStream(ChecksumStream&&) noexcept = default;
 
 void ChecksumStream::add(const void* data, size_t size) {
-  MPX_ASSERT(XXH3_128bits_update(state_->state, data, size) == XXH_OK, "no data for a checksum");
+  MPX_ASSERT(XXH3_128bits_update(state_->state, data, size) == XXH_OK, "cannot update the checksum");
 }
 
 Checksum ChecksumStream::sum() const { return convert(XXH3_128bits_digest(state_->state)); }

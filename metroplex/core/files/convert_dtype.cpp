@@ -57,7 +57,7 @@ void convert_elements(Dtype from, const std::byte* in, Dtype to, std::byte* out,
     return;
   }
   MPX_CHECK(is_float(from) && is_float(to), "files", "values of dtype ", dtype_name(from), " cannot be written as ",
-            dtype_name(to), "; F64, F32, BF16 and F16 can");
+            dtype_name(to), "; only F64, F32, BF16 and F16 can be converted");
   if (from == Dtype::kF32 && to == Dtype::kBF16) return float_to_brain(in, out, count);
   for (uint64_t i = 0; i < count; ++i) {
     const double x = element_as_double(from, in, i);

@@ -32,21 +32,21 @@ constexpr int64_t kMostExperts = 65536, kMostTokens = 1'000'000'000'000;
 
 int64_t size_of(const Json& json, const char* key, const std::string& where) {
   const int64_t value = json_count(json, key, where);
-  MPX_CHECK(value >= 1 && value <= kMostExperts, "files", where, ": '", key, "' is ", value, "; 1 to ", kMostExperts,
-            " is expected");
+  MPX_CHECK(value >= 1 && value <= kMostExperts, "files", where, ": '", key, "' is ", value, "; must be 1 to ",
+            kMostExperts);
   return value;
 }
 
 ExpertTraceHead head_of(const std::string& line, const std::string& where) {
   const Json json = parse_json_strictly(line, where);
   const int64_t version = json_count(json, kFormat, where);
-  MPX_CHECK(version == kVersion, "files", where, " is an expert trace of version ", version, "; version ", kVersion,
-            " is known");
+  MPX_CHECK(version == kVersion, "files", where, " is an expert trace of version ", version,
+            "; the only supported version is ", kVersion);
   ExpertTraceHead head{size_of(json, "num_experts", where), size_of(json, "topk", where), size_of(json, "ep", where),
                        size_of(json, "etp", where), json_counts(json, "layers", where)};
   MPX_CHECK(head.num_experts % head.ep == 0, "files", where, ": ", head.num_experts,
-            " experts cannot be dealt to ep = ", head.ep, " ranks");
-  MPX_CHECK(!head.layers.empty(), "files", where, ": 'layers' names none");
+            " experts cannot be divided among ep = ", head.ep, " ranks");
+  MPX_CHECK(!head.layers.empty(), "files", where, ": 'layers' is empty");
   MPX_CHECK(std::adjacent_find(head.layers.begin(), head.layers.end(), std::greater_equal<>()) == head.layers.end(),
             "files", where, ": 'layers' must name each layer once, in ascending order");
   return head;
@@ -62,7 +62,7 @@ void add_tokens(const Json& layer, const ExpertTraceHead& head, const std::strin
               shortened(source));
     for (const Json& count : source) {
       MPX_CHECK(count.is_number_unsigned() && count.get<uint64_t>() <= uint64_t{kMostTokens}, "files", where, ": ",
-                shortened(count), " in 'tokens' is no count up to ", kMostTokens);
+                shortened(count), " in 'tokens' is not a count of at most ", kMostTokens);
       out.push_back(count.get<int64_t>());
     }
   }
@@ -74,10 +74,11 @@ ExpertTraceStep step_of(const std::string& line, const ExpertTraceHead& head, co
   step.iteration = json_count(json, "iteration", where);
   step.dropped = json_counts(json, "dropped", where);
   for (const int64_t dropped : step.dropped)
-    MPX_CHECK(dropped <= kMostTokens, "files", where, ": ", dropped, " in 'dropped' is no count up to ", kMostTokens);
+    MPX_CHECK(dropped <= kMostTokens, "files", where, ": ", dropped, " in 'dropped' is not a count of at most ",
+              kMostTokens);
   const Json& tokens = json_array(json, "tokens", where);
   MPX_CHECK(tokens.size() == head.layers.size() && step.dropped.size() == head.layers.size(), "files", where,
-            ": 'tokens' has ", tokens.size(), " layers and 'dropped' ", step.dropped.size(), ", the head names ",
+            ": 'tokens' has ", tokens.size(), " layers, 'dropped' has ", step.dropped.size(), " and the head has ",
             head.layers.size());
   for (const Json& layer : tokens) add_tokens(layer, head, where, step.tokens);
   return step;
@@ -143,7 +144,7 @@ ExpertTrace read_expert_trace(FileSystem& disk, const std::string& path) {
       steps[step.iteration] = std::move(step);
     }
   }
-  MPX_CHECK(number > 0, "files", "'", path, "' is no expert trace: it has no whole line");
+  MPX_CHECK(number > 0, "files", "'", path, "' is not an expert trace: it has no complete line");
   for (auto& [iteration, step] : steps) trace.steps.push_back(std::move(step));
   return trace;
 }
@@ -166,15 +167,15 @@ std::string find_expert_trace(FileSystem& disk, const std::string& run) {
            std::find(all.begin(), all.end(), path.substr(0, dot)) != all.end();
   });
   MPX_CHECK(!found.empty(), "files", "'", run,
-            "' holds no expert trace; train with train.expert_trace_file, or name the file");
-  MPX_CHECK(found.size() == 1, "files", "'", run, "' holds ", found.size(), " expert traces, '", found[0], "' and '",
-            found[1], "' among them; name one");
+            "' contains no expert trace; set train.expert_trace_file when training, or pass the path of the file");
+  MPX_CHECK(found.size() == 1, "files", "'", run, "' contains ", found.size(), " expert traces, including '",
+            found[0], "' and '", found[1], "'; pass the path of one of them");
   return found[0];
 }
 
 void check_place_of_trace(FileSystem& disk, const std::string& path) {
   MPX_CHECK(disk.file_size(path).value_or(0) == 0 || look_at(disk, path).end > 0, "files", "'", path,
-            "' is no expert trace: it has no whole line; choose another train.expert_trace_file");
+            "' is not an expert trace: it has no complete line; choose another train.expert_trace_file");
 }
 
 ExpertTraceWriter::ExpertTraceWriter(FileSystem& disk, const std::string& path, const ExpertTraceHead& head)
@@ -182,8 +183,8 @@ ExpertTraceWriter::ExpertTraceWriter(FileSystem& disk, const std::string& path, 
   check_place_of_trace(disk, path);
   const Found found = look_at(disk, path);
   MPX_CHECK(found.end == 0 || found.head == head, "files", "'", path,
-            "' is a trace of other experts, layers or ranks (", text_of(found.head), ", this run: ", text_of(head),
-            "); choose another train.expert_trace_file");
+            "' is a trace with different experts, layers or ranks (", text_of(found.head),
+            "; this run: ", text_of(head), "); choose another train.expert_trace_file");
   try {
     if (found.end > 0) disk.truncate(path, found.end);  // removes a partial line of a killed run
     file_ = disk.append(path);
@@ -197,7 +198,7 @@ ExpertTraceWriter::ExpertTraceWriter(FileSystem& disk, const std::string& path, 
 void ExpertTraceWriter::add(const ExpertTraceStep& step) {
   MPX_ASSERT(step.tokens.size() == head_.layers.size() * static_cast<size_t>(head_.sources() * head_.num_experts) &&
                  step.dropped.size() == head_.layers.size(),
-             "a step of another form than the head's");
+             "the step does not have the shape that the head states");
   file_->write(text_of(step, head_) + "\n");
 }
 

@@ -173,16 +173,16 @@ std::string FileSystem::read(const std::string& path) { return std::string(map(p
 std::string FileSystem::make_problem(const std::string& path) {
   std::string there = canonical(path);
   while (!exists(there) && there != parent_directory(there)) there = parent_directory(there);
-  if (!is_directory(there)) return there + " is no folder";
+  if (!is_directory(there)) return there + " is not a directory";
   const std::string problem = write_problem(there);
   return problem.empty() ? "" : "cannot write in " + there + " (" + problem + ")";
 }
 
 void FileSystem::check_new_directory(const std::string& path) {
-  MPX_CHECK(!path.empty(), "files", "the directory to write has no name; give one");
-  MPX_CHECK(!exists(path), "files", "'", path, "' is there already; choose another directory");
+  MPX_CHECK(!path.empty(), "files", "the output directory has no name; pass its path");
+  MPX_CHECK(!exists(path), "files", "'", path, "' already exists; choose another directory");
   const std::string problem = make_problem(path);
-  MPX_CHECK(problem.empty(), "files", "'", path, "' cannot be made: ", problem, "; choose another directory");
+  MPX_CHECK(problem.empty(), "files", "'", path, "' cannot be created: ", problem, "; choose another directory");
 }
 
 void FileSystem::remove_quietly(const std::string& path) {
@@ -196,15 +196,15 @@ void FileSystem::make_whole(const std::string& path, const std::function<void(co
   const std::string part = part_path(path), mark = join_path(part, kUnfinished), lock_file = part + ".lock";
   make_directories(parent_directory(path));
   const auto lock = try_lock(lock_file);
-  MPX_CHECK(lock != nullptr, "files", "another run writes '", path,
-            "' at this moment; wait for it, or choose another directory");
+  MPX_CHECK(lock != nullptr, "files", "another run is writing '", path,
+            "'; wait until it finishes, or choose another directory");
   bool ours = false;
   try {
-    MPX_CHECK(!exists(path), "files", "'", path, "' is there already; choose another directory");
+    MPX_CHECK(!exists(path), "files", "'", path, "' already exists; choose another directory");
     if (exists(part)) {
       ours = is_directory(part) && (exists(mark) || list(part).empty());
-      MPX_CHECK(ours, "files", "'", part, "' is in the way: '", path,
-                "' is made there first; move it, or choose another directory");
+      MPX_CHECK(ours, "files", "'", part, "' already exists, and '", path,
+                "' is written there first; move it, or choose another directory");
       remove_tree(part);
     }
     ours = true;
@@ -276,14 +276,14 @@ std::vector<std::string> PosixFileSystem::list(const std::string& directory) {
 bool PosixFileSystem::exists(const std::string& path) {
   struct stat info;
   if (::lstat(path.c_str(), &info) == 0) return true;
-  if (errno != ENOENT && errno != ENOTDIR) fail("look at", path, errno);
+  if (errno != ENOENT && errno != ENOTDIR) fail("stat", path, errno);
   return false;
 }
 
 bool PosixFileSystem::is_directory(const std::string& path) {
   struct stat info;
   if (::stat(path.c_str(), &info) == 0) return S_ISDIR(info.st_mode);
-  if (errno != ENOENT && errno != ENOTDIR && errno != ELOOP) fail("look at", path, errno);
+  if (errno != ENOENT && errno != ENOTDIR && errno != ELOOP) fail("stat", path, errno);
   return false;
 }
 
@@ -306,7 +306,7 @@ std::optional<size_t> PosixFileSystem::file_size(const std::string& path) {
   struct stat info;
   if (::stat(path.c_str(), &info) == 0)
     return S_ISREG(info.st_mode) ? std::optional(static_cast<size_t>(info.st_size)) : std::nullopt;
-  if (errno != ENOENT && errno != ENOTDIR && errno != ELOOP) fail("look at", path, errno);
+  if (errno != ENOENT && errno != ENOTDIR && errno != ELOOP) fail("stat", path, errno);
   return std::nullopt;
 }
 
@@ -318,7 +318,7 @@ int64_t PosixFileSystem::write_time(const std::string& path) {
 
 void PosixFileSystem::truncate(const std::string& path, size_t size) {
   while (::truncate(path.c_str(), static_cast<off_t>(size)) != 0) {
-    if (errno != EINTR) fail("cut", path, errno);
+    if (errno != EINTR) fail("truncate", path, errno);
   }
 }
 
@@ -336,7 +336,7 @@ void PosixFileSystem::remove(const std::string& path) {
 void PosixFileSystem::make_directory(const std::string& path) {
   if (::mkdir(path.c_str(), 0777) == 0) return;
   const int code = errno;
-  if (code != EEXIST || !is_directory(path)) fail("make directory", path, code);
+  if (code != EEXIST || !is_directory(path)) fail("create directory", path, code);
 }
 
 void PosixFileSystem::sync_directory(const std::string& path) {

@@ -11,7 +11,7 @@
 
 namespace metroplex::files {
 
-static_assert(std::endian::native == std::endian::little, "the formats are little endian and read in place");
+static_assert(std::endian::native == std::endian::little, "the formats are little-endian and are read in place");
 
 namespace {
 
@@ -98,12 +98,12 @@ IndexedDataset::IndexedDataset(Bytes index, Bytes tokens, std::string prefix)
 void IndexedDataset::check_header() {
   const int64_t size = static_cast<int64_t>(index_.size);
   MPX_CHECK(size >= kHeaderBytes, "files", "'", prefix_, ".idx' has ", size, " bytes, less than its header of ",
-            kHeaderBytes, "; it was cut short or is no index: preprocess the text again");
+            kHeaderBytes, "; it was truncated or is not an index: preprocess the text again");
   MPX_CHECK(index_.text().substr(0, kMagic.size()) == kMagic, "files", "'", prefix_,
-            ".idx' offset 0: does not begin with MMIDIDX; it is no index of tokens");
+            ".idx' offset 0: does not start with MMIDIDX; it is not an index of tokens");
   const uint64_t version = load<uint64_t>(index_.data + kVersionAt);
   MPX_CHECK(version == 1, "files", "'", prefix_, ".idx' offset ", kVersionAt, ": version ", version,
-            ", only 1 is known");
+            "; the only supported version is 1");
   const int code = load<uint8_t>(index_.data + kTypeAt);
   MPX_CHECK(code >= 1 && code <= 8, "files", "'", prefix_, ".idx' offset ", kTypeAt, ": token type code ", code,
             " is not one of 1 to 8");
@@ -115,12 +115,12 @@ void IndexedDataset::check_header() {
   MPX_CHECK(sequences <= rest / 12, "files", "'", prefix_, ".idx' offset ", kSequencesAt, ": ", sequences,
             " sequences need more bytes than the ", size, " of the file");
   MPX_CHECK(entries >= 1 && entries <= (rest - 12 * sequences) / 8, "files", "'", prefix_, ".idx' offset ",
-            kDocumentsAt, ": ", entries, " entries in the list of documents; there is room for 1 to ",
+            kDocumentsAt, ": ", entries, " entries in the list of documents; must be from 1 to ",
             (rest - 12 * sequences) / 8);
   const uint64_t spare = rest - 12 * sequences - 8 * entries;
   MPX_CHECK(spare == 0 || spare == sequences, "files", "'", prefix_, ".idx' has ", size, " bytes, but ", sequences,
             " sequences and ", entries, " document entries take ", size - static_cast<int64_t>(spare), " (or ",
-            sequences, " more with modes); it was cut short or altered");
+            sequences, " more with modes); it was truncated or altered");
   num_sequences_ = static_cast<int64_t>(sequences);
   num_document_entries_ = static_cast<int64_t>(entries);
   has_modes_ = spare != 0;
@@ -138,15 +138,15 @@ void IndexedDataset::check_sequences() {
               " has length ", count);
     const int64_t pointer = load<int64_t>(index_.data + pointers_at_ + 8 * i);
     MPX_CHECK(pointer == expected, "files", "'", prefix_, ".idx' offset ", pointers_at_ + 8 * i, ": sequence ", i,
-              " begins at byte ", pointer, " of .bin, but the sequences before it end at ", expected);
+              " starts at byte ", pointer, " of .bin, but the previous sequence ends at ", expected);
     MPX_CHECK(width * count <= total - pointer, "files", "'", prefix_, ".idx' offset ", kHeaderBytes + 4 * i,
               ": sequence ", i, " of ", count, " ", token_type_name(type_), " at byte ", pointer, " ends past the ",
-              total, " bytes of '", prefix_, ".bin'; one of the two files was cut short or altered");
+              total, " bytes of '", prefix_, ".bin'; one of the two files was truncated or altered");
     expected += width * count;
     num_tokens_ += count;
   }
-  MPX_CHECK(expected == total, "files", "'", prefix_, ".bin' has ", total, " bytes, its index accounts for ",
-            expected, "; the two do not belong together");
+  MPX_CHECK(expected == total, "files", "'", prefix_, ".bin' has ", total, " bytes, but its index accounts for ",
+            expected, "; the two files do not match");
 }
 
 void IndexedDataset::check_documents() {
@@ -157,7 +157,7 @@ void IndexedDataset::check_documents() {
     const bool fits = i == 0 && begin != 0 ? false : begin >= previous && begin <= num_sequences_;
     MPX_CHECK(fits && (!last || begin == num_sequences_), "files", "'", prefix_, ".idx' offset ",
               documents_at_ + 8 * i, ": document entry ", i, " is ", begin,
-              "; entries begin with 0, never fall, and end with the number of sequences ", num_sequences_);
+              "; entries must start with 0, never decrease, and end with the number of sequences ", num_sequences_);
     previous = begin;
   }
 }
@@ -196,7 +196,7 @@ void IndexedDataset::read_as(int64_t sequence, int64_t offset, int64_t count, T*
 
 void IndexedDataset::read(int64_t sequence, int64_t offset, int64_t count, int64_t* out) const {
   MPX_CHECK(type_ != TokenType::f32 && type_ != TokenType::f64, "files", "'", prefix_, ".idx' offset ", kTypeAt,
-            ": holds ", token_type_name(type_), " values where whole tokens are needed");
+            ": contains ", token_type_name(type_), " values; token ids must be integers");
   read_as(sequence, offset, count, out);
 }
 
@@ -223,7 +223,7 @@ template <class Source>
 void IndexedDatasetWriter::add(std::span<const Source> tokens, int8_t mode) {
   MPX_CHECK(tokens.size() <= static_cast<size_t>(std::numeric_limits<int32_t>::max()), "files", "'", prefix_,
             "': sequence ", num_sequences(), " has ", tokens.size(),
-            " tokens, the format holds 2147483647; cut the document");
+            " tokens, but the format allows 2147483647; split the document");
   const size_t width = static_cast<size_t>(token_type_bytes(type_)), start = buffer_.size();
   buffer_.resize(start + width * tokens.size());
   with_type(type_, [&](auto sample) {
@@ -241,7 +241,7 @@ void IndexedDatasetWriter::add(std::span<const Source> tokens, int8_t mode) {
       if (!fits) {
         buffer_.resize(start);
         base::throw_error("files", base::concat("'", prefix_, "': token ", token, " of sequence ", num_sequences(),
-                                                " does not fit ", token_type_name(type_)));
+                                                " does not fit in ", token_type_name(type_)));
       }
       const Stored stored = static_cast<Stored>(token);
       std::memcpy(at, &stored, sizeof stored);
@@ -261,10 +261,12 @@ void IndexedDatasetWriter::add_sequence(std::span<const double> tokens, int8_t m
 void IndexedDatasetWriter::end_document() { documents_.push_back(num_sequences()); }
 
 void IndexedDatasetWriter::append(const IndexedDataset& other) {
-  MPX_CHECK(other.type() == type_, "files", "'", other.prefix(), "' holds ", token_type_name(other.type()),
-            " tokens and '", prefix_, "' ", token_type_name(type_), "; only sets of one type can be merged");
+  MPX_CHECK(other.type() == type_, "files", "'", other.prefix(), "' contains ", token_type_name(other.type()),
+            " tokens and '", prefix_, "' contains ", token_type_name(type_),
+            "; only datasets of the same type can be merged");
   MPX_CHECK(other.has_modes() == with_modes_ || other.num_sequences() == 0, "files", "'", other.prefix(), "' ",
-            other.has_modes() ? "has" : "has no", " modes, the others ", with_modes_ ? "have" : "have none");
+            other.has_modes() ? "has" : "has no", " modes, but the other datasets ",
+            with_modes_ ? "have them" : "have none");
   flush();
   const int64_t before = num_sequences();
   for (int64_t i = 0; i < other.num_sequences(); ++i) {
@@ -299,9 +301,9 @@ std::string IndexedDatasetWriter::index_text() const {
 }
 
 void IndexedDatasetWriter::finalize() {
-  MPX_ASSERT(tokens_ != nullptr, "finalize comes once");
+  MPX_ASSERT(tokens_ != nullptr, "finalize must be called only once");
   MPX_CHECK(documents_.back() == num_sequences(), "files", "'", prefix_, "': ", num_sequences() - documents_.back(),
-            " sequences were written after the last document was ended");
+            " sequences were written after the end of the last document");
   flush();
   tokens_->sync();
   tokens_->close();

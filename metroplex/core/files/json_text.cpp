@@ -17,8 +17,8 @@ constexpr int kMaxDepth = 100;
 }  // namespace
 
 Json parse_json_strictly(std::string_view text, const std::string& what) {
-  MPX_CHECK(text.find('\0') == std::string_view::npos, "files", what, " is not JSON: it holds a NUL byte");
-  MPX_CHECK(text.substr(0, 3) != "\xef\xbb\xbf", "files", what, " is not JSON: it begins with a byte order mark");
+  MPX_CHECK(text.find('\0') == std::string_view::npos, "files", what, " is not JSON: it contains a NUL byte");
+  MPX_CHECK(text.substr(0, 3) != "\xef\xbb\xbf", "files", what, " is not JSON: it starts with a byte order mark");
   std::vector<std::set<std::string>> keys;  // of the open objects
   const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
     MPX_CHECK(depth <= kMaxDepth, "files", what, " is nested deeper than ", kMaxDepth, " levels");
@@ -28,7 +28,7 @@ Json parse_json_strictly(std::string_view text, const std::string& what) {
       keys.pop_back();
     } else if (event == Json::parse_event_t::key) {
       const auto& key = parsed.get_ref<const std::string&>();
-      MPX_CHECK(keys.back().insert(key).second, "files", what, " gives '", printable(key), "' twice");
+      MPX_CHECK(keys.back().insert(key).second, "files", what, " contains the key '", printable(key), "' twice");
     }
     return true;
   };
@@ -51,7 +51,7 @@ class OrderedJsonCheck final : public nlohmann::json_sax<nlohmann::ordered_json>
   bool number_unsigned(uint64_t) override { return true; }
   bool number_float(double, const std::string& digits) override {
     MPX_CHECK(!exact_ || digits.find_first_of(".eE") != std::string::npos, "files", "the number ", printable(digits),
-              " is not one of 64 bits and would be rounded; write it as a text, in quotes");
+              " does not fit in 64 bits and would be rounded; write it as a string, in quotes");
     return true;
   }
   bool string(std::string&) override { return true; }
@@ -64,7 +64,7 @@ class OrderedJsonCheck final : public nlohmann::json_sax<nlohmann::ordered_json>
   bool parse_error(size_t byte, const std::string&, const nlohmann::json::exception&) override {
     const std::string form = no_text_form(text_), why = form.empty() ? "" : "; it " + form;
     base::throw_error("files",
-                      base::concat("is not JSON in UTF-8, ", byte > text_.size() ? "it ends too early, behind" : "at",
+                      base::concat("is not JSON in UTF-8, ", byte > text_.size() ? "it ends too early, after" : "at",
                                    " byte ", std::min(byte, text_.size()), why));
   }
 
@@ -112,7 +112,7 @@ namespace {
 
 int64_t to_count(const Json& value, const char* key, const std::string& what) {
   MPX_CHECK(value.is_number_unsigned() && value.get<uint64_t>() <= uint64_t{std::numeric_limits<int64_t>::max()},
-            "files", what, ": '", key, "' holds ", shortened(value), ", not a whole number in [0, 2^63)");
+            "files", what, ": '", key, "' contains ", shortened(value), ", not a whole number in [0, 2^63)");
   return value.get<int64_t>();
 }
 

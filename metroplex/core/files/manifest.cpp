@@ -51,7 +51,7 @@ Checksum json_checksum(const Parsed& object, const std::string& what) {
   Checksum sum;
   const std::string& text = json_string(object, "checksum", what);
   MPX_CHECK(from_hex(text, sum), "files", what, ": '", printable(text),
-            "' is no checksum (32 lower-case hexadecimal digits)");
+            "' is not a checksum (32 lowercase hexadecimal digits)");
   return sum;
 }
 
@@ -61,11 +61,11 @@ ManifestPiece parse_piece(const Parsed& json, const ManifestTensor& tensor, cons
   piece.size = json_counts(json, "size", what);
   const size_t dims = tensor.shape.size();
   MPX_CHECK(piece.offset.size() == dims && piece.size.size() == dims, "files", what, " has ", piece.offset.size(),
-            " offsets and ", piece.size.size(), " sizes, the tensor has ", dims, " dimensions");
+            " offsets and ", piece.size.size(), " sizes, but the tensor has ", dims, " dimensions");
   for (size_t d = 0; d < dims; ++d) {
     MPX_CHECK(piece.offset[d] <= tensor.shape[d] && piece.size[d] <= tensor.shape[d] - piece.offset[d], "files", what,
-              " takes ", piece.size[d], " from ", piece.offset[d], " in dimension ", d, ", which has ",
-              tensor.shape[d]);
+              " takes ", piece.size[d], " elements from offset ", piece.offset[d], " in dimension ", d,
+              ", which has ", tensor.shape[d]);
   }
   const int64_t elements = element_count(piece.size);
   MPX_ASSERT(elements >= 0, "a part of a tensor is larger than the tensor");
@@ -73,7 +73,7 @@ ManifestPiece parse_piece(const Parsed& json, const ManifestTensor& tensor, cons
   if (json.contains("range")) {
     const auto range = json_counts(json, "range", what);
     MPX_CHECK(range.size() == 2 && range[0] <= range[1] && range[1] <= elements, "files", what,
-              ": its range must be [begin, end) inside its ", elements, " elements");
+              ": its range must be [begin, end) within its ", elements, " elements");
     piece.begin = range[0];
     piece.end = range[1];
   }
@@ -104,7 +104,7 @@ ManifestTensor parse_tensor(const Parsed& json, const Manifest& manifest, const 
   for (const Parsed& item : json_array(json, "pieces", what)) {
     ManifestPiece piece = parse_piece(item, tensor, base::concat(what, ", piece ", tensor.pieces.size()));
     MPX_CHECK(piece.file < static_cast<int64_t>(manifest.files.size()), "files", what, " names file ", piece.file,
-              ", the manifest lists ", manifest.files.size());
+              ", but the manifest lists ", manifest.files.size());
     tensor.pieces.push_back(std::move(piece));
   }
   return tensor;
@@ -144,13 +144,13 @@ void check_sum(std::string_view text, const std::string& path) {
   const size_t body = kSumBegin.size() + kHexDigits;
   MPX_CHECK(text.size() >= body + kSumEnd.size() && text.starts_with(kSumBegin) &&
                 text.substr(body, kSumEnd.size()) == kSumEnd,
-            "files", "'", path, "' is not a manifest: it does not begin with its checksum");
+            "files", "'", path, "' is not a manifest: it does not start with its checksum");
   Checksum stated;
   MPX_CHECK(from_hex(text.substr(kSumBegin.size(), kHexDigits), stated), "files", "'", path,
             "' is damaged: its checksum is unreadable");
   const std::string_view members = text.substr(body);
   const Checksum found = checksum(members.data(), members.size());
-  MPX_CHECK(found == stated, "files", "'", path, "' is damaged: its checksum is ", to_hex(found), ", it states ",
+  MPX_CHECK(found == stated, "files", "'", path, "' is damaged: its checksum is ", to_hex(found), ", but it states ",
             to_hex(stated));
 }
 
@@ -202,7 +202,7 @@ Manifest parse_manifest(std::string_view text, const std::string& path) {
             "', not a 'metroplex checkpoint'");
   const int64_t version = json_count(json, "version", what);
   MPX_CHECK(version == kManifestVersion, "files", what, " has format version ", version,
-            ", this program reads version ", kManifestVersion, "; use the program that wrote it, or a newer one");
+            "; this program reads version ", kManifestVersion, "; use the program that wrote it, or a newer one");
   Manifest manifest;
   manifest.iteration = json_count(json, "iteration", what);
   manifest.consumed_samples = json_count(json, "consumed_samples", what);

@@ -31,7 +31,7 @@ class HeaderReader {
     expect("'");
     const size_t end = text_.find('\'', at_);
     MPX_CHECK(end != std::string_view::npos, "files", "'", path_, "' offset ", kPreamble + at_,
-              ": a quote without end");
+              ": the closing quote is missing");
     std::string word(text_.substr(at_, end - at_));
     at_ = end + 1;
     return word;
@@ -66,7 +66,7 @@ int64_t NpyArray::size() const {
 }
 
 void NpyArray::check_type(const std::string& wanted) const {
-  MPX_CHECK(type == wanted, "files", "a .npy array holds ", type, ", not ", wanted);
+  MPX_CHECK(type == wanted, "files", "a .npy array contains ", type, ", not ", wanted);
 }
 
 NpyArray parse_npy(Bytes file, const std::string& path) {
@@ -75,7 +75,7 @@ NpyArray parse_npy(Bytes file, const std::string& path) {
             "' offset 0: not a .npy file of version 1.0");
   const size_t length = static_cast<unsigned char>(text[8]) + 256u * static_cast<unsigned char>(text[9]);
   MPX_CHECK(length <= text.size() - kPreamble && (kPreamble + length) % kAlignment == 0, "files", "'", path,
-            "' offset 8: a header of ", length, " bytes in a file of ", text.size());
+            "' offset 8: the header has ", length, " bytes, but the file has ", text.size());
 
   NpyArray array;
   array.header_bytes = static_cast<int64_t>(kPreamble + length);
@@ -94,9 +94,10 @@ NpyArray parse_npy(Bytes file, const std::string& path) {
             "files", "'", path, "': type '", array.type, "' is not a little-endian integer");
   const int64_t width = array.type[2] - '0', bytes = static_cast<int64_t>(text.size()) - array.header_bytes;
   const int64_t rows = array.shape[0], columns = array.shape.size() == 2 ? array.shape[1] : 1;
-  MPX_CHECK(columns == 0 || rows <= kMostElements / columns, "files", "'", path, "': shape ", rows, " x ", columns);
-  MPX_CHECK(bytes == rows * columns * width, "files", "'", path, "' has ", bytes, " bytes of data, its header says ",
-            rows * columns * width, "; it was cut short or altered");
+  MPX_CHECK(columns == 0 || rows <= kMostElements / columns, "files", "'", path, "': the shape ", rows, " x ",
+            columns, " has too many elements");
+  MPX_CHECK(bytes == rows * columns * width, "files", "'", path, "' has ", bytes,
+            " bytes of data, but its header states ", rows * columns * width, "; it was truncated or altered");
   array.file = std::move(file);
   return array;
 }

@@ -15,20 +15,21 @@ namespace metroplex::files {
 namespace {
 
 using Json = nlohmann::json;
-static_assert(std::endian::native == std::endian::little, "files are mapped as they are: little-endian only");
+static_assert(std::endian::native == std::endian::little,
+              "files are mapped without conversion, so the host must be little-endian");
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the library's limit
 constexpr size_t kBufferBytes = size_t{1} << 20;
 const char* const kMetadata = "__metadata__";
 
 #define CHECK_FILE(condition, ...) \
-  MPX_CHECK(condition, "files", "'", path, "' is not a sound safetensors file: ", __VA_ARGS__)
+  MPX_CHECK(condition, "files", "'", path, "' is not a valid safetensors file: ", __VA_ARGS__)
 
 std::vector<uint64_t> unsigned_list(const Json& json, const std::string& path, const std::string& what) {
-  CHECK_FILE(json.is_array(), what, " is not a list but ", json.type_name());
+  CHECK_FILE(json.is_array(), what, " is of type ", json.type_name(), ", not a list");
   std::vector<uint64_t> values;
   for (const Json& item : json) {
-    CHECK_FILE(item.is_number_unsigned(), what, " holds ", shortened(item), ", not a whole number in [0, 2^64)");
+    CHECK_FILE(item.is_number_unsigned(), what, " contains ", shortened(item), ", not a whole number in [0, 2^64)");
     values.push_back(item.get<uint64_t>());
   }
   return values;
@@ -56,10 +57,10 @@ TensorInfo parse_entry(const std::string& name, const Json& entry, const std::st
   CHECK_FILE(offsets.size() == 2, what, ": data_offsets has ", offsets.size(), " numbers, not 2");
   tensor.begin = offsets[0];
   tensor.end = offsets[1];
-  CHECK_FILE(tensor.begin <= tensor.end, what, " ends at ", tensor.end, " before it begins at ", tensor.begin);
+  CHECK_FILE(tensor.begin <= tensor.end, what, " ends at ", tensor.end, " before it starts at ", tensor.begin);
   const uint64_t bytes = tensor_bytes(tensor.dtype, tensor.shape, base::concat("'", path, "', ", what));
   CHECK_FILE(bytes == tensor.end - tensor.begin, what, " needs ", bytes,
-             " bytes by its dtype and shape, data_offsets gives ", tensor.end - tensor.begin);
+             " bytes for its dtype and shape, but data_offsets gives ", tensor.end - tensor.begin);
   return tensor;
 }
 
@@ -81,20 +82,20 @@ uint64_t tensor_bytes(Dtype dtype, const std::vector<uint64_t>& shape, const std
   bool fits = true;
   for (const uint64_t size : shape) fits = fits && !__builtin_mul_overflow(elements, size, &elements);
   fits = fits && !__builtin_mul_overflow(elements, static_cast<uint64_t>(dtype_bits(dtype)), &bits);
-  MPX_CHECK(fits, "files", where, ": the size of its shape does not fit 64 bits");
+  MPX_CHECK(fits, "files", where, ": its size in bits does not fit in 64 bits");
   MPX_CHECK(bits % 8 == 0, "files", where, ": ", elements, " elements of ", dtype_bits(dtype),
             " bits do not fill whole bytes");
   return bits / 8;
 }
 
 SafetensorsHeader parse_safetensors(std::string_view file, const std::string& path) {
-  CHECK_FILE(file.size() >= 8, "it has ", file.size(), " bytes, the length of the header alone takes 8");
+  CHECK_FILE(file.size() >= 8, "it has ", file.size(), " bytes, but the length of the header alone takes 8");
   uint64_t length;
   std::memcpy(&length, file.data(), 8);
   CHECK_FILE(length <= kMaxHeaderBytes, "its header would have ", length, " bytes, more than ", kMaxHeaderBytes);
-  CHECK_FILE(length <= file.size() - 8, "its header would have ", length, " bytes, the file has ", file.size());
+  CHECK_FILE(length <= file.size() - 8, "its header would have ", length, " bytes, but the file has ", file.size());
   const std::string_view text = file.substr(8, length);
-  CHECK_FILE(!text.empty() && text[0] == '{', "its header does not begin with '{'");
+  CHECK_FILE(!text.empty() && text[0] == '{', "its header does not start with '{'");
   const Json json = parse_json_strictly(text, "the header of '" + path + "'");
 
   SafetensorsHeader header;
@@ -111,12 +112,12 @@ SafetensorsHeader parse_safetensors(std::string_view file, const std::string& pa
   });
   uint64_t end = 0;
   for (const TensorInfo& tensor : header.tensors) {
-    CHECK_FILE(tensor.begin == end, "tensor '", printable(tensor.name), "' begins at ", tensor.begin,
-               ", the one before it ends at ", end);
+    CHECK_FILE(tensor.begin == end, "tensor '", printable(tensor.name), "' starts at ", tensor.begin,
+               ", but the previous one ends at ", end);
     end = tensor.end;
   }
   const uint64_t data_bytes = file.size() - header.data_begin;
-  CHECK_FILE(end == data_bytes, "its tensors end at ", end, ", its data has ", data_bytes, " bytes");
+  CHECK_FILE(end == data_bytes, "its tensors end at ", end, ", but its data has ", data_bytes, " bytes");
   return header;
 }
 
@@ -138,10 +139,10 @@ void order_tensors(std::vector<TensorInfo>& tensors) {
   uint64_t end = 0;
   for (TensorInfo& tensor : tensors) {
     MPX_CHECK(names.insert(tensor.name).second && tensor.name != kMetadata, "files",
-              "a safetensors file cannot hold two tensors named '", printable(tensor.name), "'");
+              "a safetensors file cannot contain two tensors named '", printable(tensor.name), "'");
     tensor.begin = end;
     const uint64_t bytes = tensor_bytes(tensor.dtype, tensor.shape, "tensor '" + printable(tensor.name) + "'");
-    MPX_CHECK(!__builtin_add_overflow(end, bytes, &end), "files", "the tensors' sizes do not fit 64 bits");
+    MPX_CHECK(!__builtin_add_overflow(end, bytes, &end), "files", "the sizes of the tensors do not fit in 64 bits");
     tensor.end = end;
   }
 }
@@ -186,7 +187,7 @@ SafetensorsWriter::SafetensorsWriter(FileSystem& file_system, const std::string&
 
 void SafetensorsWriter::write(const void* data, size_t size) {
   written_ += size;
-  MPX_ASSERT(written_ <= expected_, "'", path_, "' gets ", written_, " bytes, announced were ", expected_);
+  MPX_ASSERT(written_ <= expected_, "'", path_, "' receives ", written_, " bytes; expected ", expected_);
   sum_.add(data, size);
   const bool direct = size >= kBufferBytes / 4;
   if (direct || buffer_.size() + size > kBufferBytes) flush();
@@ -204,7 +205,7 @@ void SafetensorsWriter::flush() {
 }
 
 WrittenFile SafetensorsWriter::finish() {
-  MPX_ASSERT(written_ == expected_, "'", path_, "' got ", written_, " bytes, announced were ", expected_);
+  MPX_ASSERT(written_ == expected_, "'", path_, "' received ", written_, " bytes; expected ", expected_);
   flush();
   file_->sync();
   file_->close();

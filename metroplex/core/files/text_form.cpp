@@ -110,7 +110,7 @@ std::string no_json_lines_form(std::string_view text) {
     return "has a comma after each object, not JSON lines; remove the commas (sed 's/,$//')";
   const bool open = line == "{" || (line.starts_with('{') && (line.ends_with(',') || line.ends_with('[') ||
                                                               line.ends_with('{') || line.ends_with(':')));
-  return open ? "holds JSON objects of several lines, not JSON lines; write one object per line (jq -c .)" : "";
+  return open ? "contains multi-line JSON objects, not JSON lines; write one object per line (jq -c .)" : "";
 }
 
 bool has_python_json(std::string_view text) {

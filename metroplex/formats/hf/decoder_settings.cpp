@@ -35,11 +35,11 @@ void add_yarn(const ConfigReader& config, const ConfigReader& said, Settings& se
 void add_scaling(const ConfigReader& config, const ConfigReader& said, const char* key, Settings& settings) {
   const std::string type = said.text("rope_type", said.text("type", "default"));
   MPX_CHECK(type == "default" || type == "llama3" || type == "yarn" || type == "linear", "hf", where(key),
-            " says rope_type ", type, ", which is not built here; default, linear, llama3 and yarn are");
+            " has rope_type ", type, ", which is not supported; use default, linear, llama3 or yarn");
   set(settings, "rope_type", type == "yarn" ? "yarn" : "rope");
   if (type == "default") return;
   const auto needed = [&](const char* number) {
-    MPX_CHECK(said.has(number), "hf", where(key), " of rope_type ", type, " has no ", number, "; add it");
+    MPX_CHECK(said.has(number), "hf", where(key), " with rope_type ", type, " has no ", number, "; add it");
     return said.number(number, 0);
   };
   if (type == "linear") return set(settings, "rotary_seq_len_interpolation_factor", needed("factor"));
@@ -60,12 +60,11 @@ void add_rope(const ConfigReader& config, Settings& settings) {
   const bool both = config.has("rope_parameters") && config.has("rope_scaling");
   MPX_CHECK(!both || config.json().at("rope_parameters") == config.json().at("rope_scaling"), "hf",
             where("rope_parameters"),
-            " and rope_scaling are both there and say different things: ", config.json().at("rope_scaling").dump(),
-            " is the second; leave out the one that does not hold "
-            "(transformers takes rope_scaling)");
+            " and rope_scaling are both present but differ: rope_scaling = ", config.json().at("rope_scaling").dump(),
+            "; remove the wrong one (transformers uses rope_scaling)");
   const Json& all = config.has(key) ? config.json().at(key) : none;
   const Json& rope = all.contains("full_attention") ? all.at("full_attention") : all;
-  MPX_CHECK(rope.is_object(), "hf", where(key), " is no object: ", rope.dump());
+  MPX_CHECK(rope.is_object(), "hf", where(key), " is not an object: ", rope.dump());
   const ConfigReader said(rope);
   set(settings, "position_embedding_type", "rope");
   set(settings, "rotary_base", said.number("rope_theta", config.number("rope_theta", 10000.0)));
@@ -82,7 +81,8 @@ std::string exact(double value) {
 
 int64_t ConfigReader::integer(const char* key) const {
   MPX_CHECK(has(key), "hf", where(key), " is missing");
-  MPX_CHECK(config_.at(key).is_number_integer(), "hf", where(key), " is no whole number: ", config_.at(key).dump());
+  MPX_CHECK(config_.at(key).is_number_integer(), "hf", where(key),
+            " is not a whole number: ", config_.at(key).dump());
   return config_.at(key).get<int64_t>();
 }
 
@@ -93,7 +93,7 @@ int64_t ConfigReader::integer_or_null(const char* key, int64_t otherwise) const 
 
 double ConfigReader::number(const char* key, double otherwise) const {
   if (!has(key)) return otherwise;
-  MPX_CHECK(config_.at(key).is_number(), "hf", where(key), " is no number: ", config_.at(key).dump());
+  MPX_CHECK(config_.at(key).is_number(), "hf", where(key), " is not a number: ", config_.at(key).dump());
   return config_.at(key).get<double>();
 }
 
@@ -105,13 +105,13 @@ bool ConfigReader::flag(const char* key, bool otherwise) const {
 
 std::string ConfigReader::text(const char* key, const std::string& otherwise) const {
   if (!has(key)) return otherwise;
-  MPX_CHECK(config_.at(key).is_string(), "hf", where(key), " is no text: ", config_.at(key).dump());
+  MPX_CHECK(config_.at(key).is_string(), "hf", where(key), " is not a string: ", config_.at(key).dump());
   return config_.at(key).get<std::string>();
 }
 
 void ConfigReader::require(bool holds, const char* key, const std::string& wanted) const {
   MPX_CHECK(holds, "hf", where(key), " is ", has(key) ? config_.at(key).dump() : "missing",
-            ", which makes a model that is not built here; ", wanted, " is");
+            ", which is not supported; expected ", wanted);
 }
 
 Json with_defaults(const Json& config, Json defaults) {
@@ -129,7 +129,8 @@ void add_windows(const ConfigReader& config, const std::vector<bool>& otherwise,
   std::vector<bool> slides = otherwise;
   if (config.has("layer_types")) {
     const Json& types = config.json().at("layer_types");
-    config.require(types.is_array() && types.size() == otherwise.size(), "layer_types", "a list with a word a layer");
+    config.require(types.is_array() && types.size() == otherwise.size(), "layer_types",
+                   "a list with one word per layer");
     for (size_t i = 0; i < slides.size(); ++i) {
       config.require(types[i] == "sliding_attention" || types[i] == "full_attention", "layer_types",
                      "a list of sliding_attention and full_attention");

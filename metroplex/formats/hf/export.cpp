@@ -55,7 +55,7 @@ std::vector<Theirs> theirs_of(const std::vector<MappedTensor>& mapped, const che
   for (size_t i = 0; i < mapped.size(); ++i) {
     const files::TensorForm& form = form_of(run, mapped[i].name, mapped[i].kind);
     MPX_CHECK(form.shape == mapped[i].shape, "checkpoint", "'", run.directory(), "': ", mapped[i].name, " has shape ",
-              checkpoint::describe_shape(form.shape), ", its config means ",
+              checkpoint::describe_shape(form.shape), ", but its config requires ",
               checkpoint::describe_shape(mapped[i].shape));
     for (const TensorPart& part : mapped[i].parts) {
       const auto [at, fresh] = index.emplace(part.name, all.size());

@@ -26,7 +26,7 @@ const Family& family_of(const std::string& model_type) {
     if (model_type == family->model_type) return *family;
   }
   base::throw_error("hf", base::concat("config.json: model_type '", model_type,
-                                       "' is a family that is not built here; these are: ", list()));
+                                       "' is not supported; supported families: ", list()));
 }
 
 const Family& family_for(const config::Model& model) {
@@ -36,13 +36,14 @@ const Family& family_for(const config::Model& model) {
   const auto without = [&](const Family* family) { return family->holds(model); };
   if (model.mtp_num_layers > 0 && std::any_of(std::begin(kFamilies), std::end(kFamilies), without))
     base::throw_error(
-        "hf", base::concat("model.mtp_num_layers = ", model.mtp_num_layers,
-                           ": transformers' family of this model has no layers for multi-token prediction. A run "
-                           "that loads the checkpoint with checkpoint.finetune = true, model.mtp_num_layers = 0 and "
-                           "checkpoint.allow = model.mtp_num_layers saves it without them"));
-  base::throw_error("hf", base::concat("no family of transformers' that is known here (", list(),
-                                       ") has a model as this section model says: norms, biases, activation, "
-                                       "positions, experts together; metroplex inspect shows them"));
+        "hf",
+        base::concat("model.mtp_num_layers = ", model.mtp_num_layers,
+                     ": the transformers family of this model has no layers for multi-token prediction. To save "
+                     "the model without them, load the checkpoint with checkpoint.finetune = true, "
+                     "model.mtp_num_layers = 0 and checkpoint.allow = model.mtp_num_layers"));
+  base::throw_error("hf", base::concat("no supported transformers family (", list(),
+                                       ") has this combination of norms, biases, activation, positions and experts; "
+                                       "metroplex inspect shows the section model"));
 }
 
 }  // namespace metroplex::hf

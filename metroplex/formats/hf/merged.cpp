@@ -42,15 +42,15 @@ Merged::Merged(checkpoint::Reader& run, const config::Config& config)
     const std::string module = config::adapted_module(tensor.name);
     const auto place = config::adapter_place(config.model, module);
     MPX_CHECK(place && config.peft.lora(), "checkpoint", "'", run.directory(), "': ", tensor.name,
-              " is an adapter of no layer of the model in its config");
+              " is an adapter, but the model in its config has no layer for it");
     const files::TensorForm* const b = run.find(module + config::kLoraB, "weight");
     const files::TensorForm* const weight = run.find(place->linear + ".weight", "weight");
     const int64_t rank = config.peft.lora_rank;
     const bool whole = b != nullptr && weight != nullptr && weight->shape.size() == 2;
     const std::vector<int64_t> of_a{rank, whole ? weight->shape[1] : 0}, of_b{place->box.rows(), rank};
     MPX_CHECK(whole && tensor.shape == of_a && b->shape == of_b, "checkpoint", "'", run.directory(),
-              "': ", tensor.name, " and its lora_B are not of the sizes that ", place->linear,
-              " and peft.lora_rank = ", rank, " of its config mean");
+              "': ", tensor.name, " and its lora_B do not have the sizes that ", place->linear,
+              " and peft.lora_rank = ", rank, " in its config require");
     adapters_[place->linear + ".weight"].push_back({module, place->box});
   }
   for (const files::TensorForm& tensor : run.tensors()) {

@@ -55,11 +55,11 @@ std::vector<ExportedTensor> exported_adapters(const checkpoint::Reader& run,
   for (const files::TensorForm& form : run.tensors()) {
     MPX_CHECK(form.kind != "weight" || form.name.starts_with(kAhead) || !config::is_adapter(form.name) ||
                   ours.contains(form.name),
-              "hf", "'", run.directory(), "': transformers has no module of its own for the adapter ", form.name,
-              "; --to hf writes a model with the adapters merged into it");
+              "hf", "'", run.directory(), "': transformers has no separate module for the adapter ", form.name,
+              "; use --to hf to write a model with merged adapters");
   }
   MPX_CHECK(!all.empty(), "hf", "'", run.directory(),
-            "' has no adapters (it was trained without peft.lora_rank); --to hf writes its weights");
+            "' has no adapters (it was trained without peft.lora_rank); use --to hf to write its weights");
   return all;
 }
 
@@ -79,10 +79,10 @@ std::vector<ExportedTensor> exported_modules(const checkpoint::Reader& run, cons
 void check_words(const checkpoint::Reader& run, const config::Model& model, const std::vector<ExportedTensor>& all) {
   if (!model.has_experts()) return;
   for (const ExportedTensor& tensor : all) {
-    MPX_CHECK(tensor.ours.find(".mlp.") == std::string::npos, "hf", "'", run.directory(), "': PEFT would take ",
+    MPX_CHECK(tensor.ours.find(".mlp.") == std::string::npos, "hf", "'", run.directory(), "': PEFT would read ",
               tensor.ours,
-              " for an adapter of routed experts; --to hf writes a model with the adapters merged into "
-              "it, and with peft.lora_target_modules of attention alone they can be written");
+              " as an adapter of routed experts; use --to hf to write a model with merged adapters, or train with "
+              "only attention modules in peft.lora_target_modules");
   }
 }
 

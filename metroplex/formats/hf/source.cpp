@@ -21,7 +21,7 @@ Json read_json(files::FileSystem& disk, const std::string& path) {
   try {
     return Json::parse(disk.read(path));
   } catch (const Json::exception& error) {
-    base::throw_error("hf", base::concat("'", path, "' is no JSON: ", error.what()));
+    base::throw_error("hf", base::concat("'", path, "' is not JSON: ", error.what()));
   }
 }
 
@@ -71,9 +71,10 @@ bool holds_multi_token(files::FileSystem& disk, const std::string& directory, co
 
 std::vector<std::string> settings_of(files::FileSystem& disk, const std::string& directory) {
   const Json json = read_json(disk, files::join_path(directory, "config.json"));
-  MPX_CHECK(json.is_object(), "hf", "'", directory, "/config.json' is no JSON object");
+  MPX_CHECK(json.is_object(), "hf", "'", directory, "/config.json' is not a JSON object");
   const ConfigReader config(json);
-  config.require(!config.has("quantization_config"), "quantization_config", "a model of plain weights (null)");
+  config.require(!config.has("quantization_config"), "quantization_config",
+                 "a model without quantized weights (null)");
   const Family& family = family_of(config.text("model_type", ""));
   std::vector<std::string> settings = family.settings(json);
   if (family.multi_token && !holds_multi_token(disk, directory, config))
@@ -130,9 +131,9 @@ void Source::check_numbers(const config::Model& model) const {
   int64_t bytes = 0;
   for (const auto& [name, stored] : stored_) bytes += static_cast<int64_t>(stored.info.end - stored.info.begin);
   const int64_t entries = std::max({model.num_attention_heads, model.num_moe_experts, int64_t{1}});
-  MPX_CHECK(model.num_layers <= bytes / entries, "checkpoint", "'", directory(), "': config.json means ",
+  MPX_CHECK(model.num_layers <= bytes / entries, "checkpoint", "'", directory(), "': config.json has ",
             model.num_layers, " layers, ", model.num_attention_heads, " heads, ", model.num_moe_experts,
-            " experts, and there are ", bytes, " bytes of weights");
+            " experts, but there are only ", bytes, " bytes of weights");
 }
 
 void Source::list_tensors() {
@@ -145,7 +146,7 @@ void Source::list_tensors() {
               "' has no weight_map");
     for (const auto& [tensor, file] : json.at("weight_map").items()) {
       MPX_CHECK(file.is_string() && file.get<std::string>().find('/') == std::string::npos, "checkpoint", "'", index,
-                "' names no file of the directory for ", tensor);
+                "' must name a file in the directory for ", tensor);
       names.insert(file.get<std::string>());
     }
   } else {
@@ -182,11 +183,11 @@ void Source::check(const std::vector<MappedTensor>& unwanted, const std::vector<
         problems.push_back(
             base::concat(part.name, " is ", files::dtype_name(info.dtype), ", not F64, F32, BF16 or F16"));
       if (!std::equal(info.shape.begin(), info.shape.end(), part.shape.begin(), part.shape.end()))
-        problems.push_back(base::concat(part.name, " has shape ", dims_text(info.shape), ", config.json means ",
-                                        checkpoint::describe_shape(part.shape)));
+        problems.push_back(base::concat(part.name, " has shape ", dims_text(info.shape),
+                                        ", but config.json requires ", checkpoint::describe_shape(part.shape)));
       if (first != stored_.end() && info.dtype != first->second.info.dtype)
-        problems.push_back(base::concat(part.name, " is ", files::dtype_name(info.dtype), " and ", first->first, " ",
-                                        files::dtype_name(first->second.info.dtype)));
+        problems.push_back(base::concat(part.name, " is ", files::dtype_name(info.dtype), ", but ", first->first,
+                                        " is ", files::dtype_name(first->second.info.dtype)));
     }
   }
   for (const MappedTensor& tensor : unwanted) {
@@ -199,14 +200,13 @@ void Source::check(const std::vector<MappedTensor>& unwanted, const std::vector<
     const bool follows = name == "lm_head.weight" || std::any_of(unread.begin(), unread.end(), begins) ||
                          name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".attn.bias") ||
                          name.ends_with(".attn.masked_bias");
-    if (wanted.count(name) == 0 && !follows) problems.push_back(name + " has no place in this model");
+    if (wanted.count(name) == 0 && !follows) problems.push_back(name + " does not belong to this model");
   }
   MPX_CHECK(problems.empty(), "checkpoint", "'", directory(),
-            "' does not hold the weights of the model that its config.json means:", some(problems),
-            lacks_ahead
-                ? "\nmodel.mtp_num_layers asks for layers that the directory does not have: leave it 0, or let "
-                  "them begin anew with checkpoint.load_except = mtp.*"
-                : "");
+            "' does not contain the weights of the model in its config.json:", some(problems),
+            lacks_ahead ? "\nmodel.mtp_num_layers needs layers that the directory does not have: set it to 0, or "
+                          "initialize them with checkpoint.load_except = mtp.*"
+                        : "");
 }
 
 // Files may store tied weights once or twice; transformers unties them if the two differ.
@@ -221,8 +221,9 @@ void Source::check_tied() {
   const uint64_t bytes = one.info.end - one.info.begin;
   const bool same = one.info.dtype == other.info.dtype && bytes == other.info.end - other.info.begin &&
                     std::memcmp(open(one.file).data(one.info), open(other.file).data(other.info), bytes) == 0;
-  MPX_CHECK(same, "checkpoint", "'", directory(), "' ties lm_head.weight to the embedding, and holds another one; ",
-            "set model.untie_embeddings_and_output_weights = true to use it, or remove it from the file");
+  MPX_CHECK(same, "checkpoint", "'", directory(),
+            "' ties lm_head.weight to the embedding, but contains a different lm_head.weight; ",
+            "set model.untie_embeddings_and_output_weights = true to use that one, or remove it from the file");
 }
 
 // Shrinks the parts of a tensor to the stored rows if the file has fewer rows than ours.

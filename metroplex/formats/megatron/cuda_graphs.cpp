@@ -22,7 +22,7 @@ static void migrate_switches(CudaGraphOptions& o, std::vector<config::Violation>
   if (!o.enable_cuda_graph && !o.external_cuda_graph) return;
   const char* name = o.enable_cuda_graph ? "enable_cuda_graph" : "external_cuda_graph";
   if (o.impl != "none")
-    refuse(list, name, "true", concat("excludes ", kImpl, " = ", o.impl, ", whose older form it is"), "keep one");
+    refuse(list, name, "true", concat("excludes ", kImpl, " = ", o.impl, ", the newer form"), "keep one");
   if (o.enable_cuda_graph && o.external_cuda_graph)
     refuse(list, name, "true", "excludes external_cuda_graph", "keep one");
   const std::string key = concat("train.", o.external_cuda_graph ? "external_cuda_graph" : name);
@@ -51,7 +51,8 @@ CudaGraphOptions migrated(CudaGraphOptions o, std::vector<config::Violation>& li
     o.scope.reset();
   }
   if (among("full", o.modules)) {
-    if (o.modules.size() > 1) refuse(list, kScope, "full", "stands alone", "leave the list empty for whole layers");
+    if (o.modules.size() > 1)
+      refuse(list, kScope, "full", "must be the only module", "leave the list empty for whole layers");
     o.modules.clear();
   }
   const Words given = std::exchange(o.modules, {});
@@ -62,7 +63,7 @@ CudaGraphOptions migrated(CudaGraphOptions o, std::vector<config::Violation>& li
     if (!migrates) o.modules.push_back(word);
   }
   if (older.size() > 1)
-    refuse(list, kScope, concat(older.size(), " older words"), "say different things", "keep one");
+    refuse(list, kScope, concat(older.size(), " older words"), "contradict each other", "keep one");
   if (!older.empty()) migrate_word(older[0], o, list);
   return o;
 }

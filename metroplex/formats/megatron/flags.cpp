@@ -54,7 +54,7 @@ class Reader {
   void read_flag() {
     const std::string token = tokens_[at_++];
     if (token.rfind("--", 0) != 0)
-      return note_problem(base::concat("'", token, "' stands alone; expected a --flag",
+      return note_problem(base::concat("'", token, "' does not belong to a flag; expected a --flag",
                                        at_ > 1 ? " after '" + tokens_[at_ - 2] + "'" : ""));
     const size_t equals = token.find('=');
     const std::string written = token.substr(0, equals), flag = with_dashes(written);
@@ -156,7 +156,7 @@ static void refuse_exclusive(const std::vector<GivenFlag>& flags) {
   };
   for (const auto& [first, second] : exclusive_flags()) {
     MPX_CHECK(!given(first) || !given(second), "config", "Megatron arguments: ", first, " and ", second,
-              " exclude each other; keep one");
+              " are mutually exclusive; keep one");
   }
 }
 
@@ -166,8 +166,8 @@ Arguments parse_arguments(const std::vector<std::string>& tokens, Form form, Ref
   if (refused == Refused::kThrow && !reader.refused().empty()) {
     std::string list;
     for (const std::string& flag : reader.refused()) list += "\n  " + flag;
-    base::throw_error("config", "these flags are not known or not implemented:" + list +
-                                    "\nleave them out, or add --ignore-unknown-flags to run without them");
+    base::throw_error("config", "these flags are unknown or not implemented:" + list +
+                                    "\nremove them, or add --ignore-unknown-flags to run without them");
   }
   MPX_CHECK(reader.problem().empty(), "config", "Megatron arguments: ", reader.problem());
   refuse_exclusive(reader.flags());

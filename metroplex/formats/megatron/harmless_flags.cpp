@@ -9,7 +9,7 @@ namespace metroplex::megatron {
 namespace {
 
 constexpr FlagGroup kGroups[] = {
-    {"Megatron reads it nowhere", "--onnx-safe= --sample-rate= --short-seq-prob="},
+    {"Megatron never reads it", "--onnx-safe= --sample-rate= --short-seq-prob="},
     {"another implementation of the same function",
      "--DDP-impl= --apply-query-key-layer-scaling --attention-backend= --attention-softmax-in-fp32 "
      "--batch-invariant-backend= --batch-invariant-mode --cross-entropy-fusion-impl= --cross-entropy-loss-fusion "
@@ -25,7 +25,7 @@ constexpr FlagGroup kGroups[] = {
      "--scaled-upper-triang-masked-softmax-fusion= --symmetric-ar-type= --transformer-impl= --use-flash-attn "
      "--use-fused-weighted-squared-relu --use-grouped-gemm-for-dense-mlp --use-grouped-gemm-for-shared-expert "
      "--use-legacy-models --use-mcore-models --use-te-activation-func --use-transformer-engine-op-fuser"},
-    {"every token of an evaluation weighs the same", "--eval-micro-batch-size="},
+    {"all tokens of an evaluation have the same weight", "--eval-micro-batch-size="},
     {"format, speed and copies of checkpoints",
      "--async-ckpt-cpu-priority= --async-ckpt-io-priority= --async-ckpt-use-cpu-shm --async-strategy= "
      "--auto-detect-ckpt-format --ckpt-assume-constant-structure --ckpt-convert-update-legacy-dist-opt-format "
@@ -261,7 +261,7 @@ constexpr FlagGroup kGroups[] = {
 
 // Flags that are accepted only with these values.
 constexpr FlagGroup kFixedValues[] = {
-    {"context-parallel groups of changing size", "--cp-partition-mode=zigzag"},
+    {"context-parallel groups of variable size", "--cp-partition-mode=zigzag"},
     {"format of the index files", "--data-impl=infer|mmap"},
     {"encoder stages of a T5", "--encoder-pipeline-model-parallel-size=0"},
     {"encoder stages of a T5", "--encoder-tensor-model-parallel-size=0"},
@@ -273,13 +273,13 @@ constexpr FlagGroup kFixedValues[] = {
     {"samples to build for each dataset of a blend, and so their order", "--mid-level-dataset-surplus=0.005"},
     {"gradients are sent in fp8", "--moe-combine-bwd-dtype=bf16"},
     {"tokens are sent in fp8", "--moe-dispatch-fwd-dtype=bf16"},
-    {"optimizer of the parameters that Muon leaves out", "--muon-scalar-optimizer=adam"},
+    {"optimizer of the parameters that Muon does not update", "--muon-scalar-optimizer=adam"},
     {"blockwise orthogonalizes shards, which is another update", "--muon-tp-mode=distributed|duplicated"},
     {"masks the loss at an id", "--null-tokenizer-pad-id=-1"},
-    {"shards over the outer data-parallel ranks too", "--outer-dp-sharding-strategy=no_shard"},
+    {"also shards over the outer data-parallel ranks", "--outer-dp-sharding-strategy=no_shard"},
     {"layers of a custom specification", "--spec=local"},
     {"skips the evaluations before an iteration", "--start-eval-at-iter=0"},
-    {"ids behind those of the tokenizer", "--vocab-extra-ids=0"},
+    {"ids after those of the tokenizer", "--vocab-extra-ids=0"},
 };
 
 HarmlessFlag read_flag(const std::string& word, const char* reason) {

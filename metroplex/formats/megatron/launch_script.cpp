@@ -118,7 +118,7 @@ Trial run_bash(const Source& source, const Assumption& assumed, std::chrono::mil
     const std::string lines = starting_lines(source.text);
     throw base::Error(error.room(),
                       std::string(error.what()).substr(error.room().size() + 3) +
-                          "; give the training program's flags by hand, behind metroplex train" +
+                          "; pass the flags of the training program directly, after metroplex train" +
                           (lines.empty() ? "" : " (" + source.path + " starts a .py program in line " + lines + ")"));
   }
 }
@@ -179,7 +179,7 @@ void add_once(std::string& list, const std::string& item) {
 }
 
 constexpr const char* kByHand =
-    "; a trial starts no program, so give that by hand: write it into the script, in the place of the command";
+    "; a trial starts no programs, so write the value into the script by hand, in place of the command";
 
 // Whether weights, data and losses are independent of a flag for all its values.
 bool is_harmless(std::string flag) {
@@ -201,8 +201,8 @@ void check_flags_are_known(const LaunchScript& script, const std::string& path) 
   const bool parallel = std::find(script.flags.begin(), script.flags.end(), ":::") != script.flags.end();
   MPX_CHECK(
       !parallel, "config", path,
-      ": GNU parallel starts one training for each word after :::, of which one can be read; write the command of "
-      "that one into the script");
+      ": GNU parallel starts one training run for each word after :::, but only one can be read; write the command "
+      "of that run into the script");
   std::string flag = "an argument", unknown;
   int64_t values = 0;
   for (const std::string& word : script.flags) {
@@ -213,7 +213,7 @@ void check_flags_are_known(const LaunchScript& script, const std::string& path) 
     if (has_mark(word) && !is_harmless(flag))
       add_once(unknown, base::concat(flag, " (", program_of_mark(word, path), ")"));
   }
-  MPX_CHECK(unknown.empty(), "config", path, ": depends on what a program prints: ", unknown, kByHand);
+  MPX_CHECK(unknown.empty(), "config", path, ": depends on the output of a program: ", unknown, kByHand);
 }
 
 // Finds programs whose output decided the next commands: marks with a "!" before `end`, and marks in bash's own
@@ -232,7 +232,7 @@ void check_course_is_known(const std::vector<Command>& commands, size_t end, con
     if (has_mark(line) && !condition && line.find(": line ") < line.find(kMark))
       add_once(unknown, program_of_mark(line, path));
   }
-  MPX_CHECK(unknown.empty(), "config", path, ": what it does depends on what a program prints or decides: ", unknown,
+  MPX_CHECK(unknown.empty(), "config", path, ": its behavior depends on the output or status of a program: ", unknown,
             kByHand);
 }
 
@@ -242,11 +242,13 @@ std::string programs_of_marks(const std::vector<Command>& commands, const std::s
   for (const Command& command : commands) {
     const std::vector<std::string>& words = command.words;
     const bool swift = words[0] == "megatron" && words.size() > 1 && words[1].rfind("-", 0) != 0;
-    if (swift) return base::concat("; megatron ", words[1], " is a command of ms-swift, which is not read");
+    if (swift) return base::concat("; megatron ", words[1], " is a command of ms-swift, which is not supported");
     if (words.size() == 1 && words[0].rfind(kMark, 0) == 0) add_once(found, program_of_mark(words[0], path));
   }
-  return found.empty() ? ""
-                       : base::concat("; a trial does not start these programs, nor read what they start: ", found);
+  return found.empty()
+             ? ""
+             : base::concat(
+                   "; a trial does not start these programs and does not read the commands that they start: ", found);
 }
 
 // Without lines of marks, which print_mark and metroplex_unknown wrote.
@@ -280,10 +282,10 @@ std::string find_placeholder(const std::string& text) {
 // Guesses the cause of a syntax error from the message of bash.
 std::string cause_of_syntax_error(const std::string& said, const std::string& text) {
   const auto has = [&](const char* part) { return said.find(part) != std::string::npos; };
-  if (has("operand expected")) return ": a variable in an arithmetic expression is empty?";
+  if (has("operand expected")) return ": check for an empty variable in an arithmetic expression";
   if (!has("unexpected EOF") && !has("syntax error")) return "";
   const std::string placeholder = find_placeholder(text);
-  return placeholder.empty() ? ": a quote or bracket is never closed?" : ": " + placeholder;
+  return placeholder.empty() ? ": check for an unclosed quote or bracket" : ": " + placeholder;
 }
 
 // One trial and the training command that it found.
@@ -339,7 +341,7 @@ std::string note_of_others(const Reading& reading) {
     list += base::concat(list.empty() ? "" : ", ", program, count > 1 ? base::concat(" (", count, " commands)") : "");
   return list.empty() ? ""
                       : base::concat("the command of ", reading.script.program, " with ", reading.script.flags.size(),
-                                     " words is read; these other commands are not: ", list);
+                                     " words is read; these other commands are not read: ", list);
 }
 
 bool starts_several_programs(const Reading& reading) {
@@ -354,7 +356,7 @@ void read_ranks(Reading& reading, const Source& source) {
   reading.script.unknown_ranks = ranks.unknown;
   if (starts_several_programs(reading)) {
     reading.script.ranks = 0;
-    reading.script.unknown_ranks = "a launcher of several programs with : between them";
+    reading.script.unknown_ranks = "a launcher with several programs separated by :";
   }
   const size_t mark = ranks.unknown.find(kMark);
   if (mark != std::string::npos)
@@ -452,7 +454,8 @@ std::string note_of_job(const Source& source, const Reading& reading) {
   const bool named = std::any_of(reading.script.flags.begin(), reading.script.flags.end(),
                                  [](const std::string& word) { return word.find(kJobIds[0]) != std::string::npos; });
   if (named)
-    note += base::concat(note.empty() ? "" : "; ", kJobIds[0], " stands for SLURM_JOB_ID; set it for another");
+    note += base::concat(note.empty() ? "" : "; ", kJobIds[0],
+                         " is used for SLURM_JOB_ID; set SLURM_JOB_ID to use another value");
   return note;
 }
 
@@ -472,7 +475,7 @@ void note_branches(const Reading& reading, const std::string& path, std::string&
     const std::vector<std::string>& words = command.words;
     if (words.size() != 3 || words[1] != "~" || words[0].rfind(kMark, 0) != 0) continue;
     const std::string text = base::concat("the branch at `", words[2], "` depends on ",
-                                          program_of_mark(words[0], path), ", and only one was tried");
+                                          program_of_mark(words[0], path), ", but only one was tried");
     if (note.find(text) == std::string::npos) note += (note.empty() ? "" : "; ") + text;
   }
 }
@@ -492,12 +495,13 @@ void check_against_assumptions(Reading& first, const Source& source, std::chrono
   for (size_t i = 0; i < branches.size() && branches.size() > 1; ++i) assumptions.push_back({0, branches[i]});
   std::string& note = first.script.note;
   if (assumptions.size() > kMostBranches) {
-    note = base::concat(branches.size(), " branches depend on programs, of which ", kMostBranches, " were tried");
+    note = base::concat(branches.size(), " branches depend on programs, but only ", kMostBranches, " were tried");
     assumptions.resize(kMostBranches);
   }
   for (const Assumption& assumed : assumptions) {
     if (!assumed.branch.empty() && Clock::now() > source.deadline) {
-      note += base::concat(note.empty() ? "" : "; ", "the time of all trials ended before each branch on ", programs,
+      note += base::concat(note.empty() ? "" : "; ",
+                           "the time limit of all trials was reached before each branch that depends on ", programs,
                            " was tried");
       break;
     }
@@ -516,8 +520,8 @@ void check_against_assumptions(Reading& first, const Source& source, std::chrono
     }
     std::string list;
     for (const std::string& flag : different) list += (list.empty() ? "" : ", ") + flag;
-    MPX_CHECK(list.empty(), "config", source.path, ": depends on what a program prints: ", list, " (", programs, ")",
-              kByHand);
+    MPX_CHECK(list.empty(), "config", source.path, ": depends on the output of a program: ", list, " (", programs,
+              ")", kByHand);
     if (other.script.ranks != first.script.ranks) {
       first.script.ranks = 0;
       first.script.unknown_ranks = base::concat("a launcher whose number of ranks depends on ", programs);
@@ -543,7 +547,8 @@ Source read_source(const std::string& path, const std::vector<std::string>& argu
   Source source{path, read_text(path, kMaxScriptBytes), "", "", arguments, {}, std::random_device()() % 32768};
   std::string& text = source.text;
   MPX_CHECK(text.size() <= kMaxScriptBytes && text.find('\0') == std::string::npos, "config", path,
-            " is no launch script: ", text.size() > kMaxScriptBytes ? "more than a megabyte" : "it holds zero bytes");
+            " is not a launch script: ",
+            text.size() > kMaxScriptBytes ? "it is larger than a megabyte" : "it contains zero bytes");
   source.slurm_options = read_slurm_options(text);
   source.script = path.find('/') == std::string::npos ? "./" + path : path;
   if (text.find('\r') != std::string::npos || !std::filesystem::is_regular_file(path, code)) {
@@ -572,10 +577,10 @@ LaunchScript read_launch_script(const std::string& path, const std::vector<std::
   check_course_is_known(first.commands, first.at, first.trial.printed, path);
   check_flags_are_known(first.script, path);
   const std::string said = last_lines(first.trial.printed);
-  MPX_CHECK(!first.script.flags.empty(), "config", path, ": starts no training (bash ends with ", first.trial.status,
-            cause_of_syntax_error(said, source.text),
+  MPX_CHECK(!first.script.flags.empty(), "config", path, ": starts no training (the exit status of bash is ",
+            first.trial.status, cause_of_syntax_error(said, source.text),
             "); expected a command such as torchrun ... pretrain_gpt.py --num-layers 12 ...",
-            programs_of_marks(first.commands, path), said.empty() ? "" : "; the script said:\n" + said);
+            programs_of_marks(first.commands, path), said.empty() ? "" : "; the script printed:\n" + said);
   check_against_assumptions(first, source, std::max<std::chrono::milliseconds>(std::chrono::seconds(2), 3 * took));
   const std::string others = note_of_others(first), job = note_of_job(source, first);
   std::string& note = first.script.note;
@@ -584,8 +589,8 @@ LaunchScript read_launch_script(const std::string& path, const std::vector<std::
   if (!others.empty()) note += (note.empty() ? "" : "; ") + others;
   if (source.assumes_folders) {
     note += base::concat(note.empty() ? "" : "; ",
-                         "a folder that cd or pushd names is not on this machine: the script was read as "
-                         "if it existed, and relative paths from the folder before it");
+                         "a folder of cd or pushd does not exist on this machine: the script was read as if it "
+                         "existed, with relative paths starting at the previous folder");
   }
   return first.script;
 }

@@ -14,7 +14,7 @@ int64_t number_of(const std::string& word) {
   int64_t number = -1;
   const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), number);
   MPX_CHECK(error == std::errc() && end == word.data() + word.size() && number >= 0, "config", "'", word,
-            "' is no number of a launch script that was read");
+            "' is not a number in the record of a launch script");
   return number;
 }
 
@@ -34,7 +34,7 @@ std::vector<std::string> to_words(const LaunchScript& script) {
 
 LaunchScript from_words(const std::vector<std::string>& words, size_t& at) {
   MPX_CHECK(at <= words.size() && words.size() - at >= kFixedWords, "config",
-            "a launch script that was read is cut short");
+            "the record of a launch script is truncated");
   LaunchScript script;
   script.program = words[at];
   script.ranks = number_of(words[at + 1]);
@@ -44,7 +44,7 @@ LaunchScript from_words(const std::vector<std::string>& words, size_t& at) {
   script.arguments_named = number_of(words[at + 5]);
   const auto count = static_cast<size_t>(number_of(words[at + 6]));
   at += kFixedWords;
-  MPX_CHECK(count <= words.size() - at, "config", "a launch script that was read is cut short");
+  MPX_CHECK(count <= words.size() - at, "config", "the record of a launch script is truncated");
   script.flags.assign(words.begin() + static_cast<std::ptrdiff_t>(at),
                       words.begin() + static_cast<std::ptrdiff_t>(at + count));
   at += count;

@@ -73,7 +73,7 @@ void Translator::apply(const GivenFlag& given) {
   const bool must_be_positive = !ignored && std::any_of(positive.begin(), positive.end(),
                                                         [&](const std::string& flag) { return flag == row.flag; });
   MPX_CHECK(!must_be_positive || !is_zero(value), "config", "Megatron arguments: ", row.flag, " ", value,
-            ": must be above 0; leave it out for Megatron's default");
+            ": must be above 0; omit it for the default of Megatron");
   std::istringstream pairs(row.sets);
   for (std::string pair; std::getline(pairs, pair, ';');) set(pair, value, row.flag);
 }
@@ -86,7 +86,7 @@ void Translator::set(const std::string& pair, const std::string& value, const st
   if (text == "$") text = value;
   const auto [first, is_first] = setters_.emplace(key, std::pair(flag, text));
   MPX_CHECK(is_first || first->second.second == text, "config", "Megatron arguments: ", first->second.first, " and ",
-            flag, " exclude each other: both set ", key, "; keep one");
+            flag, " are mutually exclusive: both set ", key, "; keep one");
   derive(pair, value, flag);
 }
 
@@ -129,8 +129,8 @@ void Translator::precision() {
             "Megatron arguments: --main-grads-dtype ", format, ": expected fp32 or bf16");
   const bool accumulates = later("grads_in_fp32");
   MPX_CHECK(!accumulates || format != "bf16", "config",
-            "Megatron arguments: --accumulate-allreduce-grads-in-fp32 and --main-grads-dtype bf16 exclude each "
-            "other; keep one");
+            "Megatron arguments: --accumulate-allreduce-grads-in-fp32 and --main-grads-dtype bf16 are mutually "
+            "exclusive; keep one");
   if (later("fsdp_grads_dtype")) return fsdp_gradients();
   const bool reduces = later("grads_in_bf16") && (later("bf16") || !whole_);
   if (later("grads_in_bf16") && !reduces) ignore("--grad-reduce-in-bf16", "without --bf16");
@@ -197,7 +197,7 @@ void Translator::wsd_decay() {
     const std::string flag = out_.given_by[key], decay = "optim.lr_decay_" + unit;
     MPX_CHECK(!given(decay.c_str()) || number(decay) >= number(length), "config", "Megatron arguments: ", flag,
               ": needs --lr-decay-", unit, " of at least the length of the run, ", number(length), ", not ",
-              number(decay), "; raise it, or leave ", flag, " out");
+              number(decay), "; increase it, or omit ", flag);
     derive("optim.lr_decay_style=constant", "", flag);
   }
 }
@@ -219,7 +219,7 @@ void Translator::sharding() {
   const bool zero = later("zero_stage"), torch = later("torch_fsdp2");
   MPX_CHECK(int{zero} + int{torch} + int{fsdp || later("sharded")} <= 1, "config",
             "Megatron arguments: --zero-stage, --use-torch-fsdp2 and --use-distributed-optimizer or "
-            "--use-megatron-fsdp exclude each other; keep one");
+            "--use-megatron-fsdp are mutually exclusive; keep one");
   const std::string strategy = counts             ? later_["strategy"]
                                : zero             ? zero_strategy()
                                : torch            ? torch_strategy()
@@ -268,7 +268,7 @@ void Translator::recompute() {
   std::string list = later("recompute_modules") ? later_["recompute_modules"] : "";
   if (later("moe_layer_recompute")) {
     MPX_CHECK(!assigned("memory.recompute_granularity", "full"), "config",
-              "Megatron arguments: --moe-layer-recompute excludes --recompute-granularity full; leave it out");
+              "Megatron arguments: --moe-layer-recompute excludes --recompute-granularity full; omit it");
     derive("memory.recompute_granularity=selective", "", "--moe-layer-recompute");
     // Megatron adds moe to its default.
     list = list.empty() ? "[core_attn, moe]" : list.substr(0, list.size() - 1) + ", moe]";
@@ -340,13 +340,13 @@ void Translator::graphs() {
 
 void Translator::virtual_stages() {
   MPX_CHECK(!later("no_overlap_p2p") || !later("overlap_p2p"), "config",
-            "Megatron arguments: --overlap-p2p-communication and --no-overlap-p2p-communication exclude each other; "
-            "keep one");
+            "Megatron arguments: --overlap-p2p-communication and --no-overlap-p2p-communication are mutually "
+            "exclusive; keep one");
   const bool layers = later("layers_per_virtual_stage"), stages = given(kVpp),
              layout = given("parallel.pipeline_model_parallel_layout");
   MPX_CHECK(int{layers} + int{stages} + int{layout} <= 1, "config",
             "Megatron arguments: at most one of --num-layers-per-virtual-pipeline-stage, "
-            "--num-virtual-stages-per-pipeline-rank and --pipeline-model-parallel-layout may be given");
+            "--num-virtual-stages-per-pipeline-rank and --pipeline-model-parallel-layout is allowed");
   if (layers) {
     MPX_CHECK(
         !given("parallel.decoder_first_pipeline_num_layers") && !given("parallel.decoder_last_pipeline_num_layers"),
@@ -388,7 +388,7 @@ int64_t Translator::counted_virtual_stages() {
             "config", "Megatron arguments: ", kFlag, " ", each, " does not divide the ", units, " layers over ",
             c.parallel.pp(), " pipeline stages; choose a divisor of the layers of a stage");
   MPX_CHECK(c.parallel.pp() > 1 || units == each, "config", "Megatron arguments: ", kFlag, " ", each,
-            " needs --num-layers and --pipeline-model-parallel-size above 1; raise it, or leave the flag out");
+            " needs --num-layers and --pipeline-model-parallel-size above 1; increase it, or omit the flag");
   return units / c.parallel.pp() / each;
 }
 
@@ -405,14 +405,14 @@ void Translator::whole_command() {
   MPX_CHECK(missing.empty(), "config", "Megatron arguments: missing ", missing, "; Megatron has no default for them");
   const bool by_iterations = given("train.train_iters");
   MPX_CHECK(!by_iterations || !given("train.train_samples"), "config",
-            "Megatron arguments: --train-iters and --train-samples exclude each other; keep one");
+            "Megatron arguments: --train-iters and --train-samples are mutually exclusive; keep one");
   const std::string unit = by_iterations ? "iters" : "samples", warmup = "optim.lr_warmup_" + unit;
   MPX_CHECK(!given("optim.lr_warmup_fraction") || !given(warmup.c_str()) || is_zero(assigned_[warmup]), "config",
-            "Megatron arguments: --lr-warmup-fraction and --lr-warmup-", unit, " exclude each other; keep one");
+            "Megatron arguments: --lr-warmup-fraction and --lr-warmup-", unit, " are mutually exclusive; keep one");
   for (const auto& [interval, flag] : {std::pair("checkpoint.save_interval", "--save-interval"),
                                        std::pair("checkpoint.save_retain_interval", "--save-retain-interval")}) {
     MPX_CHECK(!given("checkpoint.save") || !given(interval) || !is_zero(assigned_[interval]), "config",
-              "Megatron arguments: ", flag, " 0: must be above 0 with --save; leave it out");
+              "Megatron arguments: ", flag, " 0: must be above 0 with --save; omit it");
   }
   const config::Model m = draft().model;
   const bool llama = m.position_embedding_type == config::PositionEmbedding::rope &&

@@ -123,7 +123,7 @@ void Translator::window() {
   if (comma != std::string::npos) first = text.substr(0, comma), second = text.substr(comma + 1);
   const bool is_number = !second.empty() && second.find_first_not_of("-0123456789") == std::string::npos;
   MPX_CHECK(comma != std::string::npos && is_number, "config", "Megatron arguments: --window-size ", later_["window"],
-            ": expected two numbers with a comma");
+            ": expected two numbers separated by a comma");
   if (first == "-1") return;  // all earlier positions
   derive("model.window_size=$", first, "--window-size");
 }
@@ -185,7 +185,7 @@ void Translator::latent_attention() {
   if (!assigned("model.rope_type", "rope")) drop("model.rotary_percent", "with --rope-type yarn");
   MPX_CHECK(!given("model.rotary_interleaved"), "config",
             "Megatron arguments: --rotary-interleaved: not implemented with --multi-latent-attention, where "
-            "Megatron pairs channels of different frequencies; leave it out");
+            "Megatron pairs channels of different frequencies; omit it");
 }
 
 // GPT2BPETokenizer is the default of pretrain_gpt.py if --vocab-file or --merge-file is given.
@@ -219,7 +219,7 @@ void Translator::padded_vocabulary(bool own_vocabulary) {
     const int64_t rows = number("model.make_vocab_size_divisible_by"), tp = draft().parallel.tp();
     derive("model.vocab_size=$", later_["vocab_size"], "--vocab-size");
     MPX_CHECK(rows > number("model.vocab_size") && tp > 0 && rows % tp == 0, "config", "Megatron arguments: ", kFlag,
-              " ", rows, ": must be above --vocab-size and a multiple of --tensor-model-parallel-size; raise it");
+              " ", rows, ": must be above --vocab-size and a multiple of --tensor-model-parallel-size; increase it");
     return derive(base::concat("model.make_vocab_size_divisible_by=", rows / tp), "", kFlag);
   }
   derive("model.vocab_size=$", later_["padded_vocabulary"], kFlag);

@@ -72,7 +72,8 @@ PathCall to_path_call(const seccomp_data& call) {
 // seccomp_notify_alloc returns zeroed memory, as the kernel requires.
 struct Notices {
   Notices() {
-    MPX_CHECK(seccomp_notify_alloc(&request, &response) == 0, "config", "no memory for the trial of a script");
+    MPX_CHECK(seccomp_notify_alloc(&request, &response) == 0, "config",
+              "cannot allocate memory for the trial of a script");
   }
   ~Notices() { seccomp_notify_free(request, response); }
   Notices(const Notices&) = delete;
@@ -101,7 +102,7 @@ class Watch {
       const bool all_ended = ended && pipes_.printed.get() < 0 && pipes_.record.get() < 0;
       if (all_ended || (ended && Clock::now() > end + kAftermath)) break;
       MPX_CHECK(ended || Clock::now() < begin + patience, "config", "its trial run did not end within ",
-                patience.count() / 1000, " s; does it wait or loop?");
+                patience.count() / 1000, " s; check whether it waits or loops");
     }
     process_.end();
     while (take(pipes_.record, trial_.record)) {}
@@ -122,7 +123,7 @@ class Watch {
     if (waiting[2].revents != 0) take(pipes_.printed, trial_.printed);
     MPX_CHECK(trial_.record.size() + refused_bytes_ <= kMostRecorded && trial_.refused.size() <= kMostStarts,
               "config", "its trial run starts more than ", kMostStarts, " commands or ", kMostRecorded,
-              " bytes of commands; does it loop?");
+              " bytes of commands; check whether it loops");
     if (trial_.printed.size() > kMostPrinted) trial_.printed.erase(0, trial_.printed.size() - kMostPrinted / 2);
   }
 
@@ -146,7 +147,7 @@ class Watch {
     const size_t bytes = process_.memory_bytes() + files_.bytes();
     next_scan_ = Clock::now() + std::max<Clock::duration>(std::chrono::milliseconds(50), 10 * (Clock::now() - now));
     MPX_CHECK(bytes <= kMostMemory, "config", "its trial run needs more than ", kMostMemory >> 30,
-              " GiB of memory; does it loop?");
+              " GiB of memory; check whether it loops");
   }
 
   void answer() {
@@ -165,8 +166,8 @@ class Watch {
 #endif
       case SYS_clone:
         loaded_ = true;
-        MPX_CHECK(++processes_ <= kMostProcesses, "config", "its trial run makes more than ", kMostProcesses,
-                  " processes; does it loop?");
+        MPX_CHECK(++processes_ <= kMostProcesses, "config", "its trial run creates more than ", kMostProcesses,
+                  " processes; check whether it loops");
         response.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
         break;
       case SYS_mmap:
@@ -189,7 +190,7 @@ class Watch {
     const ProcessMemory memory(pid);
     if (!started_) {
       MPX_CHECK(memory.readable() && memory.text(request.data.args[0]) == bash_path(), "config",
-                "the filter of system calls behind which it is tried cannot be had (the memory of its processes "
+                "the system call filter for its trial is not available (the memory of its processes "
                 "cannot be read)");
       process_.limit();
       started_ = true;
@@ -265,7 +266,7 @@ class Watch {
       Descriptor file;
       const int error = files_.open(path, call.flags, file);
       MPX_CHECK(files_.size() <= kMostFiles, "config", "its trial run writes more than ", kMostFiles,
-                " files; does it loop?");
+                " files; check whether it loops");
       if (error == 0) give(request, response, file.get(), call.flags);
       if (error > 0) response.error = -error;
       if (error == TrialFiles::kNotOurs) answer_by_kernel(request, response, call);

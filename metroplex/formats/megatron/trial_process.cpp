@@ -33,7 +33,7 @@ constexpr int kFirstFreeFd = 256;  // above all numbers that bash uses
 
 std::pair<Descriptor, Descriptor> make_pipe() {
   int ends[2];
-  MPX_CHECK(pipe2(ends, O_CLOEXEC) == 0, "config", "no pipe to bash (", std::strerror(errno), ")");
+  MPX_CHECK(pipe2(ends, O_CLOEXEC) == 0, "config", "cannot create a pipe to bash (", std::strerror(errno), ")");
   return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 
@@ -70,7 +70,7 @@ Descriptor take_over(int socket) {
   const cmsghdr* header = CMSG_FIRSTHDR(&message);
   if (got > 0 && header != nullptr && header->cmsg_type == SCM_RIGHTS)
     std::memcpy(&listener, CMSG_DATA(header), sizeof listener);
-  MPX_CHECK(listener >= 0, "config", "the filter of system calls behind which it is tried cannot be had (",
+  MPX_CHECK(listener >= 0, "config", "the system call filter for its trial is not available (",
             std::strerror(problem), ")");
   return Descriptor(listener);
 }
@@ -137,8 +137,8 @@ Descriptor file_of(const std::string& text) {
   if (text.empty()) return Descriptor();
   Descriptor file(memfd_create("launch script", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const ssize_t written = file.get() < 0 ? -1 : write(file.get(), text.data(), text.size());
-  MPX_CHECK(written == static_cast<ssize_t>(text.size()), "config", "no memory for a copy of the script (",
-            std::strerror(errno), ")");
+  MPX_CHECK(written == static_cast<ssize_t>(text.size()), "config",
+            "cannot allocate memory for a copy of the script (", std::strerror(errno), ")");
   fcntl(file.get(), F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL);
   return file;
 }
@@ -174,14 +174,14 @@ void TrialProcess::start_guard() {
     kill(0, SIGKILL);
     ::_exit(0);
   }
-  MPX_CHECK(guard_ > 0, "config", "no process for bash (", std::strerror(errno), ")");
+  MPX_CHECK(guard_ > 0, "config", "cannot create a process for bash (", std::strerror(errno), ")");
   setpgid(guard_, guard_);  // avoids a race with the guard's own setpgid
   alive_ = std::move(writing);
 }
 
 TrialProcess::TrialProcess(const std::vector<std::string>& words, const std::string& script, TrialPipes& pipes) {
   const std::string program = bash_path();
-  MPX_CHECK(!program.empty(), "config", "there is no bash, which would read it");
+  MPX_CHECK(!program.empty(), "config", "bash, which reads it, was not found");
   constexpr rlim_t kOpenFiles = kFirstFreeFd + 8;
   rlimit files{};
   MPX_CHECK(getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= kOpenFiles, "config",
@@ -191,8 +191,8 @@ TrialProcess::TrialProcess(const std::vector<std::string>& words, const std::str
   auto [printed, printed_in] = make_pipe();
   const Descriptor copy = file_of(script);
   int sockets[2];
-  MPX_CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) == 0, "config", "no socket to bash (",
-            std::strerror(errno), ")");
+  MPX_CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) == 0, "config",
+            "cannot create a socket to bash (", std::strerror(errno), ")");
   const Descriptor ours(sockets[0]);
   Descriptor theirs(sockets[1]);
   std::vector<std::string> all = words, variables;
@@ -201,8 +201,7 @@ TrialProcess::TrialProcess(const std::vector<std::string>& words, const std::str
   }
   const std::vector<char*> argv = pointers(all), environment = pointers(variables);
   const scmp_filter_ctx filter = make_trial_filter(kHandOver);
-  MPX_CHECK(filter != nullptr, "config",
-            "the filter of system calls behind which it is tried cannot be made for this processor");
+  MPX_CHECK(filter != nullptr, "config", "the system call filter for its trial is not available for this processor");
   start_guard();
   const Child child{filter,           argv.data(),     environment.data(), program.c_str(), guard_,
                     printed_in.get(), record_in.get(), copy.get(),         theirs.get()};
@@ -212,7 +211,7 @@ TrialProcess::TrialProcess(const std::vector<std::string>& words, const std::str
   seccomp_release(filter);
   theirs.close();
   try {
-    MPX_CHECK(bash_ > 0, "config", "no process for bash (", std::strerror(error), ")");
+    MPX_CHECK(bash_ > 0, "config", "cannot create a process for bash (", std::strerror(error), ")");
     pipes.listener = take_over(ours.get());
   } catch (...) {
     end();

@@ -77,7 +77,7 @@ void BpeModel::add_merges(const BpeSpec& spec) {
                 "') needs the token '", files::printable(token), "', which is not in the vocabulary");
       return *found;
     };
-    MPX_CHECK(!left.empty() && !right.empty(), "text", "merge ", rank, " has an empty side");
+    MPX_CHECK(!left.empty() && !right.empty(), "text", "merge ", rank, " has an empty left or right token");
     const int32_t left_id = need(left), right_id = need(right);
     merges_.set(
         left_id, right_id,

@@ -42,18 +42,18 @@ OrderedJson read_objects(const char* key, const OrderedJson& value, std::set<std
   OrderedJson list = value;
   if (value.is_string()) {
     const std::string text = value;
-    notes.insert(base::concat("have ", key, " as a JSON text, which is read as a list"));
+    notes.insert(base::concat("have ", key, " as a JSON string, which is read as a list"));
     if (text.find_first_not_of(" \t\r\n") == std::string::npos) return nullptr;
     if (OrderedJson::accept(text)) list = files::parse_ordered_json(text);
   }
   MPX_CHECK(is_list_of_objects(list), "text", "\"", key, "\" = ", shortened(value),
-            ": must be a list of objects or a JSON text of such a list; store the list itself");
+            ": must be a list of objects, or such a list as a JSON string; store the list itself");
   return list;
 }
 
 OrderedJson read_variables(const OrderedJson& value, std::set<std::string>& notes) {
   if (!value.is_string() || !OrderedJson::accept(value.get<std::string>())) return value;
-  notes.insert("have chat_template_kwargs as a JSON text, which is read as an object");
+  notes.insert("have chat_template_kwargs as a JSON string, which is read as an object");
   return files::parse_ordered_json(value.get<std::string>());
 }
 
@@ -137,7 +137,7 @@ bool take_learning_keys(OrderedJson& message, std::set<std::string>& notes) {
     const bool is_0 = value == false || (value.is_number() && value == 0);
     const bool is_1 = value == true || (value.is_number() && value == 1);
     MPX_CHECK(is_0 || is_1, "text", "\"", key, "\" = ", shortened(value),
-              ": a message is learned or not, so the value must be 0, 1, true or false");
+              ": must be 0, 1, true or false (whether the message is learned)");
     if (is_0 == learned_when_1) not_learned = true;
     else if (message["role"] != "assistant")
       notes.insert(base::concat("mark messages of other roles as learned (\"", key,
@@ -149,7 +149,7 @@ bool take_learning_keys(OrderedJson& message, std::set<std::string>& notes) {
 
 void read_message(OrderedJson& message, Chat& chat) {
   MPX_CHECK(message.is_object() && message.contains("role") && message["role"].is_string(), "text",
-            "a message without a \"role\"");
+            "a message has no \"role\"");
   for (const auto& [key, value] : message.items()) {
     if (key != "role" && key != "content" && !value.is_null()) chat.message_keys.insert(key);
   }
@@ -164,12 +164,12 @@ void read_message(OrderedJson& message, Chat& chat) {
 
 void add_system(const OrderedJson& system, Chat& chat) {
   if (system.is_null() || system == "") return;
-  MPX_CHECK(system.is_string(), "text", "\"system\" = ", shortened(system), ": must be a text");
+  MPX_CHECK(system.is_string(), "text", "\"system\" = ", shortened(system), ": must be a string");
   for (const OrderedJson& message : chat.messages)
     MPX_CHECK(!message.is_object() || !message.contains("role") || message["role"] != "system", "text",
-              "\"system\" = ", shortened(system), ": the chat has a system message too; remove one of them");
+              "\"system\" = ", shortened(system), ": the chat also has a system message; remove one of them");
   chat.messages.insert(chat.messages.begin(), OrderedJson{{"role", "system"}, {"content", system}});
-  chat.notes.insert("have a \"system\" text, which becomes their first message");
+  chat.notes.insert("have a \"system\" string, which becomes their first message");
 }
 
 void read_object(const OrderedJson& json, Chat& chat) {
@@ -187,8 +187,8 @@ void read_object(const OrderedJson& json, Chat& chat) {
     for (const auto& [name, value] : chat.variables.items()) check_variable_name(name);
   }
   MPX_CHECK(json.contains(list), "text",
-            "a chat is {\"messages\": [{\"role\": ..., \"content\": ...}, ...]}; this has no \"messages\"");
-  MPX_CHECK(json[list].is_array() && !json[list].empty(), "text", "\"", list, "\" is no list of messages");
+            "a chat is {\"messages\": [{\"role\": ..., \"content\": ...}, ...]}; this object has no \"messages\"");
+  MPX_CHECK(json[list].is_array() && !json[list].empty(), "text", "\"", list, "\" is not a list of messages");
   chat.messages = json[list];
   convert_turns(chat.messages);
   if (json.contains("system")) add_system(json["system"], chat);
@@ -205,7 +205,8 @@ void check_variable_name(const std::string& name) {
   const bool identifier = !name.empty() && letter(name[0]) && std::all_of(name.begin(), name.end(), [&](char c) {
     return letter(c) || (c >= '0' && c <= '9');
   });
-  MPX_CHECK(identifier, "config", "'", name, "' is no name that a template can use: letters, digits and _");
+  MPX_CHECK(identifier, "config", "'", name,
+            "' is not a valid variable name for a template; use letters, digits and _");
 }
 
 Chat chat_from_json(OrderedJson json) {
@@ -214,11 +215,11 @@ Chat chat_from_json(OrderedJson json) {
     read_object(json, chat);
   } else {
     MPX_CHECK(json.is_array(), "text",
-              "a chat is {\"messages\": [{\"role\": ..., \"content\": ...}, ...]}; this has no \"messages\"");
+              "a chat is {\"messages\": [{\"role\": ..., \"content\": ...}, ...]}; this object has no \"messages\"");
     chat.messages = std::move(json);
     convert_turns(chat.messages);
   }
-  MPX_CHECK(chat.messages.is_array() && !chat.messages.empty(), "text", "\"messages\" is no list of messages");
+  MPX_CHECK(chat.messages.is_array() && !chat.messages.empty(), "text", "\"messages\" is not a list of messages");
   for (OrderedJson& message : chat.messages) read_message(message, chat);
   return chat;
 }
@@ -240,7 +241,7 @@ bool read_arguments(Chat& chat, std::optional<std::string_view> rendered) {
       changed = true;
     }
   }
-  if (changed) chat.notes.insert("have arguments of tool_calls as a JSON text, which is read as an object");
+  if (changed) chat.notes.insert("have arguments of tool_calls as a JSON string, which is read as an object");
   return changed;
 }
 

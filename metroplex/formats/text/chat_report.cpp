@@ -46,7 +46,7 @@ std::string python_source(const OrderedJson& content) {
 
 void add_facts_about_content(const OrderedJson& message, std::string_view rendered, std::set<std::string>& facts) {
   if (!message.contains("content")) {
-    if (!message.contains("tool_calls")) facts.insert("have messages without \"content\" and \"tool_calls\"");
+    if (!message.contains("tool_calls")) facts.insert("have messages with neither \"content\" nor \"tool_calls\"");
     return;
   }
   const OrderedJson& content = message["content"];
@@ -55,15 +55,15 @@ void add_facts_about_content(const OrderedJson& message, std::string_view render
   if (source.size() > 1 && rendered.find(source) != std::string_view::npos)
     facts.insert(
         "have contents that are lists or objects, which the template writes as Python source; store each "
-        "\"content\" as one text, or give a template that reads parts");
+        "\"content\" as one string, or use a template that reads content parts");
   else if (!content.is_array() && !(content.is_object() && content.contains("text")))
-    facts.insert(base::concat("have contents that are no text (type ", content.type_name(), ")"));
+    facts.insert(base::concat("have contents that are not text (type ", content.type_name(), ")"));
   if (!content.is_array()) return;
   for (const OrderedJson& part : content) {
     if (part.is_string() || (part.is_object() && part.contains("text"))) continue;
     const std::string type = part.is_object() && part.contains("type") ? part["type"].dump() : part.type_name();
-    facts.insert(base::concat("have parts of contents that are not text (type ", files::printable(type),
-                              "); the model reads only what the template writes for them"));
+    facts.insert(base::concat("have content parts that are not text (type ", files::printable(type),
+                              "); the model sees only the text that the template writes for them"));
   }
 }
 
@@ -152,14 +152,14 @@ std::vector<std::string> ChatReport::lines() const {
   std::vector<std::string> out;
   for (const auto& [fact, count] : chats_) out.push_back(base::concat(count, " chats ", fact));
   for (const auto& [role, count] : unwritten_)
-    out.push_back(base::concat("the template does not write the text of ", count, " messages of the role ", role));
+    out.push_back(base::concat("the template does not write the text of ", count, " messages with the role ", role));
   for (const auto& [role, count] : other_roles_)
     out.push_back(base::concat(count, " messages have the role ", role,
-                               ", which is not known; only messages of the role assistant are learned"));
+                               ", which is unknown; only messages with the role assistant are learned"));
   if (turns_without_end_ > 0)
     out.push_back(base::concat("in ", turns_without_end_, " of ", turns_,
-                               " turns the last learned token is no end of turn, so the model does not learn to stop "
-                               "there"));
+                               " turns the last learned token does not end the turn, so the model does not learn to "
+                               "stop there"));
   return out;
 }
 

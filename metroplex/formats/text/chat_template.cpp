@@ -29,7 +29,7 @@ bool has_generation_block(std::string_view source) {
 const char* kind_of_content(const OrderedJson& message) {
   if (!message.contains("content")) return "no content";
   const OrderedJson& content = message["content"];
-  return content.is_array() ? "a list of parts for its content" : "no text for its content";
+  return content.is_array() ? "a list of parts as its content" : "content that is not text";
 }
 
 // Returns a hint for a template's error: the first message without a text, a likely cause.
@@ -37,9 +37,9 @@ std::string hint_of(const OrderedJson& messages, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     const OrderedJson& message = messages[i];
     if (message.contains("content") && message["content"].is_string()) continue;
-    return base::concat(" (message ", i + 1, ", of role ", files::printable(message["role"].get<std::string>()),
+    return base::concat(" (message ", i + 1, ", with the role ", files::printable(message["role"].get<std::string>()),
                         ", has ", kind_of_content(message),
-                        "; if that is what the template does not take, give it \"content\": \"...\", one text)");
+                        "; if the template does not accept this, store \"content\" as one string)");
   }
   return "";
 }
@@ -232,11 +232,10 @@ std::vector<LearnedRange> ChatTemplate::ranges_by_prefixes(const Chat& chat, siz
     std::optional<LearnedRange> range = turn_range(chat, i, until, text);
     if (!range && learned == Learned::each) range = take_prompt(chat, i, text);
     MPX_CHECK(range, "text", variant(chat).where, " has no {% generation %} blocks, and it renders message ", i + 1,
-              " or those before it differently than in the whole chat, so the learned text is unknown; ",
+              " or earlier messages differently than in the whole chat, so the learned text is unknown; ",
               learned == Learned::each ? "" : "learn each turn in a sequence that ends with it (--learn each), ",
-              learned == Learned::all ? "or the last message only (--learn last), " : "",
-              learned == Learned::each ? "" : "or ",
-              "give a template with {% generation %} blocks (--chat-template)");
+              learned == Learned::all ? "or only the last message (--learn last), " : "",
+              learned == Learned::each ? "" : "or ", "use a template with {% generation %} blocks (--chat-template)");
     if (range->second > range->first) ranges.push_back(*range);
   }
   return ranges;
@@ -257,10 +256,9 @@ std::vector<LearnedRange> ChatTemplate::generated_ranges(const Chat& chat, size_
   for (size_t i = 0; i < count && !only_last; ++i) {
     if (!is_assistant(chat.messages[i]) || is_learned(chat, i)) continue;
     const size_t from = blocks_until(i), to = blocks_until(i + 1);
-    MPX_CHECK(
-        from < to && to <= total, "text", variant(chat).where, ": message ", i + 1,
-        " is not to be learned, but its {% generation %} block is not found by rendering the messages before it; "
-        "remove the chat or its weight");
+    MPX_CHECK(from < to && to <= total, "text", variant(chat).where, ": message ", i + 1,
+              " must not be learned, but rendering the earlier messages does not find its {% generation %} block; "
+              "remove the chat or its weight");
     std::fill(left_out.begin() + static_cast<std::ptrdiff_t>(from),
               left_out.begin() + static_cast<std::ptrdiff_t>(to), true);
   }
@@ -277,9 +275,10 @@ ChatText ChatTemplate::learned_until(const Chat& chat, size_t count, Learned lea
   if (!variant(chat).has_generation) {
     out.learned = ranges_by_prefixes(chat, count, whole.text, learned);
   } else {
-    MPX_CHECK(!whole.generated_elsewhere, "text", variant(chat).where,
-              ": a {% generation %} block inside of a macro, a {% set %} or another block; where its text ends up is "
-              "unknown");
+    MPX_CHECK(
+        !whole.generated_elsewhere, "text", variant(chat).where,
+        ": a {% generation %} block is inside a macro, a {% set %} or another block, so the position of its text is "
+        "unknown");
     out.learned = generated_ranges(chat, count, whole, learned != Learned::all);
   }
   out.text = std::move(whole.text);
@@ -339,7 +338,7 @@ std::vector<NamedTemplate> templates_of_config(const std::string& folder) {
     const std::string name = files::json_string(one, "name", where);
     out.push_back({name, files::json_string(one, "template", where), where + " " + name});
   }
-  MPX_CHECK(!out.empty(), "text", where, " is an empty list; give a template with --chat-template FILE");
+  MPX_CHECK(!out.empty(), "text", where, " is an empty list; pass a template with --chat-template FILE");
   return out;
 }
 
@@ -354,7 +353,7 @@ std::optional<ChatTemplate> find_chat_template(const std::string& folder) {
   };
   const auto main = named("default"), tools = named("tool_use");
   MPX_CHECK(main != templates.end(), "text", templates[0].where,
-            ": there is no template of the name 'default'; give one with --chat-template FILE");
+            ": there is no template named 'default'; pass a template with --chat-template FILE");
   ChatTemplate chosen(main->source, main->where, read_special_names(folder));
   if (tools != templates.end()) chosen.set_tool_use(tools->source, tools->where);
   return chosen;

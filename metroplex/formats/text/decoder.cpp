@@ -93,7 +93,7 @@ void Decoder::add_byte_level() {
 
 void Decoder::add(const JsonPart& part, int depth) {
   if (part.is_null()) return;
-  part.check(depth <= kMaxSequenceDepth, "Sequence holds Sequence more than ", kMaxSequenceDepth, " times");
+  part.check(depth <= kMaxSequenceDepth, "Sequence is nested more than ", kMaxSequenceDepth, " levels deep");
   const std::string type = part.type();
   if (type == "Sequence") {
     for (const JsonPart& item : part.member("decoders").items()) add(item, depth + 1);
@@ -115,7 +115,7 @@ void Decoder::add(const JsonPart& part, int depth) {
   } else if (type == "Strip") {
     const std::string content = part.string("content");
     part.check(!content.empty() && content.size() == code_point_size(static_cast<unsigned char>(content[0])),
-               "content is not one character");
+               "content must be one character");
     const int64_t start = part.integer("start", 0, INT32_MAX), stop = part.integer("stop", 0, INT32_MAX);
     steps_.push_back([=](Tokens tokens, RegexScratch&) {
       for (std::string& token : tokens) token = strip_ends(token, content, start, stop);
@@ -132,7 +132,7 @@ void Decoder::add(const JsonPart& part, int depth) {
     });
   } else {
     part.check(false, "decoder '", type,
-               "' is not known; known are ByteLevel, ByteFallback, Fuse, Replace, Strip, Metaspace ", "and Sequence");
+               "' is not supported; use ByteLevel, ByteFallback, Fuse, Replace, Strip, Metaspace or Sequence");
   }
 }
 

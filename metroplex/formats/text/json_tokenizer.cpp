@@ -76,7 +76,7 @@ std::vector<int32_t> JsonTokenizer::encode(std::string_view text) const {
     return out;
   }
   MPX_CHECK(invalid_utf8_ == InvalidUtf8::replace, "text", "the text is not UTF-8 at byte ", valid, " of ",
-            text.size(), "; convert it, or ask for invalid UTF-8 to be replaced by U+FFFD");
+            text.size(), "; convert it, or replace invalid UTF-8 with U+FFFD");
   encode_valid(replace_invalid_utf8(text), *scratch, out, nullptr);
   return out;
 }

@@ -30,7 +30,7 @@ std::vector<std::pair<std::string, int32_t>> parse_vocab(const JsonPart& part) {
 std::pair<std::string, std::string> split_merge(const std::string& line, const std::string& where) {
   const size_t space = line.find(' ');
   const bool two = space != std::string::npos && line.find(' ', space + 1) == std::string::npos;
-  MPX_CHECK(two, "text", where, ": '", files::printable(line), "' is not two tokens with one space between");
+  MPX_CHECK(two, "text", where, ": '", files::printable(line), "' is not two tokens separated by one space");
   return {line.substr(0, space), line.substr(space + 1)};
 }
 
@@ -54,13 +54,13 @@ std::vector<std::pair<std::string, std::string>> parse_merges(const JsonPart& pa
 BpeSpec parse_model(const JsonPart& model, bool byte_level) {
   model.check(model.value().is_object(), "is missing");
   const std::string type = model.string("type", "BPE");
-  model.check(type == "BPE", "model '", type, "' is not supported, only BPE is; a unigram model is used through its ",
-              "tokenizer.model with type sentencepiece");
+  model.check(type == "BPE", "model '", type,
+              "' is not supported; use BPE, or for a unigram model its tokenizer.model with type sentencepiece");
   model.check(model.string("continuing_subword_prefix", "").empty() && model.string("end_of_word_suffix", "").empty(),
               "continuing_subword_prefix and end_of_word_suffix are not supported");
   const JsonPart dropout = model.member("dropout");
   dropout.check(dropout.is_null() || dropout.value() == 0, "is ", files::shortened(dropout.value()),
-                "; encoding at random is not supported, set it to null");
+                "; random encoding is not supported; set it to null");
   BpeSpec spec;
   spec.vocab = parse_vocab(model.member("vocab"));
   spec.merges = parse_merges(model.member("merges"));
@@ -87,7 +87,7 @@ std::vector<AddedToken> parse_added(const JsonPart& part, const BpeModel& model)
     token.special = item.flag("special", false);
     token.normalized = item.flag("normalized", !token.special);
     if (token.content.empty() || !seen.insert(token.content).second) continue;
-    item.check(seen_ids.insert(token.id).second, "id ", token.id, " is given to two tokens");
+    item.check(seen_ids.insert(token.id).second, "id ", token.id, " belongs to two tokens");
     const auto known = model.id(token.content);
     item.check(!known || *known == token.id, "'", files::printable(token.content), "' has id ", token.id,
                " here and ", known.value_or(-1), " in the vocabulary");
@@ -115,7 +115,7 @@ void parse_template(const JsonPart& part, std::vector<int32_t>& around) {
     }
   }
   part.check(std::count(around.begin(), around.end(), JsonTokenizerParts::kText) == 1,
-             "single does not hold the text once");
+             "single must contain the text exactly once");
 }
 
 int32_t second_of_pair(const JsonPart& part) {
@@ -128,7 +128,7 @@ int32_t second_of_pair(const JsonPart& part) {
 // Sets `parts.around` from the only processor that adds ids. Two such processors are not supported.
 void parse_post_processor(const JsonPart& part, JsonTokenizerParts& parts, int depth) {
   if (part.is_null()) return;
-  part.check(depth <= kMaxSequenceDepth, "Sequence holds Sequence more than ", kMaxSequenceDepth, " times");
+  part.check(depth <= kMaxSequenceDepth, "Sequence is nested more than ", kMaxSequenceDepth, " levels deep");
   const std::string type = part.type();
   if (type == "Sequence") {
     for (const JsonPart& item : part.member("processors").items()) parse_post_processor(item, parts, depth + 1);
@@ -146,7 +146,7 @@ void parse_post_processor(const JsonPart& part, JsonTokenizerParts& parts, int d
   } else if (type == "RobertaProcessing" || type == "BertProcessing") {
     around = {second_of_pair(part.member("cls")), JsonTokenizerParts::kText, second_of_pair(part.member("sep"))};
   } else {
-    part.check(false, "post-processor '", type, "' is not known");
+    part.check(false, "post-processor '", type, "' is not supported");
   }
 }
 
@@ -190,10 +190,10 @@ void check_id_of_added(const JsonTokenizerParts& parts, const SpecialNames& name
     if (earlier.id == token.id) other = &earlier.content;
   }
   MPX_CHECK(!other, "text", names.added_where, ": '", files::printable(token.content), "' = ", token.id,
-            ": this id belongs to '", files::printable(other ? *other : ""), "'; give the token another id");
+            ": this id belongs to '", files::printable(other ? *other : ""), "'; use another id for the token");
   MPX_CHECK(token.id == next_id, "text", names.added_where, ": '", files::printable(token.content), "' = ", token.id,
-            ": ids of added tokens must follow the vocabulary without a gap; give the token the id ", next_id,
-            " or add tokens for the ids between");
+            ": ids of added tokens must follow the vocabulary without a gap; use the id ", next_id,
+            " or add tokens for the ids in between");
 }
 
 }  // namespace

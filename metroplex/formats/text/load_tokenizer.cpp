@@ -12,7 +12,7 @@ namespace metroplex::text {
 namespace {
 
 std::string find_model_file(files::FileSystem& disk, const std::string& type, const std::string& model) {
-  MPX_CHECK(!model.empty(), "text", "a tokenizer of type ", type, " needs a file: give the path of a ",
+  MPX_CHECK(!model.empty(), "text", "a tokenizer of type ", type, " needs a file: pass the path of a ",
             type == "sentencepiece" ? "tokenizer.model" : "tokenizer.json (or vocab and merge files)");
   MPX_CHECK(disk.exists(model), "text", model, " does not exist");
   if (!disk.is_directory(model)) return model;
@@ -23,7 +23,7 @@ std::string find_model_file(files::FileSystem& disk, const std::string& type, co
     const std::string path = files::join_path(model, name);
     if (disk.exists(path) && (name != "vocab.json" || !merges_of(path).empty())) return path;
   }
-  base::throw_error("text", model + " holds neither a tokenizer.json nor a tokenizer.model" +
+  base::throw_error("text", model + " contains neither a tokenizer.json nor a tokenizer.model" +
                                 (type == "sentencepiece" ? "" : ", nor vocab.json with merges.txt") +
                                 (type.empty() ? "" : " for type " + type));
 }
@@ -31,7 +31,7 @@ std::string find_model_file(files::FileSystem& disk, const std::string& type, co
 std::unique_ptr<Tokenizer> load_vocab_and_merges(files::FileSystem& disk, const std::string& vocab_file,
                                                  const std::string& merge_file, InvalidUtf8 invalid_utf8) {
   MPX_CHECK(!vocab_file.empty() && !merge_file.empty(), "text",
-            "GPT-2's files come together: give a vocab file and a merge file");
+            "the GPT-2 tokenizer needs both a vocab file and a merge file; pass both");
   const SpecialNames names = read_special_names(files::parent_directory(vocab_file));
   const files::Bytes vocab = disk.map(vocab_file), merges = disk.map(merge_file);
   return std::make_unique<JsonTokenizer>(
@@ -42,7 +42,7 @@ std::unique_ptr<Tokenizer> load_vocab_and_merges(files::FileSystem& disk, const 
 std::unique_ptr<Tokenizer> load_file(files::FileSystem& disk, const std::string& type, const std::string& path,
                                      InvalidUtf8 invalid_utf8) {
   const bool json = path.ends_with(".json") || (type == "bpe" && !path.ends_with(".model"));
-  MPX_CHECK(type.empty() || json == (type == "bpe"), "text", path, " is not a file for a tokenizer of type ", type);
+  MPX_CHECK(type.empty() || json == (type == "bpe"), "text", path, " is not a tokenizer file of type ", type);
   if (const std::string merges = merges_of(path); !merges.empty())
     return load_vocab_and_merges(disk, path, merges, invalid_utf8);
   const files::Bytes bytes = disk.map(path);
@@ -57,15 +57,15 @@ std::unique_ptr<Tokenizer> make_null(const std::string& model) {
   int64_t size = 0;
   const auto [stop, error] = std::from_chars(model.data(), model.data() + model.size(), size);
   MPX_CHECK(error == std::errc() && stop == model.data() + model.size(), "text",
-            "a tokenizer of type none needs its vocabulary size as the model, not '", model, "'");
+            "the model of a tokenizer of type none must be its vocabulary size, not '", model, "'");
   return std::make_unique<NullTokenizer>(size);
 }
 
 }  // namespace
 
 InvalidUtf8 invalid_utf8_from_name(const std::string& name) {
-  MPX_CHECK(name == "error" || name == "replace", "text", "invalid UTF-8 is answered with error or replace, not '",
-            name, "'");
+  MPX_CHECK(name == "error" || name == "replace", "text",
+            "the handling of invalid UTF-8 must be error or replace, not '", name, "'");
   return name == "error" ? InvalidUtf8::error : InvalidUtf8::replace;
 }
 
@@ -103,8 +103,7 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& type, const std::st
   const auto& types = tokenizer_types();
   if (!type.empty() && type != "bpe" && type != "sentencepiece") {
     const std::string near = base::nearest_name(type, types);
-    base::throw_error("text", "there is no tokenizer type '" + type +
-                                  "'; there are none, bytes, sentencepiece and bpe" +
+    base::throw_error("text", "there is no tokenizer type '" + type + "'; use none, bytes, sentencepiece or bpe" +
                                   (near.empty() ? "" : "; did you mean " + near + "?"));
   }
   if (model.empty() && type != "sentencepiece" && (!vocab_file.empty() || !merge_file.empty())) {

@@ -35,7 +35,7 @@ std::string normalize_fast(std::string_view text, int options) {
       utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()),
                    &raw, static_cast<utf8proc_option_t>(options));
   const std::unique_ptr<utf8proc_uint8_t, void (*)(void*)> owner(raw, std::free);
-  MPX_CHECK(size >= 0, "text", "Unicode normalization fails: ", utf8proc_errmsg(size));
+  MPX_CHECK(size >= 0, "text", "Unicode normalization failed: ", utf8proc_errmsg(size));
   return {reinterpret_cast<const char*>(raw), static_cast<size_t>(size)};
 }
 

@@ -91,7 +91,7 @@ Normalizer::Normalizer(const JsonPart& part) { add(part, 0); }
 
 void Normalizer::add(const JsonPart& part, int depth) {
   if (part.is_null()) return;
-  part.check(depth <= kMaxSequenceDepth, "Sequence holds Sequence more than ", kMaxSequenceDepth, " times");
+  part.check(depth <= kMaxSequenceDepth, "Sequence is nested more than ", kMaxSequenceDepth, " levels deep");
   const std::string type = part.type();
   if (type == "Sequence") {
     for (const JsonPart& item : part.member("normalizers").items()) add(item, depth + 1);
@@ -118,7 +118,7 @@ void Normalizer::add(const JsonPart& part, int depth) {
     });
   } else {
     part.check(false, "normalizer '", type,
-               "' is not known; known are NFC, NFD, NFKC, NFKD, Prepend, Replace, Lowercase, Strip ", "and Sequence");
+               "' is not supported; use NFC, NFD, NFKC, NFKD, Prepend, Replace, Lowercase, Strip or Sequence");
   }
 }
 

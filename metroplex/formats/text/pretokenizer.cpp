@@ -197,7 +197,7 @@ Behavior behavior_of(const JsonPart& part, const char* key, const char* fallback
   for (const auto& [known, behavior] : kNames) {
     if (name == known) return behavior;
   }
-  part.check(false, "behavior '", name, "' is not known");
+  part.check(false, "behavior '", name, "' is not supported");
   return Behavior::isolated;
 }
 
@@ -218,7 +218,7 @@ std::unique_ptr<PreTokenizer::Step> make_metaspace(const JsonPart& part) {
   using Prepend = MetaspaceStep::Prepend;
   const std::string mark = part.string("replacement", "\xE2\x96\x81");
   part.check(!mark.empty() && mark.size() == code_point_size(static_cast<unsigned char>(mark[0])),
-             "replacement is not one character");
+             "replacement must be one character");
   // Older files have add_prefix_space instead of prepend_scheme.
   const std::string scheme = part.string("prepend_scheme", part.flag("add_prefix_space", true) ? "always" : "never");
   part.check(scheme == "always" || scheme == "first" || scheme == "never", "prepend_scheme is '", scheme,
@@ -270,7 +270,7 @@ void PreTokenizer::add_byte_level(bool add_prefix_space, bool use_regex) {
 
 void PreTokenizer::add(const JsonPart& part, int depth) {
   if (part.is_null()) return;
-  part.check(depth <= kMaxSequenceDepth, "Sequence holds Sequence more than ", kMaxSequenceDepth, " times");
+  part.check(depth <= kMaxSequenceDepth, "Sequence is nested more than ", kMaxSequenceDepth, " levels deep");
   const std::string type = part.type();
   if (type == "Sequence") {
     for (const JsonPart& item : part.member("pretokenizers").items()) add(item, depth + 1);
@@ -296,9 +296,10 @@ void PreTokenizer::add(const JsonPart& part, int depth) {
   } else if (type == "Whitespace") {
     steps_.push_back(std::make_unique<SplitStep>(R"(\w+|[^\w\s]+)", Behavior::removed, true));
   } else {
-    part.check(false, "pre-tokenizer '", type,
-               "' is not known; known are ByteLevel, Split, Metaspace, Digits, Punctuation, ",
-               "Whitespace, WhitespaceSplit and Sequence");
+    part.check(
+        false, "pre-tokenizer '", type,
+        "' is not supported; use ByteLevel, Split, Metaspace, Digits, Punctuation, Whitespace, WhitespaceSplit "
+        "or Sequence");
   }
   if (after_byte_level && steps_.size() > num_steps)
     steps_.back() = std::make_unique<AlphabetStep>(std::move(steps_.back()));

@@ -93,8 +93,8 @@ struct Regex::Code {
 };
 
 Regex::Regex(std::string_view pattern) : code_(std::make_unique<Code>()) {
-  MPX_CHECK(pattern.size() <= kMaxPatternBytes, "text", "a regular expression of ", pattern.size(),
-            " bytes is longer than the limit of ", kMaxPatternBytes);
+  MPX_CHECK(pattern.size() <= kMaxPatternBytes, "text", "a regular expression has ", pattern.size(),
+            " bytes, more than the limit of ", kMaxPatternBytes);
   MPX_CHECK(valid_utf8_prefix(pattern) == pattern.size(), "text", "a regular expression is not UTF-8");
   code_->pattern = pattern;
   code_->plain = compile(translate_regex(pattern, false));
@@ -118,8 +118,8 @@ void Regex::find_all(std::string_view text, RegexScratch& scratch, std::vector<T
                           state.context);
     }
     if (found == PCRE2_ERROR_NOMATCH) break;
-    MPX_CHECK(found >= 0, "text", "the regular expression gives up on a text of ", text.size(),
-              " bytes (PCRE2 error ", found, "); cut the text into shorter documents");
+    MPX_CHECK(found >= 0, "text", "the regular expression failed on a text of ", text.size(), " bytes (PCRE2 error ",
+              found, "); split the text into shorter documents");
     // \K in a lookahead can end a match before it begins.
     MPX_CHECK(bounds[0] <= bounds[1] && bounds[0] >= position, "text", "the regular expression matches backwards");
     const bool empty = bounds[0] == bounds[1];

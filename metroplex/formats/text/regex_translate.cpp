@@ -50,7 +50,7 @@ class Translator {
   };
 
   void fail(const std::string& why) const {
-    base::throw_error("text", base::concat("the regular expression fails at offset ", at_, ": ", why));
+    base::throw_error("text", base::concat("the regular expression is invalid at offset ", at_, ": ", why));
   }
 
   std::string ranges_of(std::string_view category) const {
@@ -163,7 +163,7 @@ class Translator {
 
   // Starts after '['; returns after the matching ']'.
   Class char_class(int depth) {
-    if (depth > kMaxClassDepth) fail("classes are nested too deep");
+    if (depth > kMaxClassDepth) fail("classes are nested too deeply");
     Class result;
     std::vector<Class> operands;
     if (peek('^')) {
@@ -206,8 +206,7 @@ class Translator {
     }
     // A class that is a whole operand of && may have any form. PCRE2 can combine only plain unions with other items.
     const bool operand_ends = pattern_.substr(at_, 2) == "&&" || pattern_.substr(at_, 1) == "]";
-    if (!result.items.empty() || !operand_ends)
-      fail("a negated class beside other items of a class is not supported");
+    if (!result.items.empty() || !operand_ends) fail("a class with a negated class and other items is not supported");
     operands.push_back(std::move(inner));
   }
 

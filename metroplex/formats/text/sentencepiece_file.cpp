@@ -38,8 +38,8 @@ class Reader {
       if (field.number == 3) normalizer(field.bytes, file.normalizer);
       if (field.number == 5) normalizer(field.bytes, file.denormalizer);
     });
-    require(!file.pieces.empty(), "holds no pieces; is it a tokenizer.model?");
-    require(file.pieces.size() <= size_t(kMaxTokenId), "holds too many pieces");
+    require(!file.pieces.empty(), "contains no pieces; check that it is a tokenizer.model");
+    require(file.pieces.size() <= size_t(kMaxTokenId), "contains too many pieces");
     pieces(file);
     return file;
   }
@@ -47,13 +47,13 @@ class Reader {
  private:
   template <class... Parts>
   void require(bool condition, const Parts&... parts) const {
-    MPX_CHECK(condition, "text", where_, " is not a sound sentencepiece model: it ", parts...);
+    MPX_CHECK(condition, "text", where_, " is not a valid sentencepiece model: it ", parts...);
   }
 
   uint64_t varint(std::string_view bytes, size_t& at) const {
     uint64_t value = 0;
     for (int shift = 0;; shift += 7) {
-      require(at < bytes.size() && shift < 64, "ends inside a number or is no protobuf message");
+      require(at < bytes.size() && shift < 64, "ends inside a number or is not a protobuf message");
       const auto byte = static_cast<unsigned char>(bytes[at++]);
       value |= uint64_t(byte & 0x7F) << shift;
       if (byte < 0x80) return value;
@@ -70,9 +70,9 @@ class Reader {
       if (field.wire_type == 0) {
         field.value = varint(bytes, at);
       } else {
-        require(field.wire_type == 1 || field.wire_type == 2 || field.wire_type == 5, "is no protobuf message");
+        require(field.wire_type == 1 || field.wire_type == 2 || field.wire_type == 5, "is not a protobuf message");
         const uint64_t told = field.wire_type == 1 ? 8 : field.wire_type == 5 ? 4 : varint(bytes, at);
-        require(told <= bytes.size() - at, "is cut short");
+        require(told <= bytes.size() - at, "is truncated");
         size = static_cast<size_t>(told);
         field.bytes = bytes.substr(at, size);
         at += size;
@@ -87,16 +87,16 @@ class Reader {
       if (field.number == 1 && field.wire_type == 2) out.text = field.bytes;
       if (field.number == 2 && field.wire_type == 5) std::memcpy(&out.score, field.bytes.data(), sizeof out.score);
       if (field.number == 3 && field.wire_type == 0) {
-        require(field.value >= 1 && field.value <= 6, "has a piece ", index, " of the unknown type ", field.value);
+        require(field.value >= 1 && field.value <= 6, "has a piece ", index, " with the unknown type ", field.value);
         out.type = static_cast<PieceType>(field.value);
       }
     });
     const bool is_nul = out.text == std::string_view("\0", 1);  // pieces() validates it
     require(is_nul || (!out.text.empty() && out.text.find('\0') == std::string_view::npos &&
                        valid_utf8_prefix(out.text) == out.text.size()),
-            "has a piece ", index, " that is empty or not text");
+            "has a piece ", index, " that is empty or is not text");
     require(out.type != PieceType::normal || out.text.size() <= kMaxPieceBytes, "has a piece ", index, " of ",
-            out.text.size(), " bytes; at most ", kMaxPieceBytes, " are read");
+            out.text.size(), " bytes, more than the limit of ", kMaxPieceBytes);
     require(std::isfinite(out.score), "has a piece ", index, " whose score is not a finite number");
     return out;
   }
@@ -107,7 +107,7 @@ class Reader {
     int num_unknown = 0, num_bytes = 0;
     for (Piece& piece : file.pieces) {
       if (piece.text == std::string_view("\0", 1)) {
-        require(file.byte_fallback, "has a piece that is NUL, and no byte_fallback");
+        require(file.byte_fallback, "has a piece that is NUL, but no byte_fallback");
         piece.type = PieceType::unused;
       }
       const bool in_text =
@@ -119,9 +119,9 @@ class Reader {
       num_bytes += piece.type == PieceType::byte;
       require(piece.type != PieceType::byte || (file.byte_fallback && byte_of_piece(piece.text) >= 0),
               "has the piece '", files::printable(piece.text),
-              "' of type byte, which is none or not asked for by byte_fallback");
+              "' of type byte, but it is not a byte piece or byte_fallback is off");
     }
-    require(!searched.empty(), "has no pieces to cut text into");
+    require(!searched.empty(), "has no pieces for segmenting text");
     require(num_unknown <= 1, "has ", num_unknown, " unknown pieces");
     require(num_unknown == 1 || file.byte_fallback, "has neither an unknown piece nor byte_fallback");
     require(num_bytes == (file.byte_fallback ? 256 : 0), "has ", num_bytes, " of the 256 byte pieces");
@@ -163,7 +163,7 @@ class Reader {
   CharacterMap character_map(std::string_view bytes) const {
     CharacterMap map;
     uint32_t trie_bytes = 0;
-    require(bytes.size() > 4, "has a character map that is cut short");
+    require(bytes.size() > 4, "has a truncated character map");
     std::memcpy(&trie_bytes, bytes.data(), 4);
     require(trie_bytes >= 1024 && trie_bytes % 4 == 0 && trie_bytes < bytes.size() - 4,
             "has a character map whose trie does not fit");
@@ -203,9 +203,9 @@ class Reader {
       }
       const uint64_t byte = place.byte++;
       const uint64_t index = place.base ^ byte;
-      require(index < units.size(), "has a character map that points outside of itself");
+      require(index < units.size(), "has a character map with a reference outside the map");
       if ((units[index] & (1u << 31 | 0xFF)) != byte) continue;
-      require(values_below[index] != kOpen, "has a character map that runs in circles");
+      require(values_below[index] != kOpen, "has a character map with a cycle");
       if (values_below[index] != kNew) {
         place.values = std::max(place.values, values_below[index]);
         continue;
@@ -214,7 +214,7 @@ class Reader {
       if (CharacterMap::has_value(units[index])) {
         const bool inside = base < units.size() && (units[base] & ~(1u << 31)) < replacements.size();
         require(inside && (replacements[units[base] & ~(1u << 31)] & 0xC0) != 0x80,
-                "has a character map with a bad value");
+                "has a character map with an invalid value");
       }
       values_below[index] = kOpen;
       path.push_back({index, base});

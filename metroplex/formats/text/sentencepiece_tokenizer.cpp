@@ -93,7 +93,7 @@ void SentencePieceTokenizer::add_tokens(const SpecialNames& names) {
     if (piece.text.empty()) piece = {token.content, PieceType::user_defined, token.special};
     MPX_CHECK(piece.text == token.content, "text", names.added_where, ": '", files::printable(token.content),
               "' = ", token.id, ": this id belongs to '", files::printable(piece.text),
-              "'; give the token another id");
+              "'; use another id for the token");
     if (piece.type == PieceType::control || piece.type == PieceType::unknown) continue;
     added_.add(token, token.content);
     marks_.add(token, token.content);
@@ -137,7 +137,7 @@ void SentencePieceTokenizer::load_library(std::string_view model, const std::str
 void SentencePieceTokenizer::check_utf8(std::string_view text) const {
   const size_t valid = valid_utf8_prefix(text);
   MPX_CHECK(valid == text.size(), "text", "the text is not UTF-8 at byte ", valid, " of ", text.size(),
-            "; convert it, or ask for invalid UTF-8 to be replaced by U+FFFD");
+            "; convert it, or replace invalid UTF-8 with U+FFFD");
 }
 
 std::vector<int32_t> SentencePieceTokenizer::encode(std::string_view text) const {

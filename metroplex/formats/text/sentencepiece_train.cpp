@@ -44,20 +44,21 @@ std::string reason_of(const std::string& message) {
 }
 
 std::string train_on(const SentencePieceTraining& options, std::vector<std::string> lines) {
-  MPX_CHECK(!lines.empty(), "text", "there is no text to train a tokenizer on: all files are empty");
+  MPX_CHECK(!lines.empty(), "text", "there is no text for training a tokenizer: all files are empty");
   MPX_CHECK(options.model_type == "bpe" || options.model_type == "unigram", "text", "the model type '",
             options.model_type, "' is neither bpe nor unigram");
-  MPX_CHECK(options.vocab_size > 260 && options.vocab_size <= 1 << 20, "text", "a vocabulary of ", options.vocab_size,
-            " pieces is not in [261, 1048576]: 256 bytes and 3 control pieces are always in it");
+  MPX_CHECK(options.vocab_size > 260 && options.vocab_size <= 1 << 20, "text", "the vocabulary size ",
+            options.vocab_size,
+            " is not in [261, 1048576]: the vocabulary always contains 256 bytes and 3 control pieces");
   static constexpr const char* kRules[] = {"identity", "nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf"};
   MPX_CHECK(std::find(std::begin(kRules), std::end(kRules), options.normalization) != std::end(kRules), "text",
             "the normalization '", options.normalization,
-            "' is none of identity, nmt_nfkc, nfkc, nmt_nfkc_cf, nfkc_cf");
+            "' is not supported; use identity, nmt_nfkc, nfkc, nmt_nfkc_cf or nfkc_cf");
   const double coverage = options.character_coverage;
   MPX_CHECK(coverage >= 0.98 && coverage <= 1, "text", "the character coverage ", coverage,
             " is not in [0.98, 1]; the default is ", SentencePieceTraining().character_coverage);
-  MPX_CHECK(options.max_bytes >= 1, "text", "of at most ", options.max_bytes,
-            " bytes of text no tokenizer is trained; give at least 1");
+  MPX_CHECK(options.max_bytes >= 1, "text", "cannot train a tokenizer on at most ", options.max_bytes,
+            " bytes of text; the limit must be at least 1");
   const std::unordered_map<std::string, std::string> arguments{
       {"model_type", options.model_type},
       {"vocab_size", std::to_string(options.vocab_size)},
@@ -81,9 +82,9 @@ std::string train_on(const SentencePieceTraining& options, std::vector<std::stri
   try {
     const auto status = sentencepiece::SentencePieceTrainer::Train(arguments, &iterator, &model);
     MPX_CHECK(status.ok(), "text", "sentencepiece cannot train a vocabulary of ", options.vocab_size,
-              " pieces on this text: ", reason_of(status.ToString()), " Ask for a smaller one or give more text");
+              " pieces on this text: ", reason_of(status.ToString()), " Use a smaller vocabulary or more text");
   } catch (const base::Error&) { throw; } catch (const std::exception& error) {
-    base::throw_error("text", base::concat("sentencepiece's trainer fails: ", error.what()));
+    base::throw_error("text", base::concat("the sentencepiece trainer failed: ", error.what()));
   }
   return model;
 }

@@ -44,8 +44,8 @@ std::optional<int32_t> ByteTokenizer::token_to_id(std::string_view token) const 
 }
 
 NullTokenizer::NullTokenizer(int64_t vocab_size) : vocab_size_(vocab_size) {
-  MPX_CHECK(vocab_size > 0 && vocab_size <= int64_t{1} << 31, "text", "a vocabulary of ", vocab_size,
-            " ids is not in [1, 2^31]");
+  MPX_CHECK(vocab_size > 0 && vocab_size <= int64_t{1} << 31, "text", "the vocabulary size ", vocab_size,
+            " is not in [1, 2^31]");
 }
 
 std::vector<int32_t> NullTokenizer::encode(std::string_view text) const { return encode_with_ranges(text).ids; }

@@ -26,7 +26,7 @@ int GroupNumbers::of(const GroupSpec& spec) const {
   }
   const int number = std::stoi(*agreed);
   MPX_CHECK(number < kMost, "comm", "more than ", kMost,
-            " names of groups; groups that share no two ranks may share one");
+            " group names; groups with at most one common rank can share a name");
   return number;
 }
 
@@ -44,7 +44,7 @@ void check_members(const GlooMesh& mesh, const std::string& secret, const std::s
     const std::string theirs(row(received, peer), static_cast<size_t>(width));
     MPX_CHECK(
         equal_secrets(theirs, proof(peer, index)), "comm", "member ", peer, " of the ranks of ", key,
-        " does not hold the run's secret: another program connected in its place; start the run again, and keep "
+        " does not have the run's secret: another program connected in its place; start the run again, and keep "
         "other programs away from its ports");
   }
 }
@@ -172,7 +172,7 @@ int GlooState::number_of_group(const GroupSpec& spec) {
     for (const int rank : spec.ranks) {
       MPX_ASSERT(
           rank == options_.rank || std::find(other.ranks.begin(), other.ranks.end(), rank) == other.ranks.end(),
-          "two groups called ", spec.name, " have ranks ", options_.rank, " and ", rank, " in common");
+          "two groups named ", spec.name, " have ranks ", options_.rank, " and ", rank, " in common");
     }
   }
   numbered_.push_back(spec);

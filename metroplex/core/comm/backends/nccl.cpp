@@ -187,13 +187,13 @@ class Context final : public NcclContext {
   Context(GlooContext& control, int device_index, std::chrono::milliseconds timeout)
       : control_(control), device_(at::kCUDA, static_cast<c10::DeviceIndex>(device_index)), timeout_(timeout) {
     const int num_devices = c10::cuda::device_count();
-    MPX_CHECK(device_index >= 0 && device_index < num_devices, "comm", "nccl wants GPU ", device_index,
+    MPX_CHECK(device_index >= 0 && device_index < num_devices, "comm", "nccl needs GPU ", device_index,
               " for this rank, but there are ", num_devices,
-              "; start one rank a GPU, or use the backend gloo or threads");
+              "; start one rank per GPU, or use the backend gloo or threads");
     int version = 0;
     ncclGetVersion(&version);
-    MPX_CHECK(version == NCCL_VERSION_CODE, "comm", "the NCCL library loaded is ", version,
-              ", this program was built for ", NCCL_VERSION_CODE,
+    MPX_CHECK(version == NCCL_VERSION_CODE, "comm", "the loaded NCCL library is ", version,
+              ", but this program was built for ", NCCL_VERSION_CODE,
               "; remove the other one from LD_LIBRARY_PATH or LD_PRELOAD");
     c10::cuda::set_device(device_.index());
   }

@@ -5,9 +5,10 @@
 namespace metroplex::comm {
 
 std::shared_ptr<NcclContext> make_nccl_context(GlooContext&, int, std::chrono::milliseconds) {
-  throw base::Error("comm",
-                    "this program was built without CUDA, so there is no nccl; use the backend gloo or threads, or "
-                    "build with CUDA");
+  throw base::Error(
+      "comm",
+      "this program was built without CUDA, so nccl is not available; use the backend gloo or threads, or "
+      "build with CUDA");
 }
 
 }  // namespace metroplex::comm

@@ -140,7 +140,7 @@ void take_place(c10d::Store& store, const GlooOptions& options, const std::strin
   refuse_miscounted(
       store, options,
       base::concat("two processes were started as rank ", options.rank, " of ", options.world_size, ": on ",
-                   owner.substr(0, owner.rfind(',')), ", and on ", place, "; give each a rank of its own"));
+                   owner.substr(0, owner.rfind(',')), ", and on ", place, "; give each its own rank"));
 }
 
 void check_backend(c10d::Store& store, const GlooOptions& options) {
@@ -148,7 +148,7 @@ void check_backend(c10d::Store& store, const GlooOptions& options) {
   const std::vector<uint8_t> bytes = store.compareSet(kBackend, {}, as_bytes(mine));
   const std::string first(bytes.begin(), bytes.end());
   if (mine == first) return;
-  const std::string problem = base::concat("this rank takes the backend ", mine, ", another one ", first,
+  const std::string problem = base::concat("this rank uses the backend ", mine, ", another one uses ", first,
                                            "; set run.backend and run.device, or give each rank of all machines a "
                                            "GPU");
   refuse(store, options, "[config] " + problem);
@@ -247,7 +247,7 @@ void throw_store_failure(const GlooOptions& options) {
 
 RunStore open_store(const GlooOptions& options) {
   const std::string unknown = why_unknown(options.master_addr, std::min(options.timeout, kNamePatience));
-  MPX_CHECK(unknown.empty(), "comm", "the master's name '", options.master_addr, "' leads to no address: ", unknown,
+  MPX_CHECK(unknown.empty(), "comm", "the master's name '", options.master_addr, "' cannot be resolved: ", unknown,
             "; check MASTER_ADDR (or the first host of Slurm's list), or give a numeric address");
   RunStore run;
   if (serves_store(options)) {

@@ -21,7 +21,7 @@ StoreServer::StoreServer(OwnedFd listening, std::string secret, const StoreLimit
       listening_fd_(listening.get()),
       wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       port_(std::move(listening)) {
-  MPX_CHECK(wake_fd_.get() >= 0, "comm", "no eventfd: ", std::strerror(errno));
+  MPX_CHECK(wake_fd_.get() >= 0, "comm", "cannot create an eventfd: ", std::strerror(errno));
   thread_ = std::thread([this] { work(); });
 }
 

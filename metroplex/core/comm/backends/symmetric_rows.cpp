@@ -63,7 +63,7 @@ SymmetricRows::Buffers& SymmetricRows::buffers_of(const Kind& kind, int64_t rows
     b.out_splits = calls_.allocate({2, members_}, at::kLong);
     b.out = calls_.allocate(shape, std::get<2>(kind));
   }
-  MPX_ASSERT(rows <= b.rows, "an exchange of ", rows, " rows, the first of its kind had ", b.rows);
+  MPX_ASSERT(rows <= b.rows, "an exchange of ", rows, " rows, but the first of its kind had ", b.rows);
   return b;
 }
 

@@ -172,9 +172,8 @@ std::shared_ptr<Message> Meeting::post(int index, const P2pOp& op) {
   const Message& to = op.is_send ? *other : *mine;
   MPX_CHECK(from.tensor.numel() == to.tensor.numel() && from.tensor.scalar_type() == to.tensor.scalar_type(), "comm",
             in_words(), ": ", hub_.ranks_in_words({ranks_[static_cast<size_t>(std::get<0>(key))]}), " sends ",
-            size_in_words(from.tensor), " where ",
-            hub_.ranks_in_words({ranks_[static_cast<size_t>(std::get<1>(key))]}), " receives ",
-            size_in_words(to.tensor));
+            size_in_words(from.tensor), " but ", hub_.ranks_in_words({ranks_[static_cast<size_t>(std::get<1>(key))]}),
+            " receives ", size_in_words(to.tensor));
   other->ready.block(op.tensor);
   copy_flat(to.tensor, from.tensor);
   other->finished.record(op.tensor);

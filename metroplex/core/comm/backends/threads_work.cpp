@@ -241,21 +241,21 @@ std::string check_sizes(const Collective& op) {
     const Arrival& arrival = op.arrivals[i];
     if (arrival.in.scalar_type() != first.in.scalar_type() || arrival.out.scalar_type() != arrival.in.scalar_type() ||
         arrival.in.device().type() != first.in.device().type()) {
-      return base::concat("member ", i, " brings ", arrival.in.scalar_type(), " on ", arrival.in.device(),
-                          ", member 0 ", first.in.scalar_type(), " on ", first.in.device());
+      return base::concat("member ", i, " passes ", arrival.in.scalar_type(), " on ", arrival.in.device(),
+                          ", member 0 passes ", first.in.scalar_type(), " on ", first.in.device());
     }
     if (op.agreement.kind == Kind::exchange_rows && arrival.in.sizes().slice(1) != first.in.sizes().slice(1)) {
-      return base::concat("member ", i, " brings rows of ", arrival.in.sizes().slice(1), ", member 0 of ",
+      return base::concat("member ", i, " passes rows of ", arrival.in.sizes().slice(1), ", member 0 of ",
                           first.in.sizes().slice(1));
     }
     if (op.agreement.kind == Kind::all_to_all || op.agreement.kind == Kind::exchange_rows) continue;
     if (arrival.in.numel() != first.in.numel()) {
-      return base::concat("member ", i, " brings ", arrival.in.numel(), " elements, member 0 ", first.in.numel());
+      return base::concat("member ", i, " passes ", arrival.in.numel(), " elements, member 0 ", first.in.numel());
     }
     if (op.agreement.kind == Kind::fetch_rows || op.agreement.kind == Kind::return_rows) {
       if (arrival.out.numel() != first.out.numel() ||
           std::memcmp(bytes(arrival.owners), bytes(first.owners), first.owners.nbytes()) != 0)
-        return base::concat("member ", i, " has other slots or owners than member 0");
+        return base::concat("member ", i, " has different slots or owners than member 0");
       continue;
     }
     const int64_t in = arrival.in.numel() * (op.agreement.kind == Kind::all_gather ? n : 1);

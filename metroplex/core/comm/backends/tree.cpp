@@ -96,11 +96,11 @@ class TreeBackend final : public GroupBackend {
     all_reduce(token, ReduceOp::max);
   }
   PendingPtr all_to_all(at::Tensor, at::Tensor, std::vector<int64_t>, std::vector<int64_t>) override {
-    MPX_ASSERT(false, "a tree of ranks carries no all_to_all");
+    MPX_ASSERT(false, "a tree of ranks does not support all_to_all");
     return nullptr;
   }
   PendingPtr batch_p2p(std::vector<P2pOp>) override {
-    MPX_ASSERT(false, "a tree of ranks carries no p2p");
+    MPX_ASSERT(false, "a tree of ranks does not support p2p");
     return nullptr;
   }
 

@@ -111,7 +111,7 @@ bool LinkPort::has_limits(const WatchLinks& links) const { return num_unproven(l
 std::string random_secret() {
   std::array<unsigned char, 16> bytes{};
   MPX_CHECK(::getrandom(bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()), "comm",
-            "no random numbers from the kernel: ", std::strerror(errno));
+            "the kernel returned no random numbers: ", std::strerror(errno));
   std::string text;
   for (const unsigned char byte : bytes) {
     text += "0123456789abcdef"[byte >> 4];

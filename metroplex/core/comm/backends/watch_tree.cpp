@@ -45,7 +45,7 @@ WatchTree::WatchTree(WatchOptions options)
     : options_(std::move(options)), children_(tree_children(options_.rank, options_.world_size)) {
   if (options_.world_size == 1) return;
   wake_fd_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  MPX_CHECK(wake_fd_ >= 0, "comm", "no eventfd: ", std::strerror(errno));
+  MPX_CHECK(wake_fd_ >= 0, "comm", "cannot create an eventfd: ", std::strerror(errno));
   if (!children_.empty()) listen();
   thread_ = std::thread([this] { work(); });
   try {
@@ -96,7 +96,7 @@ void WatchTree::join_parent() {
   if (fd < 0) {
     if (const auto cause = options_.look_up(kCauseKey)) throw PeerFailure(*cause);
     throw PeerFailure(options_.describe(parent) + " died, or cannot be reached at " + address + " (" + error +
-                      "); where a machine has several networks, run.network_interface chooses one");
+                      "); on a machine with several networks, choose one with run.network_interface");
   }
   prepare_socket(fd, kSilence);
   {
@@ -130,7 +130,7 @@ std::chrono::milliseconds WatchTree::limit_of_parent() const {
 
 std::string WatchTree::not_connected(int rank) const {
   return base::concat(options_.describe(rank), " has not connected for ", seconds(limit_of_parent()),
-                      " s: its process does not run (not started, or stopped by a signal or a debugger), or the "
+                      " s: its process is not running (not started, or stopped by a signal or a debugger), or the "
                       "network to it is down");
 }
 
@@ -233,7 +233,7 @@ void WatchTree::check_silence(Clock::time_point now) {
     if (stalled) link.since = now;
     if (!link.proven || over_ || cause_ || now - link.since < options_.silence) continue;
     report_lost(base::concat(name_of(link), " has not answered for ", seconds(options_.silence), " s: ",
-                             acknowledges(fd) ? "its machine answers, but its process does not run (stopped by a "
+                             acknowledges(fd) ? "its machine answers, but its process is not running (stopped by a "
                                                 "signal or a debugger, or without memory or processor time)"
                                               : "its machine or the network to it is down"));
   }

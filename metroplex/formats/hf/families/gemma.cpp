@@ -67,7 +67,7 @@ static Settings settings_v3(const Json& given) {
   double local = config.number("rope_local_base_freq", 10000.0);
   if (config.has("rope_parameters") && config.json().at("rope_parameters").contains("sliding_attention")) {
     const ConfigReader said(config.json().at("rope_parameters").at("sliding_attention"));
-    said.require(said.text("rope_type", "default") == "default", "rope_type", "default, of sliding_attention,");
+    said.require(said.text("rope_type", "default") == "default", "rope_type", "default for sliding_attention");
     local = said.number("rope_theta", local);
   }
   const bool windows = std::any_of(

@@ -137,14 +137,15 @@ Value Interpreter::sliced(const Expression& e, const ScopePtr& scope) {
 }
 
 void Interpreter::add_named(const Value& more, Arguments& made) {
-  MPX_CHECK(more.is_dict(), "text", "** of a ", type_name(more), "; it takes a dict");
+  MPX_CHECK(more.is_dict(), "text", "cannot apply ** to a ", type_name(more), "; it takes a dict");
   pay_items(more.dict().items().size());
   for (const auto& [name, value] : more.dict().items()) {
-    MPX_CHECK(name.is_string(), "text", "** of a dict with a key that is a ", type_name(name), "; keys must be str");
+    MPX_CHECK(name.is_string(), "text", "cannot apply ** to a dict with a key that is a ", type_name(name),
+              "; keys must be str");
     const std::string key = name.string();
     const bool given = std::any_of(made.named.begin(), made.named.end(),
                                    [&key](const auto& argument) { return argument.first == key; });
-    MPX_CHECK(!given, "text", "the argument '", key, "' is given twice");
+    MPX_CHECK(!given, "text", "the argument '", key, "' is passed twice");
     spend(made.named.size() + 1);
     made.named.emplace_back(key, value);
   }
@@ -175,9 +176,9 @@ Value Interpreter::called(const Expression& e, const ScopePtr& scope, const Valu
   line_ = e.line;
   given.callee = callee.name + "()";
   if (direct) return call_method(*this, object, callee.name, given);
-  MPX_CHECK(!function.is_undefined(), "text", function.undefined().what, ", and is called");
+  MPX_CHECK(!function.is_undefined(), "text", function.undefined().what, ", but it is called");
   if (function.is(Kind::loop)) return recurse(*function.loop(), given);
-  MPX_CHECK(function.is(Kind::callable), "text", "a ", type_name(function), " is called as if it were a function");
+  MPX_CHECK(function.is(Kind::callable), "text", "a ", type_name(function), " is not callable");
   return function.callable().call(given);
 }
 
@@ -193,7 +194,7 @@ Value Interpreter::filtered(const Expression& e, const ScopePtr& scope, const Va
 
 Value Interpreter::call_filter(const std::string& name, const Value& input, Arguments& given) {
   const Filter filter = find_filter(name);
-  MPX_CHECK(filter != nullptr, "text", "the filter '", name, "' is not known here");
+  MPX_CHECK(filter != nullptr, "text", "the filter '", name, "' is not supported");
   given.callee = "the filter " + name;
   if (input.is_string()) spend(static_cast<size_t>(input.weight()));
   return filter(*this, input, given);
@@ -201,7 +202,7 @@ Value Interpreter::call_filter(const std::string& name, const Value& input, Argu
 
 bool Interpreter::call_test(const std::string& name, const Value& input, const Arguments& given) {
   const Test test = find_test(name);
-  MPX_CHECK(test != nullptr, "text", "the test 'is ", name, "' is not known here");
+  MPX_CHECK(test != nullptr, "text", "the test 'is ", name, "' is not supported");
   // The cost covers tests that compare both values.
   if (input.is_string()) spend(static_cast<size_t>(input.weight()));
   for (const Value& other : given.positional) spend(static_cast<size_t>(other.weight()));

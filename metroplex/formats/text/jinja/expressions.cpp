@@ -69,7 +69,7 @@ ExpressionPtr Parser::make(Op op, int line, std::string name) {
 
 void Parser::adopt(Expression& parent, ExpressionPtr child) {
   if (child) parent.depth = std::max(parent.depth, child->depth + 1);
-  if (parent.depth > kMaxExpressionDepth) fail("an expression of too many parts");
+  if (parent.depth > kMaxExpressionDepth) fail("an expression has too many parts");
   parent.children.push_back(std::move(child));
 }
 
@@ -284,7 +284,7 @@ ExpressionPtr Parser::subscript(ExpressionPtr value) {
   adopt(*made, std::move(value));
   if (sign.text == ".") {
     if (now().kind != TokenKind::number || !now().number.is(Kind::integer))
-      fail("a name or a number is expected behind '.'");
+      fail("a name or a number is expected after '.'");
     adopt(*made, primary());
     return made;
   }
@@ -298,7 +298,7 @@ ExpressionPtr Parser::subscript(ExpressionPtr value) {
     adopt(*made, skip_sign(":") ? part() : nullptr);
   } else {
     if (!first) fail("an index is expected in []");
-    if (is_sign(",")) fail("an index of several parts, [a, b], is not known here");
+    if (is_sign(",")) fail("an index of several parts, [a, b], is not supported");
     adopt(*made, std::move(first));
   }
   expect_sign("]");
@@ -334,7 +334,7 @@ ExpressionPtr Parser::test(ExpressionPtr value) {
   if (is_sign("(")) {
     call_arguments(*made);
   } else if (operand) {
-    if (is_name("is")) fail("two tests with 'is' in a row; write 'and' between them");
+    if (is_name("is")) fail("two consecutive tests with 'is' are not supported; write 'and' between them");
     adopt(*made, postfixed(primary()));
   }
   if (!negated) return made;
@@ -369,11 +369,11 @@ void Parser::call_arguments(Expression& call) {
       next();
       ExpressionPtr value = expression();
       call.depth = std::max(call.depth, value->depth + 1);
-      if (call.more_named) fail("an argument with a name after '**'");
+      if (call.more_named) fail("a named argument cannot follow '**'");
       call.named.emplace_back(std::move(name), std::move(value));
     } else {
       if (!call.named.empty() || call.more_positional || call.more_named)
-        fail("an argument without a name after one with a name, '*' or '**'");
+        fail("a positional argument cannot follow a named argument, '*' or '**'");
       adopt(call, expression());
     }
   }

@@ -71,7 +71,8 @@ Value to_float(Interpreter&, const Value& v, Arguments& a) {
 
 Value absolute(Interpreter&, const Value& v, Arguments& a) {
   a.only(0);
-  MPX_CHECK(v.is_number() && !(v.is_integer() && v.integer() == INT64_MIN), "text", "abs of a ", type_name(v));
+  MPX_CHECK(v.is_number() && !(v.is_integer() && v.integer() == INT64_MIN), "text", "cannot compute abs of a ",
+            type_name(v));
   return v.is_integer() ? Value(std::abs(v.integer())) : Value(std::fabs(v.real()));
 }
 
@@ -83,7 +84,7 @@ Value rounded_before_point(const Value& v, int digits) {
   const int64_t rest = v.integer() % step, down = v.integer() - rest;
   const int64_t twice = 2 * std::abs(rest), sign = v.integer() < 0 ? -1 : 1;
   const bool away = twice > step || (twice == step && (down / step) % 2 != 0);
-  MPX_CHECK(std::abs(down) < INT64_MAX - step, "text", "round of a number of more than 64 bits");
+  MPX_CHECK(std::abs(down) < INT64_MAX - step, "text", "cannot round a number of more than 64 bits");
   return away ? down + sign * step : down;
 }
 
@@ -91,7 +92,7 @@ Value rounded(Interpreter&, const Value& v, Arguments& a) {
   a.only(2, {"precision", "method"});
   const Value *precision = a.find(0, "precision"), *method = a.find(1, "method");
   const int64_t places = precision != nullptr && precision->is_integer() ? precision->integer() : 0;
-  MPX_CHECK(v.is_number() && places >= -15 && places <= 15, "text", "round of a ", type_name(v), " to ", places,
+  MPX_CHECK(v.is_number() && places >= -15 && places <= 15, "text", "cannot round a ", type_name(v), " to ", places,
             " places");
   const std::string how = method != nullptr ? to_text(*method) : "common";
   if (how == "common" && places < 0) return rounded_before_point(v, static_cast<int>(-places));
@@ -101,7 +102,7 @@ Value rounded(Interpreter&, const Value& v, Arguments& a) {
     std::snprintf(buffer, sizeof buffer, "%.*f", static_cast<int>(places), v.real());
     return std::strtod(buffer, nullptr);
   }
-  MPX_CHECK(how == "ceil" || how == "floor", "text", "round by '", how, "'; there are common, ceil and floor");
+  MPX_CHECK(how == "ceil" || how == "floor", "text", "round: unknown method '", how, "'; use common, ceil or floor");
   const double scale = std::pow(10.0, static_cast<double>(places)), scaled = v.real() * scale;
   return (how == "ceil" ? std::ceil(scaled) : std::floor(scaled)) / scale;
 }
@@ -109,7 +110,7 @@ Value rounded(Interpreter&, const Value& v, Arguments& a) {
 Value file_size(Interpreter& run, const Value& v, Arguments& a) {
   a.only(1, {"binary"});
   const std::optional<double> given = v.is_string() ? real_of(v.string()) : std::nullopt;
-  MPX_CHECK(v.is_number() || given, "text", "filesizeformat of a ", type_name(v), "; it takes a number");
+  MPX_CHECK(v.is_number() || given, "text", "filesizeformat: a ", type_name(v), " is not a number");
   const Value* binary = a.find(0, "binary");
   const bool of_1024 = binary != nullptr && binary->truth();
   const double bytes = given ? *given : v.real(), base = of_1024 ? 1024 : 1000;
@@ -128,7 +129,7 @@ Value file_size(Interpreter& run, const Value& v, Arguments& a) {
 }
 
 Value random_item(Interpreter&, const Value&, Arguments&) {
-  base::throw_error("text", "the filter 'random' gives another text in every run, which this program does not allow");
+  base::throw_error("text", "the filter 'random' is not supported, because its text differs in every run");
 }
 
 Value fallback(Interpreter&, const Value& v, Arguments& a) {
@@ -144,7 +145,7 @@ Value length(Interpreter&, const Value& v, Arguments& a) {
   if (v.is_string()) return static_cast<int64_t>(length_of(v.string()));
   if (v.is_dict()) return static_cast<int64_t>(v.dict().items().size());
   if (v.is(Kind::iterator) && !v.is_generator()) return static_cast<int64_t>(v.iterator().items->size());
-  MPX_CHECK(!v.is_generator(), "text", "a generator has no length; make it a list with the filter 'list'");
+  MPX_CHECK(!v.is_generator(), "text", "a generator has no length; convert it to a list with the filter 'list'");
   MPX_CHECK(v.is_list(), "text", "a ", type_name(v), " has no length");
   return static_cast<int64_t>(v.items().size());
 }
@@ -152,7 +153,7 @@ Value length(Interpreter&, const Value& v, Arguments& a) {
 Value trim(Interpreter& run, const Value& v, Arguments& a) {
   a.only(1, {"chars"});
   const Value* set = a.find(0, "chars");
-  MPX_CHECK(set == nullptr || set->is_string() || set->is(Kind::none), "text", "trim: chars is a str");
+  MPX_CHECK(set == nullptr || set->is_string() || set->is(Kind::none), "text", "trim: chars must be a str");
   return text_like(v, stripped(run, run.text_of(v), set, true, true));
 }
 
@@ -166,7 +167,7 @@ Value replace(Interpreter& run, const Value& v, Arguments& a) {
 
 Value indent(Interpreter& run, const Value& v, Arguments& a) {
   a.only(3, {"width", "first", "blank"});
-  MPX_CHECK(v.is_string(), "text", "indent of a ", type_name(v), "; it takes a str");
+  MPX_CHECK(v.is_string(), "text", "indent: a ", type_name(v), " is not a str");
   const Value *width = a.find(0, "width"), *first = a.find(1, "first"), *blank = a.find(2, "blank");
   std::string by(4, ' ');
   if (width != nullptr && width->is_string()) by = run.text_of(*width);
@@ -192,7 +193,7 @@ Value json(Interpreter& run, const Value& v, Arguments& a) {
   style.ascii = ascii != nullptr && ascii->truth();
   style.sorted = sorted != nullptr && sorted->truth();
   if (indent != nullptr && !indent->is(Kind::none)) {
-    MPX_CHECK(indent->is_integer() || indent->is_string(), "text", "tojson: indent is a number or a str");
+    MPX_CHECK(indent->is_integer() || indent->is_string(), "text", "tojson: indent must be a number or a str");
     style.indent = 0;
     style.indent_text = indent->is_string()
                             ? run.text_of(*indent)
@@ -201,7 +202,7 @@ Value json(Interpreter& run, const Value& v, Arguments& a) {
   }
   if (separators != nullptr && !separators->is(Kind::none)) {
     const List two = elements(run, *separators);
-    MPX_CHECK(two.size() == 2, "text", "tojson: separators are two");
+    MPX_CHECK(two.size() == 2, "text", "tojson: separators must be two");
     style.item_separator = run.text_of(two[0]);
     style.key_separator = run.text_of(two[1]);
   }

@@ -14,16 +14,17 @@ constexpr int64_t kMaxRange = 100000;  // as in Jinja's sandbox
 Value range(Interpreter& run, Arguments& a) {
   a.only(3);
   for (const Value& value : a.positional)
-    MPX_CHECK(value.is_integer(), "text", "range of a ", type_name(value),
+    MPX_CHECK(value.is_integer(), "text", "range: the arguments must be int, not a ", type_name(value),
               value.is_undefined() ? ": " + value.undefined().what : std::string());
   const Value& first = a.need(0, "stop");
   const int64_t begin = a.positional.size() > 1 ? first.integer() : 0;
   const int64_t end = a.positional.size() > 1 ? a.positional[1].integer() : first.integer();
   const int64_t step = a.positional.size() > 2 ? a.positional[2].integer() : 1;
-  MPX_CHECK(step != 0, "text", "range with a step of 0");
+  MPX_CHECK(step != 0, "text", "range: the step must not be 0");
   List items;
   for (__int128 at = begin; step > 0 ? at < end : at > end; at += step) {
-    MPX_CHECK(static_cast<int64_t>(items.size()) < kMaxRange, "text", "a range of more than ", kMaxRange, " numbers");
+    MPX_CHECK(static_cast<int64_t>(items.size()) < kMaxRange, "text", "a range has more than ", kMaxRange,
+              " numbers");
     items.emplace_back(static_cast<int64_t>(at));
   }
   return run.list(std::move(items));
@@ -43,9 +44,9 @@ Value make_dict(Interpreter& run, Arguments& a) {
 Value new_namespace(Interpreter& run, Arguments& a) {
   const auto space = run.new_space();
   const Value first = make_dict(run, a);  // checks its items
-  MPX_CHECK(!first.holds_macro(), "text", "a macro cannot be kept in a namespace here");
+  MPX_CHECK(!first.holds_macro(), "text", "a macro cannot be stored in a namespace");
   for (const auto& [name, value] : first.dict().items()) {
-    MPX_CHECK(name.is_string(), "text", "namespace: a name that is a ", type_name(name));
+    MPX_CHECK(name.is_string(), "text", "namespace: a name must be a str, not a ", type_name(name));
     space->attributes[name.string()] = value;
   }
   return space;
@@ -74,7 +75,8 @@ std::string without_zone(const std::string& format) {
 Value strftime_now(Interpreter& run, Arguments& a) {
   a.only(1);
   const std::string format = without_zone(run.text_of(a.need(0, "format")));
-  MPX_CHECK(format.size() < 600, "text", "strftime_now: a format of ", format.size(), " bytes");
+  MPX_CHECK(format.size() < 600, "text", "strftime_now: the format has ", format.size(),
+            " bytes; the maximum is 599");
   const std::time_t now = static_cast<std::time_t>(run.now());
   std::tm parts{};
   localtime_r(&now, &parts);

@@ -9,8 +9,8 @@ namespace metroplex::text::jinja {
 class Interpreter::Deeper {
  public:
   Deeper(Interpreter& run) : run_(run) {
-    MPX_CHECK(++run_.depth_ <= run_.limits_.depth, "text", "the template goes deeper than ", run_.limits_.depth,
-              " levels; does a macro call itself without end?");
+    MPX_CHECK(++run_.depth_ <= run_.limits_.depth, "text", "the template is nested deeper than ", run_.limits_.depth,
+              " levels; check for endless recursion of a macro");
   }
   ~Deeper() { --run_.depth_; }
   Deeper(const Deeper&) = delete;
@@ -64,12 +64,12 @@ Rendered Interpreter::run(const Statements& statements, const Dict& variables) {
 void Interpreter::spend(size_t steps) {
   steps_ += static_cast<int64_t>(std::min<size_t>(steps, size_t{1} << 40));
   MPX_CHECK(steps_ <= limits_.steps, "text", "the template takes more than ", limits_.steps,
-            " steps; does it loop without end?");
+            " steps; check for an endless loop");
 }
 
 void Interpreter::pay_text(size_t bytes) {
   constexpr size_t kMaxText = size_t{1} << 28;
-  MPX_CHECK(bytes <= kMaxText, "text", "a text of more than ", kMaxText, " bytes");
+  MPX_CHECK(bytes <= kMaxText, "text", "a text has more than ", kMaxText, " bytes");
   spend(bytes / 4);
 }
 
@@ -269,18 +269,18 @@ Value Interpreter::call_closure(const Statement& s, const ScopePtr& outer, Argum
 void Interpreter::assign(const Target& target, const Value& value, const ScopePtr& scope) {
   if (!target.parts.empty()) {
     const List items = elements(*this, value);
-    MPX_CHECK(items.size() == target.parts.size(), "text", items.size(), " values for ", target.parts.size(),
-              " names");
+    MPX_CHECK(items.size() == target.parts.size(), "text", "cannot assign ", items.size(), " values to ",
+              target.parts.size(), " names");
     for (size_t i = 0; i < items.size(); ++i) assign(target.parts[i], items[i], scope);
     return;
   }
   if (target.attribute.empty()) return scope->set(target.name, value);
   const Value* space = scope->find(target.name);
   MPX_CHECK(space != nullptr && space->is(Kind::space), "text", "'", target.name,
-            "' is no namespace: its attribute cannot be set");
+            "' is not a namespace: its attribute cannot be set");
   // Container rules apply to the value. Macros are rejected because their variables could hold the namespace.
   const Value checked = Value::tuple({value});
-  MPX_CHECK(!checked.holds_macro(), "text", "a macro cannot be kept in a namespace here");
+  MPX_CHECK(!checked.holds_macro(), "text", "a macro cannot be stored in a namespace");
   space->space()->attributes[target.attribute] = value;
 }
 

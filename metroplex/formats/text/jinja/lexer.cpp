@@ -90,7 +90,7 @@ class Lexer {
 
   void comment() {
     const size_t end = source_.find("#}", at_);
-    if (end == std::string::npos) fail("a comment {# without its #}");
+    if (end == std::string::npos) fail("a comment {# has no closing #}");
     const char sign = end > at_ ? source_[end - 1] : ' ';
     go(behind_end(end, 2, sign));
   }
@@ -116,13 +116,13 @@ class Lexer {
       go(behind_end(end, 2, close));
       return true;
     }
-    fail("{% raw %} without its {% endraw %}");
+    fail("{% raw %} has no {% endraw %}");
   }
 
   void in_tag(std::string_view close, TokenKind kind) {
     std::string open;  // open brackets
     while (true) {
-      if (at_ >= source_.size()) fail(base::concat("a tag without its ", close));
+      if (at_ >= source_.size()) fail(base::concat("a tag has no closing ", close));
       if (open.empty()) {
         const char sign = source_[at_];
         const size_t signs = sign == '-' || (sign == '+' && kind == TokenKind::close_block) ? 1 : 0;
@@ -210,7 +210,7 @@ class Lexer {
     const auto read =
         real ? std::from_chars(digits.data(), last, number) : std::from_chars(digits.data(), last, whole, base);
     if (read.ec != std::errc() || read.ptr != last)
-      fail("the number " + source_.substr(at_, end - at_) + " is not one of 64 bits");
+      fail("the number " + source_.substr(at_, end - at_) + " does not fit in 64 bits");
     tokens_.back().number = real ? Value(number) : Value(whole);
     go(end);
   }
@@ -222,7 +222,7 @@ class Lexer {
       if (source_[at] == '\\' && at + 1 < source_.size()) escape(at, out);
       else out += source_[at++];
     }
-    if (at >= source_.size()) fail("a string without its end");
+    if (at >= source_.size()) fail("a string has no closing quote");
     add(TokenKind::string, std::move(out));
     go(at + 1);
   }
@@ -244,7 +244,7 @@ class Lexer {
         ++digits;
       code_point(at, digits, 1, 8, out);
     } else {
-      if (c == 'N') fail("\\N{...} in a string is not known here; write the character");
+      if (c == 'N') fail("\\N{...} in a string is not supported; write the character");
       out += source_[at++];
     }
   }
@@ -257,7 +257,7 @@ class Lexer {
     const auto read = std::from_chars(first, last, code, base);
     const bool whole = read.ec == std::errc() && read.ptr == first + digits;
     if (!whole || code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
-      fail("an escape in a string that is no character: " + source_.substr(at, lead + digits));
+      fail("an escape in a string is not a character: " + source_.substr(at, lead + digits));
     append_utf8(out, code);
     at = begin + digits;
   }

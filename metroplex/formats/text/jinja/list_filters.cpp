@@ -104,7 +104,7 @@ Value join(Interpreter& run, const Value& v, Arguments& a) {
 Value first_or_last(Interpreter& run, const Value& v, const Arguments& a, bool last) {
   a.only(0);
   MPX_CHECK(!last || !v.is_generator(), "text",
-            "a generator has no last item; make it a list with the filter 'list'");
+            "a generator has no last item; convert it to a list with the filter 'list'");
   if (v.is_generator() && v.iterator().taken < v.iterator().items->size())
     return (*v.iterator().items)[v.iterator().taken++];
   const List items = elements(run, v);
@@ -123,7 +123,7 @@ Value list(Interpreter& run, const Value& v, Arguments& a) {
 }
 
 List items_of(Interpreter& run, const Value& v) {
-  MPX_CHECK(v.is_dict(), "text", "items of a ", type_name(v), "; it takes a dict");
+  MPX_CHECK(v.is_dict(), "text", "items: a ", type_name(v), " is not a dict");
   run.pay_items(3 * v.dict().items().size());
   List out;
   for (const auto& [key, value] : v.dict().items()) out.push_back(Value::tuple({key, value}));
@@ -204,7 +204,7 @@ Value dict_sort(Interpreter& run, const Value& v, Arguments& a) {
   const bool sensitive = given_true(a, 0, "case_sensitive"), backwards = given_true(a, 2, "reverse");
   const Value* by = a.find(1, "by");
   const std::string order = by != nullptr ? to_text(*by) : "key";
-  MPX_CHECK(order == "key" || order == "value", "text", "dictsort by '", order, "'; there are key and value");
+  MPX_CHECK(order == "key" || order == "value", "text", "dictsort: unknown order '", order, "'; use key or value");
   const size_t side = order == "value" ? 1 : 0;
   MPX_CHECK(!v.is_undefined(), "text", v.undefined().what);
   List pairs = items_of(run, v);
@@ -223,7 +223,7 @@ Value unique(Interpreter& run, const Value& v, Arguments& a) {
   List out, seen;
   for (const Value& value : elements(run, v)) {
     const Value key = folded(path != nullptr ? path_of(run, value, *path) : value, sensitive);
-    MPX_CHECK(!key.is_dict() && !key.is(Kind::list), "text", "unique of a ", type_name(key), "; it cannot be hashed");
+    MPX_CHECK(!key.is_dict() && !key.is(Kind::list), "text", "unique: a ", type_name(key), " cannot be hashed");
     run.spend((seen.size() + 1) * static_cast<size_t>(key.weight()));
     if (std::any_of(seen.begin(), seen.end(), [&](const Value& other) { return equal(other, key); })) continue;
     seen.push_back(key);
@@ -236,7 +236,7 @@ Value unique(Interpreter& run, const Value& v, Arguments& a) {
 Value batch(Interpreter& run, const Value& v, Arguments& a) {
   a.only(2, {"linecount", "fill_with"});
   const Value &count = a.need(0, "linecount"), *fill = a.find(1, "fill_with");
-  MPX_CHECK(count.is_integer(), "text", "batch by a ", type_name(count), "; it takes a whole number");
+  MPX_CHECK(count.is_integer(), "text", "batch: the size must be a whole number, not a ", type_name(count));
   const int64_t size = count.integer();
   List out, row;
   for (const Value& value : elements(run, v)) {
@@ -259,8 +259,8 @@ Value batch(Interpreter& run, const Value& v, Arguments& a) {
 Value slices(Interpreter& run, const Value& v, Arguments& a) {
   a.only(2, {"slices", "fill_with"});
   const Value &count = a.need(0, "slices"), *fill = a.find(1, "fill_with");
-  MPX_CHECK(count.is_integer() && count.integer() != 0, "text", "slice into ", to_text(count),
-            " lists; it takes a whole number other than 0");
+  MPX_CHECK(count.is_integer() && count.integer() != 0, "text", "slice: the number of lists is ", to_text(count),
+            "; it must be a whole number other than 0");
   const List all = elements(run, v);
   if (count.integer() < 0) return Value::generator({});
   const auto number = static_cast<size_t>(count.integer());

@@ -48,7 +48,7 @@ Value call_list_method(Interpreter& run, const Value& list, const std::string& n
 
 Value call_loop_method(Interpreter& run, Loop& loop, const std::string& name, const Arguments& a) {
   if (name == "cycle") {
-    MPX_CHECK(!a.positional.empty(), "text", "loop.cycle without a value");
+    MPX_CHECK(!a.positional.empty(), "text", "loop.cycle needs a value");
     return a.positional[loop.index % a.positional.size()];
   }
   for (const Value& value : a.positional) run.spend(static_cast<size_t>(value.weight()));
@@ -105,7 +105,7 @@ Value call_method(Interpreter& run, const Value& object, const std::string& name
   if (object.is_string()) return call_string_method(run, object.string(), name, a);
   if (object.is(Kind::loop)) return call_loop_method(run, *object.loop(), name, a);
   MPX_CHECK(!is_in(name, kChanging), "text", "'", name, "' would change a ", type_name(object),
-            ", which templates cannot");
+            "; templates cannot change values");
   if (name == "copy") {
     a.only(0);
     return object;

@@ -13,7 +13,7 @@ constexpr size_t kMaxRepeated = size_t{1} << 28;
 
 [[noreturn]] void no_operator(const std::string& sign, const Value& a, const Value& b) {
   for (const Value* value : {&a, &b}) MPX_CHECK(!value->is_undefined(), "text", value->undefined().what);
-  base::throw_error("text", base::concat("a ", type_name(a), " ", sign, " a ", type_name(b), " has no meaning"));
+  base::throw_error("text", base::concat("a ", type_name(a), " ", sign, " a ", type_name(b), " is not defined"));
 }
 
 Value whole_numbers(const std::string& sign, int64_t a, int64_t b) {
@@ -37,7 +37,7 @@ Value whole_numbers(const std::string& sign, int64_t a, int64_t b) {
       if (a == 1 || a == -1) return a == 1 || b % 2 == 0 ? int64_t{1} : int64_t{-1};
     }
   }
-  MPX_CHECK(!overflow, "text", a, " ", sign, " ", b, " is not a number of 64 bits");
+  MPX_CHECK(!overflow, "text", a, " ", sign, " ", b, " does not fit in 64 bits");
   return out;
 }
 
@@ -60,7 +60,7 @@ Value repeated(Interpreter& run, const Value& value, int64_t times) {
   const auto count = static_cast<size_t>(std::max<int64_t>(times, 0));
   if (value.is_string()) {
     const std::string& text = value.string();
-    MPX_CHECK(text.empty() || count <= kMaxRepeated / text.size(), "text", "a text of more than ", kMaxRepeated,
+    MPX_CHECK(text.empty() || count <= kMaxRepeated / text.size(), "text", "a text has more than ", kMaxRepeated,
               " bytes");
     std::string out;
     run.spend(text.size() * count / 4);
@@ -68,7 +68,7 @@ Value repeated(Interpreter& run, const Value& value, int64_t times) {
     return text_like(value, std::move(out));
   }
   const size_t size = value.items().size();
-  MPX_CHECK(size == 0 || count <= kMaxRepeated / size, "text", "a list of more than ", kMaxRepeated, " items");
+  MPX_CHECK(size == 0 || count <= kMaxRepeated / size, "text", "a list has more than ", kMaxRepeated, " items");
   run.spend(16 * size * count);
   List items;
   for (size_t i = 0; size > 0 && i < count; ++i)
@@ -84,13 +84,14 @@ struct Places {
 Places places_of(int64_t size, const Value& from, const Value& to, const Value& step) {
   const auto whole = [](const Value& value, int64_t fallback) {
     if (value.is(Kind::none)) return fallback;
-    MPX_CHECK(value.is_integer(), "text", "a slice from a ", type_name(value), "; its ends are whole numbers");
+    MPX_CHECK(value.is_integer(), "text", "a bound of a slice is a ", type_name(value),
+              "; it must be a whole number");
     return value.integer();
   };
   Places places;
   places.step = whole(step, 1);
-  MPX_CHECK(places.step != 0, "text", "a slice with a step of 0");
-  MPX_CHECK(places.step > -(int64_t{1} << 40), "text", "a slice with a step of ", places.step);
+  MPX_CHECK(places.step != 0, "text", "a slice has a step of 0");
+  MPX_CHECK(places.step > -(int64_t{1} << 40), "text", "a slice has a step of ", places.step, ", which is too low");
   const bool back = places.step < 0;
   const auto bounded = [&](const Value& value, int64_t fallback) {
     int64_t end = whole(value, fallback);
@@ -161,7 +162,7 @@ Value arithmetic(Interpreter& run, const std::string& sign, const Value& a, cons
 
 bool contains(Interpreter& run, const Value& container, const Value& item) {
   if (container.is_string()) {
-    MPX_CHECK(item.is_string(), "text", "a ", type_name(item), " is looked for in a str; only a str can be in one",
+    MPX_CHECK(item.is_string(), "text", "a ", type_name(item), " cannot be in a str; only a str can",
               item.is_undefined() ? " (" + item.undefined().what + ")" : "");
     return Search(run, item.string()).in(container.string()) != std::string::npos;
   }
@@ -175,13 +176,13 @@ bool contains(Interpreter& run, const Value& container, const Value& item) {
     if (from.view.empty()) from.taken = static_cast<size_t>(found - from.items->begin()) + (found != end ? 1 : 0);
     return found != end;
   }
-  MPX_CHECK(container.is_list(), "text", "nothing can be in a ", type_name(container));
+  MPX_CHECK(container.is_list(), "text", "a ", type_name(container), " cannot contain values");
   return std::any_of(container.items().begin(), container.items().end(),
                      [&](const Value& v) { return equal(v, item); });
 }
 
 Value attribute(Interpreter& run, const Value& object, const std::string& name) {
-  MPX_CHECK(!object.is_undefined(), "text", object.undefined().what, ", and its '", name, "' is asked for");
+  MPX_CHECK(!object.is_undefined(), "text", object.undefined().what, ", so it has no '", name, "'");
   if (has_method(object, name)) {
     auto method = std::make_shared<Callable>();
     method->name = name;
@@ -210,7 +211,7 @@ Value attribute(Interpreter& run, const Value& object, const std::string& name) 
 }
 
 Value item(Interpreter& run, const Value& object, const Value& key) {
-  MPX_CHECK(!object.is_undefined(), "text", object.undefined().what, ", and an item of it is asked for");
+  MPX_CHECK(!object.is_undefined(), "text", object.undefined().what, ", so it has no items");
   if (object.is_dict()) {
     run.spend(key.is_string() ? key.string().size() / 16 : object.dict().items().size());
     if (const Value* value = object.dict().find(key)) return *value;
@@ -231,9 +232,9 @@ Value item(Interpreter& run, const Value& object, const Value& key) {
 
 Value slice(Interpreter& run, const Value& object, const Value& from, const Value& to, const Value& step) {
   if (!object.is_string() && !object.is_list()) {
-    MPX_CHECK(!object.is_undefined(), "text", object.undefined().what, ", and a slice of it is taken");
+    MPX_CHECK(!object.is_undefined(), "text", object.undefined().what, ", so it has no slices");
     base::throw_error("text",
-                      base::concat("a slice of a ", type_name(object), "; only a str and a list have slices"));
+                      base::concat("a ", type_name(object), " has no slices; only a str and a list have slices"));
   }
   if (object.is_list()) {
     const Places places = places_of(static_cast<int64_t>(object.items().size()), from, to, step);
@@ -262,7 +263,7 @@ void for_each_pair(Interpreter& run, const Value& value, const char* taker,
   }
   for (const Value& pair : elements(run, value)) {
     const List two = elements(run, pair);
-    MPX_CHECK(two.size() == 2, "text", taker, " of a list takes pairs");
+    MPX_CHECK(two.size() == 2, "text", taker, ": every item of the list must be a pair");
     visit(two[0], two[1]);
   }
 }
@@ -286,7 +287,7 @@ List elements(Interpreter& run, const Value& value) {
   } else if (value.is_string()) {
     for (const std::string_view character : characters_of(value.string())) items.emplace_back(character);
   } else {
-    MPX_CHECK(value.is_undefined(), "text", "a ", type_name(value), " has no elements to go through");
+    MPX_CHECK(value.is_undefined(), "text", "a ", type_name(value), " is not iterable");
   }
   return items;
 }
@@ -301,7 +302,7 @@ Value formatted(Interpreter& run, const Value& format_value, const List& values)
       continue;
     }
     const size_t end = format.find_first_not_of("0123456789.+-# ", at + 1);
-    MPX_CHECK(end != std::string::npos, "text", "a format ends within a %");
+    MPX_CHECK(end != std::string::npos, "text", "a format ends inside a %");
     const char kind = format[end];
     const std::string flags = format.substr(at + 1, end - at - 1);
     at = end;
@@ -309,19 +310,20 @@ Value formatted(Interpreter& run, const Value& format_value, const List& values)
       out += '%';
       continue;
     }
-    MPX_CHECK(used < values.size(), "text", "a format has more places than its ", values.size(), " values");
+    MPX_CHECK(used < values.size(), "text", "a format has more placeholders than its ", values.size(), " values");
     const Value& value = values[used++];
     const bool text = kind == 's' || kind == 'r', whole = kind == 'd' || kind == 'i' || kind == 'x',
                real = kind == 'f';
     MPX_CHECK((text && flags.empty()) || ((whole || real) && flags.size() <= 4 && value.is_number()), "text", "%",
-              flags, kind, " of a ", type_name(value), " is not known here");
+              flags, kind, " of a ", type_name(value), " is not supported");
     if (text) {
       if (kind == 'r') run.spend(static_cast<size_t>(16 * value.weight()));
       const std::string plain = kind == 'r' ? representation(value) : run.text_of(value);
       out += format_value.is_safe() && !(kind == 's' && value.is_safe()) ? escaped(plain) : plain;
       continue;
     }
-    MPX_CHECK(real || std::fabs(value.real()) < 9e18, "text", "%", kind, " of ", to_text(value));
+    MPX_CHECK(real || std::fabs(value.real()) < 9e18, "text", "%", kind, " of ", to_text(value),
+              " is not supported: the number is too large");
     char buffer[512];
     const std::string spec = "%" + flags + (real ? "f" : kind == 'x' ? "lx" : "ld");
     if (real) std::snprintf(buffer, sizeof buffer, spec.c_str(), value.real());
@@ -330,7 +332,7 @@ Value formatted(Interpreter& run, const Value& format_value, const List& values)
                     static_cast<long>(value.is_integer() ? value.integer() : static_cast<int64_t>(value.real())));
     out += buffer;
   }
-  MPX_CHECK(used == values.size(), "text", "a format has fewer places than its ", values.size(), " values");
+  MPX_CHECK(used == values.size(), "text", "a format has fewer placeholders than its ", values.size(), " values");
   run.spend(out.size() / 4);
   return text_like(format_value, std::move(out));
 }

@@ -37,7 +37,7 @@ Statements Parser::until(Ends ends, const std::string& opener) {
       close_block();
     }
   }
-  if (!opener.empty()) fail_at(where_, opened, "{% " + opener + " %} without its end");
+  if (!opener.empty()) fail_at(where_, opened, "{% " + opener + " %} has no end tag");
   --depth_;
   return out;
 }
@@ -77,9 +77,9 @@ void Parser::statement(Statements& out) {
     const bool jinja = std::find(std::begin(kOthers), std::end(kOthers), word) != std::end(kOthers);
     fail_at(where_, line,
             "{% " + word + " %} is " +
-                (jinja                   ? "not known here"
+                (jinja                   ? "not supported"
                  : word.starts_with("e") ? "not expected here"
-                                         : "no statement"));
+                                         : "not a statement"));
   }
   made.line = line;
   out.push_back(std::move(made));
@@ -94,7 +94,7 @@ Target Parser::one_target(bool attributes) {
   }
   made.name = expect_name();
   for (const char* word : {"true", "false", "none", "True", "False", "None"}) {
-    if (made.name == word) fail("nothing can be assigned to " + made.name);
+    if (made.name == word) fail("cannot assign to " + made.name);
   }
   if (attributes && skip_sign(".")) made.attribute = expect_name();
   return made;
@@ -171,7 +171,7 @@ std::vector<Parameter> Parser::parameters() {
     parameter.name = expect_name();
     if (skip_sign("=")) parameter.fallback = expression();
     else if (made.size() > 1 && made[made.size() - 2].fallback)
-      fail("a parameter without a default behind one with a default");
+      fail("a parameter without a default cannot follow one with a default");
   }
   expect_sign(")");
   return made;
@@ -231,7 +231,7 @@ Statement Parser::scope(int line) {
 Statement Parser::autoescape(int line) {
   const ExpressionPtr escapes = expression();
   if (escapes->op != Op::constant || escapes->constant.truth())
-    fail("{% autoescape %} takes only false here: text is never escaped; use the filter 'escape'");
+    fail("{% autoescape %} accepts only false, because text is never escaped; use the filter 'escape'");
   Statement made;
   made.line = line;
   made.what = What::scope;

@@ -59,7 +59,7 @@ List split(Interpreter& run, std::string_view text, const Value* separator, int6
   List parts;
   const bool spaces = separator == nullptr || separator->is(Kind::none);
   const std::string by = spaces ? "" : run.text_of(*separator);
-  MPX_CHECK(spaces || !by.empty(), "text", "a str is split at an empty separator");
+  MPX_CHECK(spaces || !by.empty(), "text", "cannot split a str at an empty separator");
   if (spaces) text = from_right ? without_trailing_space(text) : without_leading_space(text);
   const Search search(run, by, from_right);
   while (!text.empty() || !spaces) {
@@ -104,8 +104,7 @@ bool begins_or_ends(Interpreter& run, const std::string& text, const Value& with
   if (with.is(Kind::tuple))
     return std::any_of(with.items().begin(), with.items().end(),
                        [&](const Value& v) { return begins_or_ends(run, text, v, begins); });
-  MPX_CHECK(with.is_string(), "text", begins ? "startswith" : "endswith", " of a ", type_name(with),
-            "; it takes a str");
+  MPX_CHECK(with.is_string(), "text", begins ? "startswith" : "endswith", " takes a str, not a ", type_name(with));
   return begins ? text.starts_with(with.string()) : text.ends_with(with.string());
 }
 
@@ -114,7 +113,7 @@ int64_t find(Interpreter& run, const std::string& whole, const Arguments& a, boo
   const std::string& part = a.need(0, "sub").string();
   const Window in = window(run, whole, a, 1);
   const size_t at = in.is_inside ? Search(run, part, last).in(in.text) : std::string::npos;
-  MPX_CHECK(at != std::string::npos || !must, "text", "the substring is not found");
+  MPX_CHECK(at != std::string::npos || !must, "text", "the substring was not found");
   if (at == std::string::npos) return -1;
   return in.start + static_cast<int64_t>(length_of(std::string_view(in.text).substr(0, at)));
 }
@@ -143,20 +142,20 @@ std::string format_braces(Interpreter& run, const std::string& text, const Argum
       out += text[at++];
       continue;
     }
-    MPX_CHECK(c != '}', "text", "format: a } without its {");
+    MPX_CHECK(c != '}', "text", "format: a } has no {");
     if (c != '{') {
       out += c;
       continue;
     }
     const size_t end = text.find('}', at);
-    MPX_CHECK(end != std::string::npos, "text", "format: a { without its }");
+    MPX_CHECK(end != std::string::npos, "text", "format: a { has no }");
     const std::string name = text.substr(at + 1, end - at - 1);
     const bool digits = !name.empty() && name.find_first_not_of("0123456789") == std::string::npos && name.size() < 4;
     const bool plain = name.find_first_of(":!.[{") == std::string::npos;
-    MPX_CHECK(plain, "text", "format: '{", name, "}' is not known here; {}, {0} and {name} are");
+    MPX_CHECK(plain, "text", "format: '{", name, "}' is not supported; use {}, {0} or {name}");
     const Value* value = digits || name.empty() ? a.find(digits ? static_cast<size_t>(std::stoi(name)) : next++, "")
                                                 : a.find(SIZE_MAX, name);
-    MPX_CHECK(value != nullptr, "text", "format: nothing is given for '{", name, "}'");
+    MPX_CHECK(value != nullptr, "text", "format: there is no value for '{", name, "}'");
     run.spend(a.named.size());
     out += run.text_of(*value);
     at = end;
@@ -217,8 +216,8 @@ std::string padded(Interpreter& run, const std::string& text, int64_t width, std
   constexpr int64_t kMaxWidth = int64_t{1} << 24;
   const auto size = static_cast<int64_t>(length_of(text));
   if (width <= size) return text;
-  MPX_CHECK(length_of(fill) == 1, "text", "a text is filled up with '", fill, "', which must be one character");
-  MPX_CHECK(width <= kMaxWidth, "text", "a text is filled up to ", width, " characters; at most ", kMaxWidth);
+  MPX_CHECK(length_of(fill) == 1, "text", "the fill character '", fill, "' must be one character");
+  MPX_CHECK(width <= kMaxWidth, "text", "the width of ", width, " characters exceeds the maximum of ", kMaxWidth);
   const int64_t missing = width - size;
   // str.center puts the odd character on the left if the width is odd.
   const int64_t left = side == Side::left ? missing : side == Side::both ? missing / 2 + (missing & width & 1) : 0;
@@ -339,7 +338,7 @@ Value call_string_method(Interpreter& run, const std::string& text, const std::s
   };
   const auto count_at = [&](size_t place, const char* what) {
     const Value* value = a.find(place, what);
-    MPX_CHECK(value == nullptr || value->is_integer(), "text", a.callee, ": ", what, " is a whole number");
+    MPX_CHECK(value == nullptr || value->is_integer(), "text", a.callee, ": ", what, " must be a whole number");
     return value != nullptr ? value->integer() : -1;
   };
   if (name == "strip" || name == "lstrip" || name == "rstrip") {
@@ -366,7 +365,7 @@ Value call_string_method(Interpreter& run, const std::string& text, const std::s
     std::string out;
     bool first = true;
     for (const Value& value : elements(run, a.need(0, "iterable"))) {
-      MPX_CHECK(value.is_string(), "text", "join: a ", type_name(value), " among the strings");
+      MPX_CHECK(value.is_string(), "text", "join: an item is a ", type_name(value), ", not a str");
       run.pay_text(text.size() + value.string().size());
       if (!first) out += text;
       out += value.string();
@@ -394,7 +393,7 @@ Value call_string_method(Interpreter& run, const std::string& text, const std::s
                                                   : text;
   if (name == "zfill") {
     const int64_t width = count_at(0, "width"), size = static_cast<int64_t>(length_of(text));
-    MPX_CHECK(width <= 1000, "text", "zfill to ", width, " places");
+    MPX_CHECK(width <= 1000, "text", "zfill: the width is ", width, "; the maximum is 1000");
     const size_t sign = text.starts_with('-') || text.starts_with('+') ? 1 : 0;
     return text.substr(0, sign) + std::string(static_cast<size_t>(std::max<int64_t>(width - size, 0)), '0') +
            text.substr(sign);

@@ -8,7 +8,7 @@ namespace metroplex::text::jinja {
 namespace {
 
 Value value_of(const nlohmann::ordered_json& json, int level) {
-  MPX_CHECK(level <= kMaxValueDepth, "text", "JSON nested deeper than ", kMaxValueDepth);
+  MPX_CHECK(level <= kMaxValueDepth, "text", "JSON is nested deeper than ", kMaxValueDepth, " levels");
   switch (json.type()) {
     case nlohmann::json::value_t::boolean:
       return json.get<bool>();
@@ -16,7 +16,7 @@ Value value_of(const nlohmann::ordered_json& json, int level) {
       return json.get<int64_t>();
     case nlohmann::json::value_t::number_unsigned:
       MPX_CHECK(json.get<uint64_t>() <= INT64_MAX, "text", "the number ", json.get<uint64_t>(),
-                " is not one of 64 bits");
+                " does not fit in 64 bits");
       return json.get<int64_t>();
     case nlohmann::json::value_t::number_float:
       return json.get<double>();

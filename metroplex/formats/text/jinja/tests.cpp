@@ -14,7 +14,7 @@ const Value& other(const Arguments& a) {
 }
 
 int64_t whole(const Value& value) {
-  MPX_CHECK(value.is_integer(), "text", "a ", type_name(value), " is tested as a whole number",
+  MPX_CHECK(value.is_integer(), "text", "a ", type_name(value), " is not a whole number",
             value.is_undefined() ? ": " + value.undefined().what : std::string());
   return value.integer();
 }

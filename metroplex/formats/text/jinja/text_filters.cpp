@@ -41,12 +41,12 @@ Value force_escape(Interpreter& run, const Value& v, Arguments& a) {
 
 Value xml_attributes(Interpreter& run, const Value& v, Arguments& a) {
   a.only(1, {"autospace"});
-  MPX_CHECK(v.is_dict(), "text", "xmlattr of a ", type_name(v), "; it takes a dict");
+  MPX_CHECK(v.is_dict(), "text", "xmlattr: a ", type_name(v), " is not a dict");
   std::string out;
   for (const auto& [key, value] : v.dict().items()) {
     if (value.is(Kind::none) || value.is_undefined()) continue;
     MPX_CHECK(key.is_string() && key.string().find_first_of(" \t\n\r\f\v/>=") == std::string::npos, "text",
-              "xmlattr: ", representation(key), " is no name of an attribute");
+              "xmlattr: ", representation(key), " is not a valid attribute name");
     out += (out.empty() ? "" : " ") + escaped_text(run, key) + "=\"" + escaped_text(run, value) + "\"";
   }
   return run.text((!out.empty() && argument_is_true(a, 0, "autospace", true) ? " " : "") + out);
@@ -87,16 +87,16 @@ Value center(Interpreter& run, const Value& v, Arguments& a) {
 
 Value truncate(Interpreter& run, const Value& v, Arguments& a) {
   a.only(4, {"length", "killwords", "end", "leeway"});
-  MPX_CHECK(v.is_string() || v.is_undefined(), "text", "truncate of a ", type_name(v), "; it takes a str");
+  MPX_CHECK(v.is_string() || v.is_undefined(), "text", "truncate: a ", type_name(v), " is not a str");
   const Value *end_argument = a.find(2, "end"), *leeway_argument = a.find(3, "leeway");
   const Value end = end_argument != nullptr ? *end_argument : Value("...");
-  MPX_CHECK(end.is_string(), "text", "truncate: end is a str");
+  MPX_CHECK(end.is_string(), "text", "truncate: end must be a str");
   const int64_t length = whole_argument(a, 0, "length", 255);
   const auto end_length = static_cast<int64_t>(length_of(end.string()));
   const bool default_leeway = leeway_argument == nullptr || leeway_argument->is(Kind::none);
   const int64_t leeway = default_leeway ? 5 : whole_argument(a, 3, "leeway", 5);
-  MPX_CHECK(length >= end_length && leeway >= 0, "text", "truncate to ", length, " characters with a leeway of ",
-            leeway, ": the length must be at least that of the end (", end_length, ") and the leeway at least 0");
+  MPX_CHECK(length >= end_length && leeway >= 0, "text", "truncate: the length is ", length, " and the leeway ",
+            leeway, "; the length must be at least that of the end (", end_length, ") and the leeway at least 0");
   if (v.is_undefined()) return v;
   const std::string& text = v.string();
   const auto size = static_cast<int64_t>(length_of(text));
@@ -208,9 +208,9 @@ class Wrapper {
 
 Value word_wrap(Interpreter& run, const Value& v, Arguments& a) {
   a.only(4, {"width", "break_long_words", "wrapstring", "break_on_hyphens"});
-  MPX_CHECK(v.is_string(), "text", "wordwrap of a ", type_name(v), "; it takes a str");
+  MPX_CHECK(v.is_string(), "text", "wordwrap: a ", type_name(v), " is not a str");
   const int64_t width = whole_argument(a, 0, "width", 79);
-  MPX_CHECK(width > 0, "text", "wordwrap to ", width, " characters; the width must be at least 1");
+  MPX_CHECK(width > 0, "text", "wordwrap: the width is ", width, "; it must be at least 1");
   const Value* between = a.find(2, "wrapstring");
   const std::string wrap = between == nullptr || between->is(Kind::none) ? "\n" : run.text_of(*between);
   Wrapper wrapper(width, argument_is_true(a, 1, "break_long_words", true),

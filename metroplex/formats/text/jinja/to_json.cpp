@@ -67,7 +67,7 @@ class JsonWriter {
       default:
         break;
     }
-    base::throw_error("text", base::concat("tojson of a ", type_name(value),
+    base::throw_error("text", base::concat("tojson: cannot convert a ", type_name(value),
                                            value.is_undefined() ? ": " + value.undefined().what : std::string()));
   }
 
@@ -104,7 +104,7 @@ class JsonWriter {
                        [](const auto* a, const auto* b) { return less(a->first, b->first); });
     many(items.size(), '{', '}', out, level, [&](size_t i) {
       const Value& key = items[i]->first;
-      MPX_CHECK(!key.is_list(), "text", "tojson of a dict with a ", type_name(key), " for a key");
+      MPX_CHECK(!key.is_list(), "text", "tojson: a dict has a ", type_name(key), " as a key");
       std::string name = key.is_string() ? key.string() : "";
       if (!key.is_string()) write(key, name, 0);
       out += json_string(run_, name, style_.ascii) + style_.key_separator;

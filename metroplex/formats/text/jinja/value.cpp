@@ -11,12 +11,12 @@ void Value::hold(const Value& item) {
   const Kind kind = item.kind();
   const bool is_macro = kind == Kind::callable && item.callable().is_macro;
   MPX_CHECK(is_macro || (kind != Kind::space && kind != Kind::loop && kind != Kind::callable), "text", "a ",
-            type_name(item), " cannot be kept in a list, a dict or a namespace here");
+            type_name(item), " cannot be stored in a list, a dict or a namespace");
   holds_macro_ = holds_macro_ || is_macro || item.holds_macro_;
   depth_ = std::max(depth_, item.depth() + 1);
   weight_ += item.weight();
-  MPX_CHECK(depth_ <= kMaxValueDepth, "text", "values are nested deeper than ", kMaxValueDepth);
-  MPX_CHECK(weight_ <= kMaxValueWeight, "text", "a list or dict of too many values");
+  MPX_CHECK(depth_ <= kMaxValueDepth, "text", "values are nested deeper than ", kMaxValueDepth, " levels");
+  MPX_CHECK(weight_ <= kMaxValueWeight, "text", "a list or dict has too many values");
 }
 
 void Dict::set(Value key, Value value) {
@@ -169,7 +169,7 @@ bool less(const Value& a, const Value& b) {
     return std::lexicographical_compare(a.items().begin(), a.items().end(), b.items().begin(), b.items().end(), less);
   MPX_CHECK(!a.is_undefined(), "text", a.undefined().what);
   MPX_CHECK(!b.is_undefined(), "text", b.undefined().what);
-  base::throw_error("text", base::concat("a ", type_name(a), " and a ", type_name(b), " have no order"));
+  base::throw_error("text", base::concat("a ", type_name(a), " and a ", type_name(b), " cannot be ordered"));
 }
 
 const char* type_name(const Value& value) {
@@ -207,7 +207,7 @@ void Arguments::only(size_t places, std::initializer_list<std::string_view> name
   MPX_CHECK(positional.size() <= places, "text", callee, " takes ", places, " arguments, not ", positional.size());
   for (const auto& [name, value] : named) {
     MPX_CHECK(std::find(names.begin(), names.end(), name) != names.end(), "text", callee, " has no argument '", name,
-              "' here");
+              "'");
   }
 }
 

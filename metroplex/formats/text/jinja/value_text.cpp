@@ -103,7 +103,7 @@ std::string representation(const Value& value) {
     default:
       break;
   }
-  base::throw_error("text", base::concat("a ", type_name(value), " has no text here"));
+  base::throw_error("text", base::concat("a ", type_name(value), " cannot be converted to text"));
 }
 
 }  // namespace metroplex::text::jinja
