@@ -40,10 +40,10 @@ scripts/build.sh "${variant[@]}" --target metroplex
 metroplex=$PWD/build/bin/metroplex
 torch_root=$(sed -n 's/^TORCH_ROOT:PATH=//p' build/CMakeCache.txt)
 
-# Only what this script made is ever removed: .made tells.
+# Removes only files that this script created; .made marks its folders.
 if [ ! -e "$dir/.made" ]; then
   for name in "${made[@]}"; do
-    [ ! -e "$dir/$name" ] || stop "$dir/$name is there already and is not quickstart's; give another --dir"
+    [ ! -e "$dir/$name" ] || stop "$dir/$name exists and quickstart.sh did not create it; give another --dir"
   done
 fi
 [ "$fresh" = 1 ] && for name in "${made[@]}"; do rm -rf "${dir:?}/$name"; done

@@ -72,6 +72,8 @@ std::string to_checkpoint(files::FileSystem& disk, const ConvertOptions& options
   checkpoint::OpenSource open;
   if (is_hf_directory(disk, from)) {
     state = hf_run_state(disk, from);
+    if (const std::string note = hf::own_code_note(disk, from); !note.empty())
+      std::cerr << "warning: " << note << "\n";
     open = [&disk, from, model = hf_config(disk, from).model] {
       return std::make_unique<hf::Source>(disk, from, model);
     };

@@ -19,6 +19,8 @@
 #include "forecast/dry_run.h"
 #include "run/start_check.h"
 #include "run/run_data.h"
+#include "run/run_lines.h"
+#include "step/run_length.h"
 #include "upper/launch.h"
 #include "upper/run_tokenizer.h"
 
@@ -87,6 +89,14 @@ std::string order_problem(const forecast::DryRun& run, const run::TokenizerFacts
   return data::order_problem(config.data, run::build_options(config, run.length, tokenizer, false), disk);
 }
 
+// Returns the warnings that the run would log; none if the data is elsewhere.
+std::vector<std::string> start_warnings(const forecast::DryRun& run, int64_t eod, files::FileSystem& disk) {
+  for (const data::SourceTokens& source : run.sources) {
+    if (!source.problem.empty()) return {};
+  }
+  return run::start_warnings(run.request.config, eod, disk);
+}
+
 void print(const forecast::DryRun& run, const TrainFlags& flags) {
   if (flags.json) {
     std::cout << forecast::json(run) << "\n";
@@ -123,8 +133,7 @@ int run_dry(const RunArguments& parsed, const config::Config& given, const Train
   const int64_t world_size = planned_world_size(config.run);
   std::vector<std::string> notes = parsed.notes;
   const run::TokenizerFacts tokenizer = tokenizer_of(config, notes);
-  take_epochs(config);
-  config = checked_config(config, world_size);
+  config = checked_with_epochs(config, world_size);
   if (config.run.deterministic_mode) make_deterministic();  // deterministic operators use different amounts of memory
   const RankPlacing placing = wished_placing(config.run, world_size);
   if (placing.rank != 0) return kExitOk;
@@ -146,6 +155,7 @@ int run_dry(const RunArguments& parsed, const config::Config& given, const Train
     MPX_CHECK(order.empty() || placing.gpu, "config", order);
     if (!order.empty()) run.notes.push_back("on a machine like this one, " + order);
     run::check_start(config, tokenizer, world_size, disk);
+    for (const std::string& warning : start_warnings(run, tokenizer.eod, disk)) run.notes.push_back(warning);
   } catch (const base::Error& error) {
     refused = error;
     run.refused = error.what();

@@ -5,10 +5,13 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "config/validate.h"
 #include "data/build.h"
 #include "files/file_system.h"
 #include "hf/directory.h"
+#include "run_config.h"
 #include "text/tokenizer.h"
+#include "step/run_length.h"
 #include "upper/chat.h"
 
 namespace metroplex::apps {
@@ -64,7 +67,7 @@ run::TokenizerFacts tokenizer_facts(config::Config& config) {
   return facts;
 }
 
-void take_epochs(config::Config& config) {
+static void take_epochs(config::Config& config) {
   config::Train& t = config.train;
   // config::check rejects other length settings next to train_epochs.
   if (t.train_epochs <= 0 || t.train_iters != 0 || t.train_samples != 0 || t.seq_length <= 0) return;
@@ -72,6 +75,19 @@ void take_epochs(config::Config& config) {
   t.train_samples = data::samples_of_epochs(config.data, disk, t.train_epochs,
                                             {t.seq_length, static_cast<uint64_t>(config.run.seed)});
   t.train_epochs = 0;  // fixes the length for this run and all resumed runs
+}
+
+config::Config checked_with_epochs(const config::Config& given, int64_t world_size) {
+  config::Config config = given;
+  take_epochs(config);
+  config = checked_config(config, world_size);
+  const plan::MicrobatchSchedule schedule =
+      step::microbatch_schedule(config, config::data_parallel_size(config.parallel, world_size));
+  MPX_CHECK(given.train.train_epochs == 0 || step::more_steps(config.train, schedule, 0, 0), "config",
+            "train.train_epochs = ", given.train.train_epochs, ": has ", config.train.train_samples,
+            " samples, less than one global batch of ", schedule.at(0, false).running_global_batch_size,
+            "; raise train_epochs, give more data, or lower train.global_batch_size");
+  return config;
 }
 
 }  // namespace metroplex::apps

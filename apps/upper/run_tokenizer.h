@@ -18,7 +18,8 @@ std::shared_ptr<const text::TokenizerFiles> run_tokenizer_files(const config::Da
 // config::check reports impossible sizes together with all other violations.
 run::TokenizerFacts tokenizer_facts(config::Config& config);
 
-// Replaces train.train_epochs by train.train_samples, computed from the index files of the training data.
-void take_epochs(config::Config& config);
+// Replaces train.train_epochs by train.train_samples, computed from the index files of the training data, and returns
+// the checked config. Throws base::Error("config") if the epochs have fewer samples than the first global batch.
+config::Config checked_with_epochs(const config::Config& given, int64_t world_size);
 
 }  // namespace metroplex::apps

@@ -88,8 +88,7 @@ int run_without_ranks(const RunArguments& parsed, const TrainFlags& flags) {
   const int64_t world_size = take_command_line(parsed, flags, config);
   if (flags.dry_run) return run_dry(parsed, config, flags);
   tokenizer_facts(config);
-  take_epochs(config);
-  config = checked_config(config, world_size);
+  config = checked_with_epochs(config, world_size);
   if (wished_placing(config.run, world_size).rank != 0) return kExitOk;
   ConsoleLog log(false);
   for (const std::string& note : parsed.notes) log.warn(note);
@@ -124,8 +123,7 @@ int run_train(const std::vector<std::string>& arguments) {
   before_ranks([&] {
     const int64_t world_size = take_command_line(parsed, flags, config);
     tokenizer = tokenizer_facts(config);
-    take_epochs(config);
-    config = checked_config(config, world_size);
+    config = checked_with_epochs(config, world_size);
     console.emplace(config.train.progress, flags.quiet);
     start.emplace(config, world_size, tokenizer.vocab_size, *console);
   });

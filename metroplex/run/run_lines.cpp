@@ -6,12 +6,16 @@
 #include <cstdio>
 
 #include "base/error.h"
+#include "base/join.h"
 #include "checkpoint/directory.h"
 #include "config/attention.h"
 #include "config/experts.h"
 #include "config/load.h"
+#include "config/name_patterns.h"
+#include "config/peft.h"
 #include "device/device.h"
 #include "data/build.h"
+#include "hf/directory.h"
 
 namespace metroplex::run {
 
@@ -80,6 +84,41 @@ std::string device_line(const step::Assembly& a) {
   return concat(" device: cpu, ", at::get_num_threads(), " threads per rank, ", dtype);
 }
 
+// Resets do not change positions that are relative or absent.
+std::string resets_without_effect(const config::Config& config) {
+  const config::PositionEmbedding positions = config.model.position_embedding_type;
+  if (!config.data.reset_position_ids || config.data.reset_attention_mask ||
+      positions == config::PositionEmbedding::learned_absolute)
+    return "";
+  const bool rotary = positions == config::PositionEmbedding::rope;
+  return concat("data.reset_position_ids = true: has no effect ",
+                rotary ? "with rotary positions, whose scores depend on distances only"
+                       : "with model.position_embedding_type = none",
+                "; set data.reset_attention_mask = true to separate documents");
+}
+
+std::string missing_ends(const config::Data& data, int64_t eod, files::FileSystem& disk) {
+  if (eod < 0 || (!data.reset_position_ids && !data.reset_attention_mask && !data.eod_mask_loss)) return "";
+  const std::string endless = data::datasets_without_ends(data, eod, disk);
+  if (endless.empty()) return "";
+  return concat("no end-of-document token (", eod, ") in the first documents of ", endless,
+                ": data.reset_position_ids, data.reset_attention_mask and data.eod_mask_loss have no effect there; "
+                "run metroplex preprocess with --append-eod");
+}
+
+std::string untrained_rows(const config::Config& config, files::FileSystem& disk) {
+  const int64_t rows = config.model.vocab_size - hf::vocabulary_size(disk, config.model.from);
+  std::vector<std::string> words;
+  for (const config::SavedModule& module : config::saved_modules(config.model)) {
+    if (!config::trains(config, module.param)) words.emplace_back(module.word);
+  }
+  if (rows <= 0 || words.empty()) return "";
+  return concat("model.vocab_size = ", config.model.vocab_size, ": adds ", rows, " rows to the vocabulary of ",
+                config.model.from, ", and no step trains them in ", base::join(words, " and "), "; set ",
+                config.peft.lora() ? concat("peft.modules_to_save = [", base::join(words, ", "), "]")
+                                   : "train.trainable and train.freeze so that these modules are trained");
+}
+
 }  // namespace
 
 std::vector<std::string> run_lines(const step::Assembly& a, const step::RunLength& length, files::FileSystem& disk) {
@@ -94,6 +133,18 @@ std::string unbalanced_experts(const config::Model& m) {
   return "nothing balances the load of the experts: a few of them may get nearly all tokens. Set "
          "model.moe_aux_loss_coeff (0.01 is usual), model.moe_router_enable_expert_bias = true, or "
          "model.moe_router_load_balancing_type = sinkhorn";
+}
+
+std::vector<std::string> start_warnings(const config::Config& config, int64_t eod, files::FileSystem& disk) {
+  std::vector<std::string> all{unbalanced_experts(config.model), resets_without_effect(config),
+                               missing_ends(config.data, eod, disk)};
+  const std::string& from = config.model.from;  // a resumed run does not need this directory
+  if (!from.empty() && disk.exists(files::join_path(from, "config.json"))) {
+    all.push_back(untrained_rows(config, disk));
+    all.push_back(hf::own_code_note(disk, from));
+  }
+  std::erase(all, "");
+  return all;
 }
 
 std::string write_run_config(const config::Config& config, files::FileSystem& disk) {

@@ -2,6 +2,7 @@
 // forecast/dry_run.h adds the predictions.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,9 @@ std::vector<std::string> run_lines(const step::Assembly& a, const step::RunLengt
 
 // Returns a warning for an MoE model without any load balancing, else "".
 std::string unbalanced_experts(const config::Model& model);
+
+// Returns all warnings about a run that its config, datasets and model.from give. `eod`: TokenizerFacts::eod.
+std::vector<std::string> start_warnings(const config::Config& config, int64_t eod, files::FileSystem& disk);
 
 // Writes checkpoint.save/run.yaml: the configuration with all derived values (`config::dump`). Writes a temporary
 // file and renames it. Returns the path, or "" if the run saves nothing.

@@ -8,7 +8,6 @@
 #include "checkpoint/folder_lock.h"
 #include "config/experts.h"
 #include "device/device.h"
-#include "data/build.h"
 #include "files/expert_trace.h"
 #include "files/file_system.h"
 #include "moe/grouped_library.h"
@@ -77,7 +76,6 @@ class Job {
   void report_graphs(size_t num_microbatches);
   void load();
   void begin_from_weights();
-  void warn_of_data() const;
   void open_outputs();
   // `last`: final save of the run.
   void save(bool last);
@@ -453,26 +451,6 @@ std::string words_of_experts(const step::Assembly& a) {
          (model.moe_grouped_gemm ? product : "one product per expert") + clones;
 }
 
-void Job::warn_of_data() const {
-  const config::Data& d = a_->config.data;
-  if (a_->world->rank() != 0) return;
-  const config::PositionEmbedding positions = a_->config.model.position_embedding_type;
-  if (d.reset_position_ids && !d.reset_attention_mask && positions != config::PositionEmbedding::learned_absolute) {
-    const bool rotary = positions == config::PositionEmbedding::rope;
-    warn(base::concat("data.reset_position_ids = true: has no effect ",
-                      rotary ? "with rotary positions, whose scores depend on distances only"
-                             : "with model.position_embedding_type = none",
-                      "; set data.reset_attention_mask = true to separate documents"));
-  }
-  if (!d.reset_position_ids && !d.reset_attention_mask && !d.eod_mask_loss) return;
-  const std::string endless = data::datasets_without_ends(d, eod_, *environment_.disk);
-  if (endless.empty()) return;
-  warn(base::concat(
-      "no end-of-document token (", eod_, ") in the first documents of ", endless,
-      ": data.reset_position_ids, data.reset_attention_mask and data.eod_mask_loss have no effect there; "
-      "run metroplex preprocess with --append-eod"));
-}
-
 void Job::begin_training() {
   saves_.emplace(*a_, environment_, position_, summary_);
   say(" run " + a_->config.run.name);
@@ -480,9 +458,10 @@ void Job::begin_training() {
     for (const std::string& line : run_lines(*a_, length_, *environment_.disk)) say(line);
   }
   if (a_->config.model.has_experts()) say(words_of_experts(*a_));
-  if (const std::string warning = unbalanced_experts(a_->config.model); !warning.empty()) warn(warning);
   for (const std::string& line : forecast::scope_lines(*a_)) say(line);
-  warn_of_data();
+  if (a_->world->rank() == 0) {
+    for (const std::string& warning : start_warnings(a_->config, eod_, *environment_.disk)) warn(warning);
+  }
   load();
   if (a_->world->rank() == 0 && more() && !a_->config.checkpoint.export_hf.empty())
     check_export_place(a_->config, *environment_.disk);

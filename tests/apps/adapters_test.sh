@@ -136,8 +136,17 @@ done
 # New tokens: their rows change together with the adapters on any layout; without the modules they stay the mean row.
 grown=(--model.vocab_size=259 --peft.lora_rank=2 --train.train_iters=2)
 run 0 train "${from[@]}" "${grown[@]}" --peft.modules_to_save=embed_tokens,lm_head --checkpoint.save=more --tp 2 --nproc 2
+! grep -q 'adds 3 rows' err && held || fail "warns about trained rows: $(cat err)"
 run 0 convert more --to peft more_adapters
 run 0 train "${from[@]}" "${grown[@]}" --checkpoint.save=mean
+untrained='model.vocab_size = 259: adds 3 rows .*, and no step trains them in embed_tokens and lm_head; set peft.modules_to_save = \[embed_tokens, lm_head\]'
+warns "$untrained"
+run 0 train "${from[@]}" "${grown[@]}" --dry-run --json
+prints "$untrained"
+run 0 train "${from[@]}" "${grown[@]}" --peft.modules_to_save=embed_tokens --dry-run --json
+prints 'in lm_head; set peft.modules_to_save = \[lm_head\]'
+run 0 train "${from[@]}" --model.vocab_size=259 --train.train_iters=2 --train.freeze=output_layer.weight --dry-run --json
+prints 'in lm_head; set train.trainable and train.freeze so that these modules are trained'
 run 0 convert mean --to hf mean_hf --dtype fp32
 run 0 convert more --to hf more_hf --dtype fp32
 python3 - << 'PYTHON'

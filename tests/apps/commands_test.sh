@@ -327,9 +327,11 @@ assert [entry["rank"] for entry in ranks["ranks"]] == [3], ranks["ranks"]
 assert ranks["group"] == {"name": "mp", "groups": [[2, 3, 6, 7]]}, ranks["group"]
 assert ranks["groups"]["tp"] == [[2, 3]] and all(3 in group for groups in ranks["megatron_groups"].values() for group in groups)
 PYTHON
+run 0 ranks --nproc 8 --tp 2 --pp 2 --group embedding
+prints '^EMBEDDING_GROUP: 4 groups$'
 run 0 ranks --world_size 16 --tensor_model_parallel_size=4 --pp 2
 prints '16 ranks'
-holds "options take underscores; ranks --json keeps to --rank and --group"
+holds "options take underscores; ranks --json keeps to --rank and --group; --group takes short names"
 run 0 ranks --nproc 16 --tp 4 --svg ranks.svg
 run 0 schedule --pp 2 --vpp 2 --microbatches 4 --svg schedule.svg
 python3 -c 'import xml.dom.minidom as m; [m.parse(f) for f in ("ranks.svg", "schedule.svg")]' || fail "an SVG does not parse"

@@ -44,10 +44,16 @@ holds "a run of samples drops the batch that is not full"
 run 0 preprocess --input text --tokenizer-type bytes --output-prefix no_ends
 run 0 train "${tiny[@]}" --data.data_path=no_ends --train.train_iters=1 --optim.lr_warmup_iters=0 --data.reset_attention_mask=true
 warns "no end-of-document token .* in the first documents of 'no_ends'"
+for key in reset_attention_mask reset_position_ids eod_mask_loss; do
+  run 0 train "${tiny[@]}" --data.data_path=no_ends --data.$key=true --dry-run
+  prints "note +no end-of-document token .* in the first documents of 'no_ends'"
+done
+run 0 train "${tiny[@]}" --data.data_path=train_set --data.reset_attention_mask=true --dry-run --json
+! grep -q 'no end-of-document' out && held || fail "a dry run finds no ends: $(cat out)"
 run 0 train "${tiny[@]}" --data.data_path=train_set --train.train_iters=1 --optim.lr_warmup_iters=0 --data.reset_attention_mask=true
 ! grep -q 'no end-of-document' err || fail "ends are not found: $(cat err)"
 run 0 train "${tiny[@]}" --data.data_path=train_set --train.train_iters=1 --optim.lr_warmup_iters=0 --data.reset_position_ids=true --model.family=llama
 warns 'data.reset_position_ids = true: has no effect with rotary positions'
 run 0 train "${tiny[@]}" --data.data_path=train_set --train.train_iters=1 --optim.lr_warmup_iters=0 --data.reset_position_ids=true --model.family=gpt --model.position_embedding_type=none
 warns 'data.reset_position_ids = true: has no effect with model.position_embedding_type = none'
-holds "resets without document ends, of rotary positions and of none are warned of"
+holds "a run and its dry run warn about resets without document ends, with rotary positions and without positions"

@@ -236,7 +236,7 @@ def one_run(args, number, scratch, references):
     code, text = job.finish()
     check(code == 0, f"the resumed run ended with {code}:\n{text[-3000:]}")
     said = "\n".join(line for line in text.splitlines() if "is still being written" not in line)
-    check("passed over" not in said and "warning" not in said.lower(), f"the resumed run warns:\n{text[-3000:]}")
+    check("skipped: " not in said and "warning" not in said.lower(), f"the resumed run warns:\n{text[-3000:]}")
     loaded = re.search(r"loaded checkpoint \S*/(iter_\S+) at", text)
     used = loaded.group(1) if loaded else None
     # Killed between the renames of the very first save: it is complete, and nothing is named.

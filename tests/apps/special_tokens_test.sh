@@ -189,6 +189,10 @@ prints ', 1.00 epochs'
 grep -q "train_samples: $samples\$" epochs_run/run.yaml && held || fail "another length: $(grep train_ epochs_run/run.yaml)"
 run 0 train chats.yaml --train.train_epochs=2
 prints ', 2.00 epochs'
+for more in "" --dry-run --print-config; do
+  run 2 train chats.yaml --train.train_epochs=1 --train.global_batch_size=64 $more
+  warns "train.train_epochs = 1: has $samples samples, less than one global batch of 64; raise train_epochs"
+done
 run 2 train chats.yaml --train.train_epochs=1 --train.train_iters=5
 warns 'train.train_epochs'
 grep -q 'train_epochs: 0' epochs_run/run.yaml && held || fail "a resumed run would count its epochs again"

@@ -105,10 +105,10 @@ TEST(FolderLock, WithoutLocksTheProcessThatTheFileNamesIsLookedFor) {
     disk.replace_file("/ckpt/.run", to_text(found));
     return lock_refusal(disk, "/ckpt");
   };
+  holder.start_ticks = 0;  // unknown
   Holder reused = holder, elsewhere = holder;
   reused.start_ticks = 1;
   elsewhere.host += "-other";
-  holder.start_ticks = 0;  // unknown
   EXPECT_NE(with(holder).find("process " + std::to_string(child)), std::string::npos) << "it lives";
   EXPECT_EQ(with(reused), "taken") << "another process has its number";
   EXPECT_EQ(with(elsewhere), "taken") << "nobody can tell, and the lock is free";

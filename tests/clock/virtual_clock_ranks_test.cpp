@@ -344,11 +344,11 @@ TEST(VirtualClock, GroupsThatShareACommunicatorShareItsLinkAndItsName) {
 class BurningBackend final : public ForwardingBackend {
  public:
   BurningBackend(comm::GroupBackend& inner, double& cpu_s) : ForwardingBackend(inner), cpu_s_(cpu_s) {}
-  comm::PendingPtr comm::all_reduce(at::Tensor tensor, comm::ReduceOp op) override {
+  comm::PendingPtr all_reduce(at::Tensor tensor, comm::ReduceOp op) override {
     cpu_s_ += 16;
     return std::make_shared<Wait>(ForwardingBackend::all_reduce(std::move(tensor), op), cpu_s_);
   }
-  void comm::barrier() override {
+  void barrier() override {
     cpu_s_ += 64;
     ForwardingBackend::barrier();
   }

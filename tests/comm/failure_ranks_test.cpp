@@ -52,6 +52,16 @@ TEST(ThreadFailure, ARankThatThrowsStopsAllWaitsAtOnceWithItsCause) {
   EXPECT_LT(Clock::now() - start, 1s);
 }
 
+TEST(ThreadFailure, OwnFailuresReplaceReceivedOnes) {
+  const std::string message = failure_of(2, {.tp = 2}, {}, [](const World& world) {
+    if (world.rank() == 0) throw PeerFailure("rank 7 failed");
+    try {
+      barrier(world.groups().tp);  // fails after the failure of rank 0 has been added
+    } catch (const PeerFailure&) { throw base::Error("data", "the file ran out"); }
+  });
+  EXPECT_EQ(message, "[data] rank 1 (tp 1 pp 0 dp 0) failed: the file ran out");
+}
+
 TEST(ThreadFailure, AnErrorOfLibtorchIsOneLineAndKeepsItsBacktraceForWhoAsks) {
   try {
     run_threads(2, test::grid_of(2, {.tp = 2}), {}, [](const World& world) {

@@ -218,6 +218,7 @@ static const std::vector<std::vector<std::string>>& allowed() {
       {"precision.params_dtype=fp64", zero3},
       {"precision.params_dtype=fp64", "optim.adam_eps=1e-300", "optim.clip_grad=1e39"},
       {"optim.adam_eps=7.1e-46", "optim.weight_decay=3.4e38"},
+      {"model.hidden_dropout=1", "model.attention_dropout=1", "model.init_method_std=0"},
       {"precision.params_dtype=fp64", "precision.main_grads_dtype=params"},
       {bf16, "optim.main_params_dtype=bf16", "optim.exp_avg_dtype=bf16", "optim.exp_avg_sq_dtype=8bit"},
       {bf16, "optim.store_param_remainders=true", zero3},

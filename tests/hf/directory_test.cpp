@@ -252,6 +252,9 @@ TEST(HfConfig, KeysOfOneSortMeanKeysOfOurs) {
        R"({"rope_parameters": {"full_attention": {"rope_theta": 5000}, "sliding_attention": {"rope_theta": 777}}})",
        {"rotary_base=5000", "rotary_base_local=777"}},
       {"mixtral", R"({"router_jitter_noise": 0.125})", {"moe_input_jitter_eps=0.125"}},
+      {"gpt2", R"({"n_inner": 96})", {"ffn_hidden_size=96"}},
+      {"gpt2", R"({"initializer_range": 0.006})", {"init_method_std=0.006"}},
+      {"deepseek_v3", R"({"initializer_range": 0.006})", {"init_method_std=0.006"}},
       {"llama_biases", R"({"attention_dropout": 0.25})", {"attention_dropout=0.25"}},
       {"qwen3",
        R"({"rope_parameters": {"rope_type": "yarn", "factor": 4, "attention_factor": 1.5}})",
@@ -283,6 +286,24 @@ TEST(HfConfig, KeysOfOneSortMeanKeysOfOurs) {
     one.model.special_token_ids.clear();
     one.model.generation_config.clear();
     EXPECT_EQ(config::differences(one, two), std::vector<std::string>{}) << given.name << " " << given.changes;
+  }
+}
+
+TEST(HfConfig, CodeOfTheDirectoryIsNoted) {
+  const test::Folder folder;
+  Json json = Json::parse(disk.read(kCases + "qwen3/config.json"));
+  EXPECT_EQ(own_code_note(disk, kCases + "qwen3"), "");
+  json["auto_map"] = {{"AutoModelForCausalLM", "modeling.Model"}};
+  std::ofstream(folder.at("config.json")) << json;
+  EXPECT_TRUE(has(own_code_note(disk, folder.path()), "config.json' has auto_map"));
+}
+
+TEST(HfConfig, SequencesAreAtMostTheDefaultLength) {
+  for (const int64_t positions : {40, 131072}) {
+    const auto settings = settings_with("qwen3", {{"max_position_embeddings", positions}});
+    const int64_t length = std::min(positions, config::Train().seq_length);
+    EXPECT_EQ(std::count(settings.begin(), settings.end(), base::concat("train.seq_length=", length)), 1)
+        << positions;
   }
 }
 

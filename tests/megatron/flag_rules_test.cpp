@@ -156,6 +156,21 @@ TEST(MegatronFlags, PairsThatExcludeEachOther) {
   EXPECT_EQ(whole("--num-layers 4 --num-layers 6").model.num_layers, 6);
 }
 
+// As Megatron's validate_args and TransformerConfig.
+TEST(MegatronFlags, RefusesFlagsWithoutThoseTheyNeed) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"--overlap-param-gather", "--overlap-param-gather: needs --use-distributed-optimizer or --use-megatron-fsdp"},
+      {"--overlap-grad-reduce --overlap-param-gather", "needs --use-distributed-optimizer or --use-megatron-fsdp"},
+      {"--use-torch-fsdp2 --overlap-grad-reduce --overlap-param-gather", "needs --use-distributed-optimizer"},
+      {"--use-distributed-optimizer --overlap-param-gather", "--overlap-param-gather: needs --overlap-grad-reduce"},
+      {"--moe-router-padding-for-fp8", "not implemented (requires --fp8-format or --fp4-format in Megatron)"},
+      {"--moe-router-padding-for-quantization", "(requires --fp8-format or --fp4-format in Megatron)"}};
+  for (const auto& [flags, expected] : cases) {
+    const std::string error = error_of([&flags = flags] { whole(flags); });
+    EXPECT_NE(error.find(expected), std::string::npos) << flags << ": " << error;
+  }
+}
+
 // Flags for which 0 and absence are the same in Megatron too.
 static const char* const kZeroIsUnset[] = {"--train-iters",
                                            "--train-samples",

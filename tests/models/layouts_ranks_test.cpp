@@ -206,6 +206,42 @@ TEST(LatentAttention, MscaleScalesSoftmaxWithoutYarn) {
   EXPECT_GT(relative_difference(run_model(scaled, {}, false).logits, expected.logits), 1e-4);
 }
 
+// As in Gemma 3, whose interpolation factor is that of the global layers.
+TEST(LocalRope, IgnoresTheInterpolationFactor) {
+  for (const bool global : {false, true}) {
+    Variant variant{"windows with a base of their own", llama_model()};
+    variant.model.window_size = 2, variant.model.rotary_base_local = 100;
+    variant.model.window_attn_skip_freq = global ? "2" : "";
+    const at::Tensor logits = run_model(variant, {}, false).logits;
+    variant.model.rotary_seq_len_interpolation_factor = 2;
+    EXPECT_EQ(at::equal(run_model(variant, {}, false).logits, logits), !global);
+  }
+}
+
+// RMSNorm(4 x) = RMSNorm(x) without epsilon, so the biases of both projections belong to x.
+TEST(SandwichNorm, NormalizesOutputBiases) {
+  Variant variant{"norms after attention and mlp, biases", llama_model()};
+  variant.model.sandwich_norm = variant.model.add_attention_output_bias = variant.model.add_mlp_bias = true;
+  variant.model.layernorm_epsilon = 1e-30;
+  const nn::Blocks blocks = models::build_stage(context_of(variant, {}, false), {0, 2, true, true});
+  const auto params = nn::params_of(blocks);
+  shake_vectors(params);
+  nn::Microbatch batch = batch_of(variant);
+  batch.labels = at::Tensor();
+  batch.training = false;
+  const at::Tensor logits = evaluate(blocks, batch);
+  for (const std::string layer : {".linear_proj.", ".linear_fc2."}) {
+    int scaled = 0;
+    for (nn::Param* param : params) {
+      if (param->name.find(layer) == std::string::npos) continue;
+      param->data.mul_(4);
+      ++scaled;
+    }
+    EXPECT_EQ(scaled, 4) << "weight and bias of two layers";
+    EXPECT_LT(relative_difference(evaluate(blocks, batch), logits), 1e-12) << layer;
+  }
+}
+
 TEST(Uses, EveryParameterIsUsedAsOftenAsItSays) {
   for (const Variant& variant : variants()) {
     const nn::Blocks blocks =
@@ -242,6 +278,39 @@ TEST(Dropout, StepAndSampleChooseTheMaskAndEvaluationHasNone) {
   give_main_grad(nn::params_of(without));
   batch.training = true;
   EXPECT_DOUBLE_EQ(train_step(without, batch, 1.0), quiet);
+}
+
+// As in PyTorch, all elements are 0 and so are their gradients. Hidden states of 0 give equal logits.
+TEST(Dropout, OneGivesZeros) {
+  Variant variant = variants()[2];
+  variant.model.attention_dropout = variant.model.hidden_dropout = 1;
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    models::ModelContext context = context_of(variant, {}, false);
+    context.dtype = dtype;
+    const nn::Blocks blocks = models::build_stage(context, {0, 2, true, true});
+    const auto params = nn::params_of(blocks);
+    give_main_grad(params);
+    const nn::Microbatch batch = batch_of(variant);
+    const double expected = batch.mask_sum * std::log(static_cast<double>(kVocab));
+    // In fp32 the logarithm and the sum of up to 24 tokens are rounded.
+    EXPECT_NEAR(train_step(blocks, batch, 1.0), expected, 25 * 0x1p-24 * expected);
+    for (const nn::Param* param : params) {
+      const bool head = param->name == "embedding.word_embeddings.weight" || param->name.starts_with("decoder.final");
+      EXPECT_TRUE(at::isfinite(param->main_grad).all().item<bool>()) << param->name;
+      if (!head) { EXPECT_EQ(largest(param->main_grad), 0) << param->name; }
+    }
+  }
+}
+
+TEST(Dropout, OneInAttentionLeavesTheResidual) {
+  Variant variant = variants()[2];
+  variant.model.attention_dropout = 1, variant.model.hidden_dropout = 0;
+  const Outcome got = run_model(variant, {}, false);
+  for (const auto& [name, gradient] : got.gradients) {
+    EXPECT_TRUE(at::isfinite(gradient).all().item<bool>()) << name;
+    if (name.find("linear_qkv") != std::string::npos) { EXPECT_EQ(largest(gradient), 0) << name; }
+    if (name.find("linear_fc1.weight") != std::string::npos) { EXPECT_GT(largest(gradient), 0) << name; }
+  }
 }
 
 TEST(Generation, TokenByTokenWithACacheGivesTheLogitsOfTheWholeText) {

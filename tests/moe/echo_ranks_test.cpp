@@ -230,6 +230,22 @@ TEST(ExpertsLayer, SendsAMicrobatchBeforeAnotherIsCombined) {
       });
 }
 
+// A step zeroes its counts; otherwise they would include rows of earlier steps.
+TEST(Echo, StepCountsIncludeThoseOfTheBuffers) {
+  const Case& first = kCases[0];
+  const Form form{.rows = TokenDispatcher::static_buffer, .room = 4};
+  const topology::RankGrid grid(first.ranks, config_of(first, form, true).parallel);
+  comm::run_threads(first.ranks, grid, {}, [&](const comm::World& world) {
+    for (const bool clones : {false, true}) {
+      const Layer layer(config_of(first, form, clones), world, at::kDouble);
+      std::vector<at::Tensor> counts;
+      for (const auto& segment : layer.blocks[0].segments) segment->collect_step_counts(counts);
+      ASSERT_EQ(counts.size(), 1U) << clones;
+      EXPECT_EQ(counts[0].sizes(), (std::vector<int64_t>{first.ep()})) << "rows of each rank";
+    }
+  });
+}
+
 // With as many slots as local experts the exact planner gives no rank more rows than the mean: buffers for the even
 // load fit all rows. A layer without replicas would lose some.
 TEST(Echo, ExactNeedsNoMoreRoomThanTheEvenLoad) {

@@ -243,12 +243,12 @@ MUTANTS = [
     ("drawn_heads_of_ranks_drop_alike", "nn/attention.cpp", "core.first_head = own.heads * context.tp.index();", "core.first_head = 0;", LAYOUTS, "stmt"),
     ("drawn_recomputed_bias_twice", "nn/activation.cpp", "is_wide(saved) ? at::Tensor() : data_of(bias)", "data_of(bias)", "nn_test Activation*; models_test Recompute*", "expr"),
     ("drawn_each_view_is_kept", "nn/saved.cpp", "if (known->storage.is_alias_of(x.storage())) shared = known;", "", "nn_test Saved*:ActivationStore*; run_test MemoryRanks*", "stmt"),
-    ("drawn_sandwich_bias_after_the_norm", "nn/attention.cpp", "out.skip_bias_add = !model.sandwich_norm;", "out.skip_bias_add = true;", "nn_test; models_test LayoutsRanks*:MetaDevice*; metroplex_hf_parity gemma2 gemma3", "stmt"),
+    ("drawn_sandwich_bias_after_the_norm", "nn/attention.cpp", "out.skip_bias_add = !model.sandwich_norm;", "out.skip_bias_add = true;", "models_test SandwichNorm*", "stmt"),
     # models.
     ("drawn_embedding_gradient_unscaled", "models/decoder.cpp", "scale_ != 1 ? dout * scale_ : dout", "dout", "models_test Embedding*:LayoutsRanks*; metroplex_hf_parity gemma2", "expr"),
-    ("drawn_local_rope_interpolates", "models/block.cpp", "if (!local) rope.interpolation = model.rotary_seq_len_interpolation_factor;", "rope.interpolation = model.rotary_seq_len_interpolation_factor;", "models_test MetaDevice*; metroplex_hf_parity gemma3", "stmt"),
+    ("drawn_local_rope_interpolates", "models/block.cpp", "if (!local) rope.interpolation = model.rotary_seq_len_interpolation_factor;", "rope.interpolation = model.rotary_seq_len_interpolation_factor;", "models_test LocalRope*", "stmt"),
     ("drawn_amplitude_without_mscale_of_all", "models/block.cpp", "nn::yarn_mscale(factor, model.mscale) / nn::yarn_mscale(factor, model.mscale_all_dim)", "nn::yarn_mscale(factor, model.mscale)", "models_test LatentAttention*; metroplex_hf_parity deepseek_v3_yarn", "expr"),
-    ("drawn_residual_begins_in_half", "models/decoder.cpp", "if (fp32_residual_) out = nn::to_wide(out);", "", "models_test HalfTypes*:Embedding*; run_test Precision*", "stmt"),
+    ("drawn_residual_begins_in_half", "models/decoder.cpp", "if (fp32_residual_) out = nn::to_wide(out);", "", "models_test Fp32Residual*", "stmt"),
     # optim.
     ("drawn_params_norm_of_replicas", "optim/clip.cpp", "if (slice.param->counts(part.ranks.at)) values.push_back({slice.values});", "values.push_back({slice.values});", "optim_test GradientNorm*; run_test Metrics*:Zero*", "stmt"),
     ("drawn_offload_slots_take_nothing", "optim/elementwise.cpp", "bytes.main_params + bytes.moments + host_->bytes()", "bytes.main_params + bytes.moments", "optim_test OptimizerOffload*; run_test OptimizerOffloadRanks*", "expr"),
@@ -298,7 +298,7 @@ MUTANTS = [
     ("drawn_center_odd_to_the_right", "text/jinja/string_methods.cpp", "missing / 2 + (missing & width & 1)", "missing / 2", "text_test ChatTemplates*", "expr"),
     # hf.
     ("drawn_whole_positions_are_trained", "hf/source.cpp", "std::min(positions, config::Train().seq_length)", "positions", "hf_test", "expr"),
-    ("drawn_gpt2_inner_ignored", "hf/families/gpt2.cpp", 'config.integer("n_inner", 4 * hidden)', "4 * hidden", parity("gpt2", "gpt2_fp16"), "expr"),
+    ("drawn_gpt2_inner_ignored", "hf/families/gpt2.cpp", 'config.integer("n_inner", 4 * hidden)', "4 * hidden", HF_KEYS, "expr"),
     ("drawn_mlp_bias_written_as_attention", "hf/families/llama.cpp", 'json["mlp_bias"] = m.mlp_bias();', 'json["mlp_bias"] = m.output_bias();', HF_WRITES, "stmt"),
     # megatron.
     ("drawn_moe_recompute_without_attention", "megatron/translate_flags.cpp", 'list.empty() ? "[core_attn, moe]" : list.substr(0, list.size() - 1) + ", moe]"', 'list.empty() ? "[moe]" : list.substr(0, list.size() - 1) + ", moe]"', MEGATRON, "expr"),

@@ -53,6 +53,13 @@ TEST(SequenceCut, BalancedNeedsADocumentStartInEverySample) {
   EXPECT_EQ(load.tokens, (std::vector<int64_t>{10, 10}));
 }
 
+// After the first arc of 80 tokens, the mean of the other two ranks is 110. 122 is within 20 % of it, but not of 100.
+TEST(SequenceCut, SlackIsAShareOfTheWholeMean) {
+  const DocumentLengths documents{{80, 122, 98}};
+  const CutLoad load = cut_load(documents, cut_sequence(documents, {Kind::balanced, 3, 0.2, 10}));
+  EXPECT_EQ(load.tokens, (std::vector<int64_t>{80, 110, 110}));
+}
+
 // By the definitions, one position at a time.
 struct Naive {
   std::vector<std::vector<int64_t>> start;  // [sample][position]

@@ -178,6 +178,7 @@ Settings sizes_and_positions(const ConfigReader& config) {
   set(s, "layernorm_epsilon", config.number("rms_norm_eps", 1e-6));
   set(s, "untie_embeddings_and_output_weights", !config.flag("tie_word_embeddings", false));
   set(s, "attention_dropout", config.number("attention_dropout", 0.0));
+  set(s, "init_method_std", config.number("initializer_range", 0.02));
   set(s, "normalization", "RMSNorm");
   set(s, "gated_linear_unit", true);
   add_rope(config, s);

@@ -23,6 +23,12 @@ namespace metroplex::hf {
 // directory, also keys of section data for it. Throws base::Error("hf").
 std::vector<std::string> settings_of(files::FileSystem& disk, const std::string& directory);
 
+// Returns the vocab_size of config.json.
+int64_t vocabulary_size(files::FileSystem& disk, const std::string& directory);
+// Returns a note if config.json refers to Python code in the directory (auto_map), which exports do not contain; else
+// "".
+std::string own_code_note(files::FileSystem& disk, const std::string& directory);
+
 // Returns keys model.special_token_ids and model.generation_config from the directory's two files.
 std::vector<std::string> special_id_settings(const Json& config, const Json& generation);
 void add_special_ids(const config::Model& model, Json& config);

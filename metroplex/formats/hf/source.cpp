@@ -102,6 +102,19 @@ std::vector<std::string> settings_of(files::FileSystem& disk, const std::string&
   return settings;
 }
 
+int64_t vocabulary_size(files::FileSystem& disk, const std::string& directory) {
+  const Json json = read_json(disk, files::join_path(directory, "config.json"));
+  return ConfigReader(json).integer("vocab_size");
+}
+
+std::string own_code_note(files::FileSystem& disk, const std::string& directory) {
+  const std::string path = files::join_path(directory, "config.json");
+  if (!ConfigReader(read_json(disk, path)).has("auto_map")) return "";
+  return base::concat("'", path,
+                      "' has auto_map: the Python code of the directory is not run, and exports have neither "
+                      "it nor auto_map");
+}
+
 bool holds_weights(files::FileSystem& disk, const std::string& directory) {
   return disk.exists(files::join_path(directory, kIndex)) || disk.exists(files::join_path(directory, kOne));
 }

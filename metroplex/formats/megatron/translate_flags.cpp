@@ -240,8 +240,14 @@ void Translator::sharding() {
            "--ddp-bucket-size");
   if (later("align_param_gather") && !whole_)
     derive("parallel.align_param_gather=$", later_["align_param_gather"], "--align-param-gather");
-  // On by default; only the interleaved schedule uses it.
   const config::Parallel p = draft().parallel;
+  if (whole_ && p.overlap_param_gather) {
+    MPX_CHECK(later("sharded") || zero || fsdp, "config", "Megatron arguments: --overlap-param-gather: needs ",
+              "--use-distributed-optimizer or --use-megatron-fsdp; add one, or leave it out");
+    MPX_CHECK(p.overlap_grad_reduce || strategy.starts_with("optim_grads"), "config",
+              "Megatron arguments: --overlap-param-gather: needs --overlap-grad-reduce; add it, or leave both out");
+  }
+  // On by default; only the interleaved schedule uses it.
   const bool gathers = p.overlap_param_gather && p.sharding().gathers_updates();
   const bool on = !later("align_param_gather") || later_["align_param_gather"] == "true";
   if (whole_ && gathers && on && config::virtual_stages(p) > 1) derive("parallel.align_param_gather=true", "", "");

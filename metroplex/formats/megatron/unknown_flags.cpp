@@ -80,6 +80,8 @@ constexpr Reason kNotImplemented[] = {
      "--kitchen-config-file --kitchen-recipe-number --te-precision-config-file --use-kitchen-attention"},
     {"reinforcement learning", "--perform-rl-step"},
     {"rescales the query and key weights after a step", "--qk-clip"},
+    {"requires --fp8-format or --fp4-format in Megatron",
+     "--moe-router-padding-for-fp8 --moe-router-padding-for-quantization"},
     {"residual streams (mHC)", "--enable-hyper-connections --enable-mhc-connections"},
     {"retrieval-enhanced model", "--retro-add-retriever"},
     {"rotary base per layer", "--rotary-base-per-layer"},

@@ -43,11 +43,11 @@ class Regex {
   std::unique_ptr<Code> code_;
 };
 
-// Rewrites an Oniguruma pattern (tokenizer.json) to an equivalent PCRE2 pattern. The dialects differ in \s, \w,
-// \p{Han} and in nested or intersected classes.
+// Rewrites an Oniguruma pattern (tokenizer.json) to an equivalent PCRE2 pattern. The dialects differ in \s, \w, \h,
+// \v, \b, \p{Han}, [:alpha:], the option m, repeats followed by + or ?, and nested or intersected classes.
 
-// With `updated_unicode` the categories include category_updates(). Throws base::Error for patterns that PCRE2 cannot
-// express: a negated class among other items of a class, nesting deeper than 16.
+// With `updated_unicode` the categories include category_updates(). Throws base::Error for classes nested deeper than
+// 16.
 std::string translate_regex(std::string_view pattern, bool updated_unicode);
 
 // Returns a pattern that matches exactly the string.

@@ -1,6 +1,9 @@
 #include "text/regex.h"
 
+#include <algorithm>
 #include <cstdio>
+#include <initializer_list>
+#include <iterator>
 #include <vector>
 
 #include "base/error.h"
@@ -10,6 +13,16 @@ namespace {
 
 constexpr const char* kCircledLetters =
     "\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}";
+// Oniguruma's \w also matches these outside classes.
+constexpr const char* kLatinNumbers = "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}";
+constexpr const char* kHexDigits = "0-9a-fA-F";
+constexpr const char* kSpaces = "\\t-\\r\\x{85}\\p{Z}";
+// Characters that are Alphabetic or Lowercase since Unicode 15 or 16, without those of category_updates().
+constexpr const char* kNewAlphabetic =
+    "\\x{363}-\\x{36f}\\x{897}\\x{c04}\\x{cf3}\\x{f82}\\x{f83}\\x{1dd3}-\\x{1de6}\\x{10d69}\\x{10efc}\\x{11080}"
+    "\\x{11081}\\x{11241}\\x{113b8}-\\x{113c0}\\x{113c2}\\x{113c5}\\x{113c7}-\\x{113ca}\\x{113cc}\\x{113cd}"
+    "\\x{11f00}\\x{11f01}\\x{11f03}\\x{11f34}-\\x{11f3a}\\x{11f3e}-\\x{11f40}\\x{1611e}-\\x{1612e}\\x{1e08f}";
+constexpr const char* kNewLowercase = "\\x{10fc}\\x{a7f2}-\\x{a7f4}\\x{ab69}\\x{1e030}-\\x{1e06d}";
 constexpr int kMaxClassDepth = 16;
 
 class Translator {
@@ -18,36 +31,87 @@ class Translator {
 
   std::string run() {
     std::string out;
+    std::vector<size_t> groups;  // begins of the open groups in `out`
+    size_t atom = 0;             // begin of the last atom in `out`, which a repeat applies to
     while (at_ < pattern_.size()) {
       const char c = pattern_[at_];
-      if (c == '\\') {
-        out += escape(false);
-      } else if (c == '[') {
-        ++at_;
-        out += char_class(0).as_pattern();
-      } else {
-        out += c;
-        ++at_;
+      if (const std::string_view text = repeat(); !text.empty()) {
+        add_repeat(text, atom, out);
+        continue;
       }
+      const bool continues = (static_cast<unsigned char>(c) & 0xC0) == 0x80;
+      if (c == ')' && !groups.empty()) {
+        atom = groups.back();
+        groups.pop_back();
+      } else if (!continues && c != '*' && c != '+' && c != '?') {
+        atom = out.size();
+      }
+      if (c == '(') groups.push_back(atom);
+      out += c == '\\' ? escape(nullptr) : c == '[' ? outer_class() : c == '(' ? group() : std::string(1, c);
+      if (c != '\\' && c != '[' && c != '(') ++at_;
     }
     return out;
   }
 
  private:
-  // A character class: items, with optional negation, and further classes that must also match (&&).
+  // A character class: items and patterns of further characters, or classes that must all match (&&).
   struct Class {
     bool negated = false;
     std::string items;
+    std::vector<std::string> others;
     std::vector<Class> also;
 
-    std::string body() const { return std::string(negated ? "[^" : "[") + items + "]"; }
     std::string as_pattern() const {
-      if (also.empty()) return body();
-      std::string rest = items.empty() ? "" : "(?=[" + items + "])";
-      for (const Class& other : also) rest += "(?=" + other.as_pattern() + ")";
-      return negated ? "(?:(?!" + rest + ")(?s:.))" : "(?:" + rest + "(?s:.))";
+      if (also.empty() && others.empty()) return (negated ? "[^" : "[") + items + "]";
+      std::string one;
+      for (const Class& operand : also) one += "(?=" + operand.as_pattern() + ")";
+      if (!also.empty()) one += "(?s:.)";
+      if (!items.empty()) one += "[" + items + "]";
+      for (const std::string& other : others) one += (one.empty() ? "" : "|") + other;
+      return negated ? "(?:(?!" + one + ")(?s:.))" : "(?:" + one + ")";
     }
   };
+
+  // Returns the repeat "{n}", "{n,}", "{,m}" or "{n,m}" at at_; "" if there is none.
+  std::string_view repeat() const {
+    const size_t end = peek('{') ? pattern_.find('}', at_) : std::string_view::npos;
+    if (end == std::string_view::npos) return {};
+    const std::string_view counts = pattern_.substr(at_ + 1, end - at_ - 1);
+    const bool any = counts.find_first_of("0123456789") != std::string_view::npos,
+               all = counts.find_first_not_of("0123456789,") == std::string_view::npos;
+    return any && all && counts.find(',') == counts.rfind(',') ? pattern_.substr(at_, end + 1 - at_)
+                                                               : std::string_view();
+  }
+
+  // PCRE2 reads {,m} as text, x{n,m}+ as possessive and x{n}? as lazy. Oniguruma reads them as {0,m}, (?:x{n,m})+ and
+  // (?:x{n})?.
+  void add_repeat(std::string_view repeat, size_t atom, std::string& out) {
+    std::string text(repeat);
+    if (text[1] == ',') text.insert(1, "0");
+    at_ += repeat.size();
+    out += text;
+    const bool lazy = peek('?') && text.find(',') != std::string::npos;
+    if (lazy || at_ >= pattern_.size() || std::string_view("+?*{").find(pattern_[at_]) == std::string_view::npos)
+      return;
+    out.insert(atom, "(?:");
+    out += ")";
+  }
+
+  // In Oniguruma the option m lets the dot match newlines, as PCRE2's s does.
+  std::string group() {
+    const size_t end = pattern_.find_first_not_of("imsx-", std::min(at_ + 2, pattern_.size()));
+    const bool options = pattern_.substr(at_, 2) == "(?" && end != std::string_view::npos &&
+                         (pattern_[end] == ':' || pattern_[end] == ')');
+    std::string text(pattern_.substr(at_, options ? end - at_ : 1));
+    std::replace(text.begin(), text.end(), 'm', 's');
+    at_ += text.size();
+    return text;
+  }
+
+  std::string outer_class() {
+    ++at_;
+    return char_class(0).as_pattern();
+  }
 
   void fail(const std::string& why) const {
     base::throw_error("text", base::concat("the regular expression is invalid at offset ", at_, ": ", why));
@@ -76,45 +140,91 @@ class Translator {
            category_items("Pc") + kCircledLetters;
   }
 
-  // Translates one escape sequence and advances at_ past it. Outside a class the result must be a complete pattern.
-  std::string escape(bool in_class) {
+  // Returns the items of [:name:].
+  std::string posix_items(const std::string& name) const {
+    const auto all = [this](std::initializer_list<const char*> categories) {
+      std::string items;
+      for (const char* category : categories) items += category_items(category);
+      return items;
+    };
+    const std::string letters = "\\p{Alphabetic}" + category_items("L") + category_items("Nl") + kNewAlphabetic;
+    if (name == "alpha") return letters;
+    if (name == "alnum") return letters + category_items("Nd");
+    if (name == "lower") return "\\p{Lowercase}" + category_items("Ll") + kNewLowercase;
+    if (name == "upper") return "\\p{Uppercase}" + category_items("Lu");
+    if (name == "digit") return category_items("Nd");
+    if (name == "word") return word_items();
+    if (name == "punct") return all({"P", "S"});
+    if (name == "graph") return all({"L", "M", "N", "P", "S", "Cf", "Co"});
+    if (name == "print") return all({"L", "M", "N", "P", "S", "Cf", "Co", "Zs"});
+    if (name == "space") return kSpaces;
+    if (name == "blank") return "\\t\\p{Zs}";
+    if (name == "cntrl") return "\\p{Cc}";
+    if (name == "xdigit") return kHexDigits;
+    if (name == "ascii") return "\\x{0}-\\x{7f}";
+    fail("[:" + name + ":] is not a class");
+    return "";
+  }
+
+  std::string word_boundary(bool negated) const {
+    const std::string word = "[" + word_items() + kLatinNumbers + "]", before = "(?<=" + word + ")",
+                      not_before = "(?<!" + word + ")", after = "(?=" + word + ")", not_after = "(?!" + word + ")";
+    return negated ? "(?:" + before + after + "|" + not_before + not_after + ")"
+                   : "(?:" + before + not_after + "|" + not_before + after + ")";
+  }
+
+  // Returns a pattern for the items or, in a class, adds them to it.
+  static std::string add_items(const std::string& items, bool negated, Class* inside) {
+    const std::string pattern = (negated ? "[^" : "[") + items + "]";
+    if (inside == nullptr) return pattern;
+    if (negated) inside->others.push_back(pattern);
+    else inside->items += items;
+    return "";
+  }
+
+  // Translates one escape sequence and advances at_ past it. In a class adds it to the class. Outside a class returns
+  // a complete pattern.
+  std::string escape(Class* inside) {
     if (at_ + 1 >= pattern_.size()) fail("it ends in a backslash");
     const char letter = pattern_[at_ + 1];
-    if (letter == 'p' || letter == 'P') return property(in_class);
-    std::string items;
+    if (letter == 'p' || letter == 'P') return property(inside);
+    // The caller copies the other bytes of a character.
+    const size_t size = static_cast<unsigned char>(letter) >= 0x80 ? 1 : 2;
+    const std::string text = size == 1 ? "" : std::string(pattern_.substr(at_, size));
+    at_ += size;
+    const bool negated = letter < 'a';
     switch (letter) {
       case 's':
       case 'S':
-        items = "\\t-\\r\\x{85}\\p{Z}";
-        break;
+        return add_items(kSpaces, negated, inside);
       case 'w':
       case 'W':
-        items = word_items();
-        break;
+        return add_items(word_items() + (inside == nullptr ? kLatinNumbers : ""), negated, inside);
       case 'd':
       case 'D':
-        items = category_items("Nd");
-        break;
+        return add_items(category_items("Nd"), negated, inside);
       case 'h':
       case 'H':
-        items = "0-9a-fA-F";
+        return add_items(kHexDigits, negated, inside);
+      case 'v':
+        return add_items("\\x{b}", false, inside);
+      case 'E':  // these letters are escapes of PCRE2 only
+      case 'Q':
+      case 'V':
+        return add_items(std::string(1, letter), false, inside);
+      case 'b':
+      case 'B':
+        if (inside == nullptr) return word_boundary(negated);
         break;
-      default: {
-        const size_t size = static_cast<unsigned char>(letter) >= 0x80 ? 1 : 2;  // the caller copies the other bytes
-        std::string out(pattern_.substr(at_, size));
-        if (size == 1) out.clear();
-        at_ += size;
-        return out;
-      }
+      default:
+        break;
     }
-    at_ += 2;
-    const bool negated = letter < 'a';
-    if (!in_class) return (negated ? "[^" : "[") + items + "]";
-    if (!negated) return items;
-    return std::string("\\") + letter;  // PCRE2's own class; it differs in U+180E and in newer characters
+    if (inside == nullptr) return text;
+    inside->items += text;
+    return "";
   }
 
-  std::string property(bool in_class) {
+  std::string property(Class* inside) {
     bool negated = pattern_[at_ + 1] == 'P';
     at_ += 2;
     std::string name;
@@ -133,9 +243,7 @@ class Translator {
     if (name.empty()) fail("\\p has no name");
     const bool category = name.size() <= 2;
     if (!category) name = script_or_property(name);
-    std::string items = category ? category_items(name) : "\\p{" + name + "}";
-    if (!in_class) return (negated ? "[^" : "[") + items + "]";
-    return negated ? "\\P{" + name + "}" : items;
+    return add_items(category ? category_items(name) : "\\p{" + name + "}", negated, inside);
   }
 
   static std::string script_or_property(const std::string& name) {
@@ -182,13 +290,17 @@ class Translator {
       } else if (pattern_.substr(at_, 2) == "[:") {
         const size_t end = pattern_.find(":]", at_);
         if (end == std::string_view::npos) fail("[: has no :]");
-        result.items += pattern_.substr(at_, end + 2 - at_);
+        const bool negated = pattern_.substr(at_ + 2, 1) == "^";
+        const size_t begin = at_ + (negated ? 3 : 2);
+        add_items(posix_items(std::string(pattern_.substr(begin, end - begin))), negated, &result);
         at_ = end + 2;
       } else if (peek('[')) {
         ++at_;
-        nested(char_class(depth + 1), result, operands);
+        add_nested(char_class(depth + 1), result);
+      } else if (peek('\\')) {
+        escape(&result);
       } else {
-        result.items += peek('\\') ? escape(true) : std::string(1, pattern_[at_++]);
+        result.items += pattern_[at_++];
       }
     }
     ++at_;
@@ -199,22 +311,20 @@ class Translator {
     return result;
   }
 
-  void nested(Class inner, Class& result, std::vector<Class>& operands) const {
-    if (inner.also.empty() && !inner.negated) {
-      result.items += inner.items;
+  static void add_nested(Class inner, Class& result) {
+    if (inner.negated || !inner.also.empty()) {
+      result.others.push_back(inner.as_pattern());
       return;
     }
-    // A class that is a whole operand of && may have any form. PCRE2 can combine only plain unions with other items.
-    const bool operand_ends = pattern_.substr(at_, 2) == "&&" || pattern_.substr(at_, 1) == "]";
-    if (!result.items.empty() || !operand_ends) fail("a class with a negated class and other items is not supported");
-    operands.push_back(std::move(inner));
+    result.items += inner.items;
+    std::move(inner.others.begin(), inner.others.end(), std::back_inserter(result.others));
   }
 
   static void finish_operand(Class& result, std::vector<Class>& operands) {
-    if (result.items.empty()) return;
+    if (result.items.empty() && result.others.empty()) return;
     Class operand;
-    operand.items = std::move(result.items);
-    result.items.clear();
+    std::swap(operand.items, result.items);
+    std::swap(operand.others, result.others);
     operands.push_back(std::move(operand));
   }
 

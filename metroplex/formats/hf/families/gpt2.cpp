@@ -64,6 +64,7 @@ static Settings settings(const Json& json) {
   config.require(config.number("embd_pdrop", 0.1) == hidden_dropout, "embd_pdrop", "the value of resid_pdrop");
   set(s, "hidden_dropout", hidden_dropout);
   set(s, "attention_dropout", config.number("attn_pdrop", 0.1));
+  set(s, "init_method_std", config.number("initializer_range", 0.02));
   return s;
 }
 
