@@ -1,4 +1,4 @@
-// metroplex: commands on integers and files.
+// The `metroplex` executable: commands that do not need libtorch.
 #include "commands.h"
 #include "program.h"
 

@@ -63,16 +63,17 @@ void check_index(files::FileSystem& disk, const std::string& path, const Listed&
     const auto found = listed.file_of.find(tensor);
     named.insert(tensor);
     if (found == listed.file_of.end() || OrderedJson(found->second) != file)
-      problems.push_back(
-          base::concat("'", path, "' has ", tensor, " in ", file.dump(), ", ",
-                       found == listed.file_of.end() ? "where it is missing" : "but it is in " + found->second));
+      problems.push_back(base::concat(
+          "'", path, "': weight_map puts ", tensor, " in ", file.dump(), ", ",
+          found == listed.file_of.end() ? "which does not contain it" : "but it is in " + found->second));
   }
   for (const auto& [tensor, file] : listed.file_of) {
-    if (named.count(tensor) == 0) problems.push_back(base::concat("'", path, "' lacks ", tensor, " of ", file));
+    if (named.count(tensor) == 0)
+      problems.push_back(base::concat("'", path, "': weight_map has no entry for ", tensor, " of ", file));
   }
   const OrderedJson size = index.value("metadata", OrderedJson::object()).value("total_size", OrderedJson());
   if (size.is_number_integer() && size.get<uint64_t>() != listed.tensor_bytes)
-    problems.push_back(base::concat("'", path, "': total_size is ", size.dump(), ", the tensors have ",
+    problems.push_back(base::concat("'", path, "': metadata.total_size = ", size.dump(), ", but the tensors have ",
                                     listed.tensor_bytes, " bytes"));
 }
 
@@ -126,8 +127,8 @@ int inspect_hf(files::FileSystem& disk, const InspectOptions& options) {
   }
   return report_damage(options, std::move(json), problems,
                        not_built.empty()
-                           ? "every tensor that config.json requires is present; a directory has no checksums"
-                           : "the files are complete; a directory has no checksums");
+                           ? "every tensor that config.json requires is present; the format has no checksums"
+                           : "every safetensors file is readable; the format has no checksums");
 }
 
 }  // namespace metroplex::apps

@@ -31,27 +31,29 @@ struct RanksOptions {
 void add_layout(CLI::App& app, RanksOptions& o) {
   config::Parallel& p = o.parallel;
   app.add_option("--nproc,--world-size", o.nproc, "number of ranks")->required();
-  app.add_option("--tp,--tensor-model-parallel-size", p.tensor_model_parallel_size, "tensor parallel")
+  app.add_option("--tp,--tensor-model-parallel-size", p.tensor_model_parallel_size, "tensor-parallel size")
       ->capture_default_str();
-  app.add_option("--pp,--pipeline-model-parallel-size", p.pipeline_model_parallel_size, "pipeline parallel")
+  app.add_option("--pp,--pipeline-model-parallel-size", p.pipeline_model_parallel_size, "pipeline-parallel size")
       ->capture_default_str();
   app.add_option("--vpp,--virtual-pipeline-model-parallel-size", p.virtual_pipeline_model_parallel_size,
                  "model chunks on each stage")
       ->capture_default_str();
-  app.add_option("--cp,--context-parallel-size", p.context_parallel_size, "context parallel")->capture_default_str();
-  app.add_option("--ep,--expert-model-parallel-size", p.expert_model_parallel_size, "expert parallel")
+  app.add_option("--cp,--context-parallel-size", p.context_parallel_size, "context-parallel size")
+      ->capture_default_str();
+  app.add_option("--ep,--expert-model-parallel-size", p.expert_model_parallel_size, "expert-parallel size")
       ->capture_default_str();
   app.add_option("--etp,--expert-tensor-parallel-size", p.expert_tensor_parallel_size,
-                 "expert tensor parallel; 0: same as tp")
+                 "expert-tensor-parallel size; 0: same as tp")
       ->capture_default_str();
-  app.add_option("--gtp,--gtp-remat-size", o.gtp, "weight shards inside data parallel")->capture_default_str();
-  app.add_option("--order", p.order, "axes from the fastest to the slowest")->capture_default_str();
-  app.add_flag("--use-tp-pp-dp-mapping", o.tp_pp_dp, "the order tp-cp-ep-pp-dp");
+  app.add_option("--gtp,--gtp-remat-size", o.gtp, "weight shards within the data-parallel group")
+      ->capture_default_str();
+  app.add_option("--order", p.order, "order of the axes, fastest first")->capture_default_str();
+  app.add_flag("--use-tp-pp-dp-mapping", o.tp_pp_dp, "use the order tp-cp-ep-pp-dp");
   app.add_option("--num-distributed-optimizer-instances", p.num_distributed_optimizer_instances,
-                 "copies of the sharded optimizer")
+                 "distributed-optimizer instances")
       ->capture_default_str();
   app.add_option("--hierarchical-context-parallel-sizes", o.groups.hierarchical_context_parallel_sizes,
-                 "levels of context parallel; their product is cp")
+                 "sizes of the context-parallel levels; their product must equal --cp")
       ->check(not_above_0);
   app.add_flag("--hybrid-context-parallel", o.groups.hybrid_context_parallel,
                "groups for a context-parallel size that varies by sample");
@@ -72,12 +74,13 @@ void check_context_levels(const RanksOptions& o) {
 
 void add_questions(CLI::App& app, RanksOptions& o) {
   app.add_option("--rank", o.rank, "show the position and the groups of this rank");
-  app.add_option("--group", o.group,
-                 "show the groups of a family (dp-cp, etp-ep, ...) or of a Megatron name (EMBEDDING_GROUP)");
+  app.add_option(
+      "--group", o.group,
+      "show the groups of an axis combination (dp-cp, etp-ep, ...) or of a Megatron name (EMBEDDING_GROUP)");
   app.add_option("--gpus-per-node", o.gpus_per_node, "draw one node per row; show which families cross nodes")
       ->check(not_above_0);
-  app.add_flag("--megatron", o.megatron, "list every group that Megatron-LM would make, in its order");
-  app.add_flag("--json", o.json, "print everything as JSON, nothing else on stdout");
+  app.add_flag("--megatron", o.megatron, "list every group that Megatron-LM creates, in its order");
+  app.add_flag("--json", o.json, "print only JSON");
   app.add_option("--svg", o.svg, "also write the picture to this file")->check(no_file);
   app.add_flag("--no-color,--no-colour", o.no_color,
                "no colors (also if NO_COLOR is set or stdout is not a terminal)");
@@ -85,7 +88,7 @@ void add_questions(CLI::App& app, RanksOptions& o) {
   app.add_option("--max-columns", o.max_columns, "maximum number of ranks drawn in a line")->capture_default_str();
 }
 
-// Returns Megatron's groups called `name` ("EMBEDDING_GROUP", "embedding"); nullopt if there are none.
+// Returns Megatron's groups with the name of --group ("EMBEDDING_GROUP", "embedding"); nullopt if there are none.
 std::optional<topology::NamedGroups> find_named(const topology::RankGrid& grid, const RanksOptions& o) {
   std::string name = o.group;
   for (char& letter : name) letter = letter == '-' ? '_' : static_cast<char>(std::toupper(letter));

@@ -13,7 +13,7 @@
 #include "config/experts.h"
 #include "config/rules_transformer.h"
 #include "files/file_system.h"
-#include "draw/table.h"
+#include "draw/schedule.h"
 #include "plan/graph_exits.h"
 #include "plan/layout.h"
 #include "plan/schedules/registry.h"
@@ -26,7 +26,7 @@ struct ScheduleOptions {
   std::string schedule = "auto";
   plan::ScheduleRequest request;
   replay::TimelineCosts costs;
-  draw::TableOptions draw;
+  draw::ScheduleOptions draw;
   std::string svg;
   int columns = 0;
   bool json = false, no_color = false, table = false;

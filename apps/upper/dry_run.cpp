@@ -29,7 +29,7 @@ namespace {
 
 constexpr double kGiB = 1073741824;
 
-// Returns the memory of the domains of `placing`: as configured, or as found on this machine.
+// Returns the memory of each domain of `placing`, as configured or as detected on this machine.
 forecast::MemoryDomains memory_domains_of(const config::Config& config, const RankPlacing& placing,
                                           int64_t world_size) {
   forecast::MemoryDomains domains;
@@ -65,7 +65,7 @@ double gib_of(const std::string& text) {
       "config", "--device-memory '" + text + "' is not a size; write it like 80GiB, or with MiB, TiB, MB, GB or TB");
 }
 
-// A missing tokenizer is accepted if the config has the vocabulary size.
+// If the config has the vocabulary size, a tokenizer that cannot be read only gives a note.
 run::TokenizerFacts tokenizer_of(config::Config& config, std::vector<std::string>& notes) {
   if (config.model.vocab_size == 0) return tokenizer_facts(config);
   try {
@@ -79,7 +79,8 @@ run::TokenizerFacts tokenizer_of(config::Config& config, std::vector<std::string
   }
 }
 
-// Returns the reason why the samples cannot be ordered on this machine; "" if they can, or if the data is elsewhere.
+// Returns the reason why the samples cannot be ordered on this machine; "" if they can, or if this machine lacks the
+// data.
 std::string order_problem(const forecast::DryRun& run, const run::TokenizerFacts& tokenizer,
                           files::FileSystem& disk) {
   for (const data::SourceTokens& source : run.sources) {
@@ -89,7 +90,7 @@ std::string order_problem(const forecast::DryRun& run, const run::TokenizerFacts
   return data::order_problem(config.data, run::build_options(config, run.length, tokenizer, false), disk);
 }
 
-// Returns the warnings that the run would log; none if the data is elsewhere.
+// Returns the warnings that the run would log; none if this machine lacks the data.
 std::vector<std::string> start_warnings(const forecast::DryRun& run, int64_t eod, files::FileSystem& disk) {
   for (const data::SourceTokens& source : run.sources) {
     if (!source.problem.empty()) return {};

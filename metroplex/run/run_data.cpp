@@ -96,7 +96,7 @@ data::SamplerOptions RunData::sampler_options(int64_t consumed) const {
 }
 
 step::BatchStream RunData::stream(Split split, int64_t consumed_samples, size_t set) const {
-  MPX_CHECK(has(split), "data", "the ", kSplitNames[split], " split has no samples; give it a share in data.split");
+  MPX_CHECK(has(split), "data", "the ", kSplitNames[split], " split has no samples; set its share in data.split");
   std::unique_ptr<data::Loader> loader;
   if (reads()) {
     const int workers = static_cast<int>(a_.config.data.num_workers),

@@ -1,5 +1,5 @@
-// The checks at the start of a run, without starting it: save folder, data, and the checkpoint to resume from. Also
-// checks that the run fits on ranks that a launcher started on separate machines.
+// Checks a run without starting it: folders and files that it writes, its data, and the checkpoint or weights that it
+// loads. Also checks that the run fits into memory if a launcher started its ranks.
 #pragma once
 
 #include <functional>
@@ -13,19 +13,19 @@
 
 namespace metroplex::run {
 
-// Throws the errors that a start would throw; writes nothing. Ignores data that cannot be read on this machine,
-// because a dry run may not have the data.
+// Throws the errors that starting the run would throw. Writes no files. Ignores data that cannot be read on this
+// machine, because a dry run may not have the data.
 void check_start(const config::Config& config, const run::TokenizerFacts& tokenizer, int64_t world_size,
                  files::FileSystem& disk);
 
 struct StartVerdict {
-  int64_t need = 0;  // largest need of all domains, in bytes
+  int64_t need = 0;  // largest memory requirement of a domain, in bytes
   int misfit = -1;   // lowest rank whose domain is too small; -1: all fit
 };
 
 // Collective. Each rank passes the fit of its own domain; all ranks get the same result. The lowest rank that does
-// not fit passes its `refusal()` to `say` before any rank returns. If another rank ended earlier, its launcher could
-// end the reporting rank.
+// not fit passes its `refusal()` to `say` before any rank returns. Otherwise the launcher could
+// kill the reporting rank when another rank exits.
 StartVerdict check_together(const forecast::Fit& mine, const comm::World& world,
                             const std::function<std::string()>& refusal,
                             const std::function<void(const std::string&)>& say);

@@ -399,6 +399,11 @@ run 0 schedule --sequence --cp 2 --cut zigzag --lengths 8 --json
 python3 -c 'import json; r = json.load(open("out")); assert r["ranks"][1]["keys_from"] == {"0": [[0, 2]]}, r' || fail "schedule --sequence --json"
 run 2 schedule --sequence --cp 3 --cut zigzag --lengths 8
 warns '2 cp = 6 equal chunks'
+for lengths in '5 0' '5 0\n' '5 x' '5 2147483648' '5 99999999999999999999'; do
+  printf "$lengths" > lengths.txt
+  run 3 schedule --sequence --cp 2 --lengths-file lengths.txt
+  warns 'lengths.txt.*entry 2'
+done
 holds "schedule --sequence draws a cut of packed documents and refuses what it cannot cut"
 run 0 inspect ck --json
 python3 -c 'import json; assert json.load(open("out"))["latest"] == "iter_0000060"' || fail "inspect --json"

@@ -160,7 +160,7 @@ json.dump({**config, "model_type": "unheard_of"}, open("torn/other.json", "w"))
 PYTHON
 run 3 inspect torn --verify
 prints '^DAMAGED .*lm_head.weight in "model-00009-of-00005.safetensors", but it is in model-0000'
-prints '^DAMAGED .*total_size is 5'
+prints '^DAMAGED .*total_size = 5'
 cp "$cases/llama_sharded/model.safetensors.index.json" torn
 mv torn/more.json torn/config.json
 run 3 inspect torn --verify

@@ -34,7 +34,7 @@ void expect_rounded(const at::Tensor& got, const at::Tensor& exact, double slack
       << what << " in " << got.scalar_type() << ": off by up to " << largest(error / bound) << " of what is allowed";
 }
 
-// fp32 inside: a dozen roundings, elementary functions good to 2 ulp, and sums of up to 50 terms.
+// fp32 inside: a dozen roundings, elementary functions good to 2e-7, and sums of up to 50 terms.
 constexpr double kSlack = 4e-6;
 
 // Param::accumulate passes the gradient of an fp16 parameter through fp16.

@@ -14,7 +14,7 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "draw/table.h"
+#include "draw/schedule.h"
 #include "plan/megatron_order.h"
 #include "plan/pipeline_table.h"
 #include "plan/schedules/registry.h"

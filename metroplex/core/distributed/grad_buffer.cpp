@@ -117,9 +117,9 @@ void GradBuffer::reduce(size_t b) {
 }
 
 // ZeRO-2 and ZeRO-3: detaches the bucket [bucket elements] from its parameters and starts its reduce-scatter, which
-// overlaps backward. The parameters get a new bucket with their next gradient. finish_reduce() adds the result to the
-// own shard [bucket elements / shard size] and frees the bucket. One reduction is in flight at a time; without
-// overlap it is waited for at once.
+// overlaps backward. The next gradient of these parameters allocates a new bucket. finish_reduce() adds the result
+// to this rank's shard [bucket elements / shard size] and frees the bucket. At most one reduction is in flight;
+// without overlap this function waits for it.
 void GradBuffer::start_reduce(size_t b) {
   finish_reduce();
   pending_.bucket = b;

@@ -17,10 +17,11 @@ AttentionMask attention_mask(const CoreInputs& in, const CoreCall& call);
 // pairs.
 bool plain_causal(const CoreInputs& in, const CorePositions& positions);
 
-// FLOPs of the products over unmasked pairs: `of_qk` products with the head size of q and k, `of_v` with that of v.
+// Estimates the FLOPs over unmasked pairs, without regard to documents. `of_qk` products use the head size of q and
+// k; `of_v` products use the head size of v.
 double attention_flops(const CoreInputs& in, const CoreCall& call, int64_t of_qk, int64_t of_v);
 
-// Describes x [s, b, heads, d], whose last stride must be 1.
+// Returns the kernel operand for x [s, b, heads, d]. The last stride must be 1.
 template <class T>
 kernels::AttentionOperand<T> attention_operand(const at::Tensor& x) {
   MPX_ASSERT(x.stride(3) == 1 || x.size(3) <= 1, "kernels of attention need a last stride of 1");

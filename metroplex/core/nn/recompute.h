@@ -1,5 +1,5 @@
-// Activation recompute. Full: for chunks of layers only the inputs are saved, whole or sharded over the
-// tensor-parallel ranks (ZeRO-R), and backward runs the forward again. By module: the output of a layer is dropped
+// Activation recompute. Full: saves only the inputs of each chunk of layers, whole or sharded over the
+// tensor-parallel ranks (ZeRO-R); backward runs the forward again. By module: the output of a layer is dropped
 // after use, and the backward of the next layer recomputes it (nn/saved.h). Dropout masks are identical in the
 // recomputation, because they have no generator state.
 #pragma once
@@ -17,7 +17,8 @@
 
 namespace metroplex::nn {
 
-// Blocks [begin, end) of a stage that backward recomputes together; block `begin` only from segment `segment` on.
+// Blocks [begin, end) of a stage that backward recomputes together; recomputation starts at segment `segment` of
+// block `begin`.
 struct RecomputedChunk {
   size_t begin = 0, end = 0;
   size_t segment = 0;
@@ -25,7 +26,7 @@ struct RecomputedChunk {
 
 // Returns the chunks in order; empty without recompute. memory.recompute_granularity = full: `uniform` groups the
 // layers of the stage into chunks of recompute_num_layers (the last may be shorter); `block` makes each of the first
-// recompute_num_layers layers one chunk. Selective with module moe: each layer with experts, from the router on.
+// recompute_num_layers layers one chunk. Selective with module moe: one chunk per MoE layer, from its router on.
 std::vector<RecomputedChunk> recomputed_chunks(const config::Memory& memory, const Blocks& blocks);
 
 // The saved inputs of a recomputed chunk. No input may be a pending sum.

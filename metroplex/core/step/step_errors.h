@@ -1,4 +1,4 @@
-// Handles steps without an update. Without a loss scale, non-finite losses or gradients end all ranks with an error
+// Handles steps without an update. Without a loss scale, a non-finite loss or gradient stops all ranks with an error
 // that names the cause. If expert rows overflow a buffer, the step runs again.
 #pragma once
 
@@ -12,26 +12,26 @@
 
 namespace metroplex::step {
 
-// Throws base::Error("numerics") because some rank has a non-finite loss. The error on that rank names it and the
-// microbatch; the other ranks wait for it. `losses` [count] are those of this rank's microbatches. Collective.
+// Throws base::Error("numerics") because some rank has a non-finite loss. The error on that rank reports the
+// loss and the microbatch; the other ranks throw after it. `losses` [count] has one loss per microbatch of this rank.
+// Collective.
 [[noreturn]] void refuse_losses(const Assembly& assembly, const StepInput& input, const double* losses,
                                 int64_t count);
 
 // Throws base::Error("numerics") because some gradient is not finite. Runs each microbatch alone to find parameter,
-// rank and microbatch. `factors` [microbatches] are the loss factors. Collective.
+// rank and microbatch; with hybrid context parallelism all run together, and no microbatch is reported. `factors`
+// [microbatches] are the loss factors. Collective.
 [[noreturn]] void refuse_gradients(Assembly& assembly, const StepInput& input, const at::Tensor& factors);
 
-// Rules by which judge_step decides whether a step updates.
-
+// Returns the rules that judge_step uses to decide whether to apply the update.
 kernels::StepRules rules_of(const Assembly& assembly);
 
-// Handling of steps whose expert rows exceed the static buffers of model.moe_token_dispatcher_type.
-
-// Returns moe::NoRoom::text of the rank that needs the largest factor. Throws it as base::Error("moe") if
+// Returns moe::NoRoom::text of the rank that needs the largest factor, of the static buffers or of the paged stash.
+// Throws it as base::Error("moe") if
 // model.moe_overflow_policy is stop. Call before the next step. Collective, with the same result on all ranks.
 std::string overflow_of(const Assembly& assembly);
 
-// During its lifetime, expert rows are sent by counts that the host reads, so all rows fit.
+// While this object exists, the host reads the row counts and messages have exact sizes, so all rows fit.
 class Repeating {
  public:
   explicit Repeating(Assembly& assembly) : buffers_(*assembly.experts->buffers) { buffers_.repeats = true; }

@@ -7,8 +7,8 @@
 
 namespace metroplex::draw {
 
-// Draws the time from the first start to the last end on `columns` columns. Ends with a newline. A microbatch is
-// drawn as the number of its ranks: 2, 4, 8, then G for 16 and + for more. '|' marks its start, '.' is waiting.
+// Scales the time from the first start to the last end to `columns` columns. Ends with a newline. A microbatch is
+// drawn with its number of ranks: 1, 2, 4, 8, then G for 16 and + for more. '|' marks its start, '.' is idle time.
 std::string draw_text(const plan::HybridPlan& plan, int columns);
 
 }  // namespace metroplex::draw

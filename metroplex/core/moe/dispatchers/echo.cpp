@@ -1,6 +1,6 @@
 // ECHO: hot experts get replicas in free slots of ranks with few rows. All ranks compute the same plan on the device,
-// from the counts of all ranks (plan/echo.h). Another dispatcher moves the rows, by destination slots instead of
-// experts. p: ep ranks, E: experts, C = p slots: replica slots.
+// from the counts of all ranks (plan/echo.h). The wrapped dispatcher sends the rows, indexed by destination slot
+// instead of expert. Shapes: p ep ranks, E experts, C = p * slots replica slots.
 #include "moe/dispatcher.h"
 
 #include <ATen/core/grad_mode.h>
@@ -45,7 +45,7 @@ class EchoDispatcher final : public Dispatcher {
     MPX_CHECK(!spec_.target.gpu() || config::echo_plans_on_device(m), "config",
               "model.moe_echo_planner = ", m.moe_echo_planner,
               m.moe_echo_enable_random_offloading ? " with moe_echo_enable_random_offloading" : "",
-              " runs on the CPU only, and this rank is on a GPU; use capfill or exact");
+              " runs on the CPU only, and this rank is on a GPU; use capfill or exact without random offloading");
   }
 
   void collect_step_counts(std::vector<at::Tensor>& counts) const override { rows_->collect_step_counts(counts); }

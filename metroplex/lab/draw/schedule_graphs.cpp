@@ -1,4 +1,4 @@
-#include "draw/table.h"
+#include "draw/schedule.h"
 
 #include <algorithm>
 #include <map>
@@ -79,7 +79,7 @@ GraphNumbers graph_numbers(const plan::GraphPlan& plan, const plan::PipelineTabl
 
 std::string draw_graphs(const plan::PipelineTable& table, const replay::Timeline& timeline,
                         const std::vector<plan::GraphPlan>& plans, const std::vector<GraphNumbers>& numbers,
-                        const TableOptions& options) {
+                        const ScheduleOptions& options) {
   MPX_ASSERT(plans.size() == table.ranks.size() && numbers.size() == plans.size(),
              "draw_graphs needs one plan and one entry of numbers per pipeline rank");
   const bool chunks = table.num_chunks > 1;

@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "draw/table.h"
+#include "draw/schedule.h"
 #include "plan/schedules/registry.h"
 #include "replay/timeline.h"
 

@@ -13,7 +13,7 @@
 
 namespace metroplex::draw {
 
-struct TableOptions {
+struct ScheduleOptions {
   bool color = false;     // ANSI colors; without them forward is '.', backward '=', weight '~'
   int max_columns = 160;  // of the bars; a longer timeline gets narrower boxes and omits labels
   int line_columns = 0;   // of a full row including text; the bars keep at least 10; 0: no limit
@@ -29,9 +29,9 @@ struct DrawLabels {
 
 // Returns the rows, then the bubble and the live activations of each rank, then a legend. Ends with a newline.
 std::string draw_text(const plan::PipelineTable& table, const replay::Timeline& timeline,
-                      const TableOptions& options);
-std::string draw_text(const plan::PipelineTable& table, const replay::Timeline& timeline, const TableOptions& options,
-                      const DrawLabels& labels);
+                      const ScheduleOptions& options);
+std::string draw_text(const plan::PipelineTable& table, const replay::Timeline& timeline,
+                      const ScheduleOptions& options, const DrawLabels& labels);
 
 // Returns a complete SVG document, about 1,000 units wide.
 std::string draw_svg(const plan::PipelineTable& table, const replay::Timeline& timeline);
@@ -65,6 +65,6 @@ GraphNumbers graph_numbers(const plan::GraphPlan& plan, const plan::PipelineTabl
 // `plans` and `numbers` have one entry per pipeline rank. The text ends with a newline.
 std::string draw_graphs(const plan::PipelineTable& table, const replay::Timeline& timeline,
                         const std::vector<plan::GraphPlan>& plans, const std::vector<GraphNumbers>& numbers,
-                        const TableOptions& options);
+                        const ScheduleOptions& options);
 
 }  // namespace metroplex::draw

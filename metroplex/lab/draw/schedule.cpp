@@ -1,4 +1,4 @@
-#include "draw/table.h"
+#include "draw/schedule.h"
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,7 @@ std::string box_label(const plan::PipelineTable& table, const plan::Action& acti
   return label;
 }
 
-// Returns the duration of the shortest compute action, whose box must fit its label.
+// Returns the duration of the shortest compute action above 0.
 double shortest(const replay::Timeline& timeline) {
   double result = timeline.length;
   for (const auto& actions : timeline.ranks) {
@@ -28,8 +28,8 @@ double shortest(const replay::Timeline& timeline) {
 
 double columns_per_time(const replay::Timeline& timeline, size_t label, int max_columns) {
   if (timeline.length <= 0) return 0;
-  // Whole columns for the shortest box, so that equal boxes look equal. Fractions only if it has less than one
-  // column.
+  // Rounds the width of the shortest box down to whole columns, so that equal durations look equal. Uses a fraction
+  // only if that box is narrower than one column.
   const double least = shortest(timeline), room = max_columns * least / timeline.length;
   const double columns = std::min(static_cast<double>(label + 1), room);
   return (columns >= 1 ? std::floor(columns) : columns) / least;
@@ -44,7 +44,7 @@ int ansi_color(const plan::PipelineTable& table, const plan::Action& action) {
 }
 
 std::string text_box(const plan::PipelineTable& table, const plan::Action& action, std::string label, size_t width,
-                     const TableOptions& options) {
+                     const ScheduleOptions& options) {
   if (width == 0) return "";
   if (label.size() > width) label.clear();
   const char fill = options.color                               ? ' '
@@ -57,7 +57,7 @@ std::string text_box(const plan::PipelineTable& table, const plan::Action& actio
 }
 
 std::string text_row(const plan::PipelineTable& table, const replay::Timeline& timeline, size_t rank, double scale,
-                     const TableOptions& options, const DrawLabels& labels) {
+                     const ScheduleOptions& options, const DrawLabels& labels) {
   std::string row;
   long column = 0;
   for (const replay::TimedAction& timed : timeline.ranks[rank]) {
@@ -89,15 +89,15 @@ const char* svg_color(const plan::Action& action, int num_chunks) {
   return action.kind == plan::ActionKind::backward ? kBackward[index] : "#e3c27a";
 }
 
-constexpr double kTableWidth = 880, kTableRow = 26, kTableLeft = 64, kTableTop = 34;
+constexpr double kScheduleWidth = 880, kScheduleRow = 26, kScheduleLeft = 64, kScheduleTop = 34;
 
 std::string svg_row(const plan::PipelineTable& table, const replay::Timeline& timeline, size_t rank) {
-  const double y = kTableTop + kTableRow * static_cast<double>(rank);
-  const double scale = timeline.length > 0 ? kTableWidth / timeline.length : 0;
-  std::string row = svg_text(kTableLeft - 8, y + 16, " text-anchor=\"end\"", "rank " + std::to_string(rank));
+  const double y = kScheduleTop + kScheduleRow * static_cast<double>(rank);
+  const double scale = timeline.length > 0 ? kScheduleWidth / timeline.length : 0;
+  std::string row = svg_text(kScheduleLeft - 8, y + 16, " text-anchor=\"end\"", "rank " + std::to_string(rank));
   for (const replay::TimedAction& timed : timeline.ranks[rank]) {
     if (!is_compute(timed.action.kind)) continue;
-    const double x = kTableLeft + timed.start * scale, width = (timed.end - timed.start) * scale;
+    const double x = kScheduleLeft + timed.start * scale, width = (timed.end - timed.start) * scale;
     row += "<rect x=\"" + format("%.5g", x) + "\" y=\"" + format("%.5g", y) + "\" width=\"" + format("%.4g", width) +
            "\" height=\"22\" fill=\"" + svg_color(timed.action, table.num_chunks) + "\"/>\n";
     const std::string label = box_label(table, timed.action);
@@ -107,7 +107,7 @@ std::string svg_row(const plan::PipelineTable& table, const replay::Timeline& ti
   }
   const std::string right = format("%.1f %%", 100 * timeline.bubble_share[rank]) +
                             (table.forward_only ? "" : ", " + std::to_string(timeline.peak_live_activations[rank]));
-  return row + svg_text(kTableLeft + kTableWidth + 8, y + 16, "", right);
+  return row + svg_text(kScheduleLeft + kScheduleWidth + 8, y + 16, "", right);
 }
 
 std::string title(const plan::PipelineTable& table) {
@@ -119,8 +119,8 @@ std::string title(const plan::PipelineTable& table) {
 
 }  // namespace
 
-std::string draw_text(const plan::PipelineTable& table, const replay::Timeline& timeline, const TableOptions& options,
-                      const DrawLabels& labels) {
+std::string draw_text(const plan::PipelineTable& table, const replay::Timeline& timeline,
+                      const ScheduleOptions& options, const DrawLabels& labels) {
   const size_t digits = std::to_string(table.num_stages - 1).size();
   std::vector<std::string> before, after;
   size_t beside = 0;
@@ -145,7 +145,7 @@ std::string draw_text(const plan::PipelineTable& table, const replay::Timeline& 
 }
 
 std::string draw_text(const plan::PipelineTable& table, const replay::Timeline& timeline,
-                      const TableOptions& options) {
+                      const ScheduleOptions& options) {
   DrawLabels labels;
   labels.box = [&](size_t, const plan::Action& action) { return box_label(table, action); };
   labels.row_end = [&](size_t rank) {
@@ -158,17 +158,17 @@ std::string draw_text(const plan::PipelineTable& table, const replay::Timeline& 
 }
 
 std::string draw_svg(const plan::PipelineTable& table, const replay::Timeline& timeline) {
-  const double height = kTableTop + kTableRow * static_cast<double>(timeline.ranks.size()) + 26;
+  const double height = kScheduleTop + kScheduleRow * static_cast<double>(timeline.ranks.size()) + 26;
   std::string svg = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 1040 " + format("%.5g", height) +
                     "\" font-family=\"sans-serif\" font-size=\"11\">\n";
   svg += "<rect width=\"1040\" height=\"" + format("%.5g", height) + "\" fill=\"white\"/>\n";
-  svg += svg_text(kTableLeft, 18, " font-size=\"13\" font-weight=\"bold\"", title(table));
-  svg += svg_text(kTableLeft + kTableWidth + 8, 18, "", table.forward_only ? "bubble" : "bubble, live");
+  svg += svg_text(kScheduleLeft, 18, " font-size=\"13\" font-weight=\"bold\"", title(table));
+  svg += svg_text(kScheduleLeft + kScheduleWidth + 8, 18, "", table.forward_only ? "bubble" : "bubble, live");
   for (size_t rank = 0; rank < timeline.ranks.size(); ++rank) svg += svg_row(table, timeline, rank);
   const std::string legend = "blue: forward, green: backward; a number is a microbatch" +
                              std::string(table.num_chunks > 1 ? ", a letter a chunk" : "") +
                              "; bubble of all ranks " + format("%.1f %%", 100 * timeline.total_bubble_share);
-  return svg + svg_text(kTableLeft, height - 8, " fill=\"#555\"", legend) + "</svg>\n";
+  return svg + svg_text(kScheduleLeft, height - 8, " fill=\"#555\"", legend) + "</svg>\n";
 }
 
 }  // namespace metroplex::draw
