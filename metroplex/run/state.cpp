@@ -100,7 +100,8 @@ void check_load_patterns(const step::Assembly& a, const checkpoint::TensorSource
   check_patterns(patterns, names);
 }
 
-// Returns "3 tensors begin as in a new run: a, b, c". Adapters, which are always new, are counted separately.
+// Returns "3 tensors are initialized as in a new run: a, b, c". Adapters, which are always new, are counted
+// separately.
 std::string left_out_text(const Kept& kept, checkpoint::Exchange& exchange) {
   std::string mine;
   for (const std::string& name : kept) mine += name + "\n";

@@ -1,5 +1,5 @@
 """Samples configurations that the program should accept: small, unusual, and over all keys of the tables. Simple rules
-of metroplex/config/rules_*.cpp for several keys are satisfied by construction. The program refuses the other invalid
+of metroplex/core/config/rules_*.cpp for several keys are satisfied by construction. The program refuses the other invalid
 ones, and the sweep counts them."""
 from walk.case import Case
 from walk.experts import Experts

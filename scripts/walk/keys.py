@@ -1,4 +1,4 @@
-"""The key tables metroplex/config/*_keys.inc: all configuration keys of the program."""
+"""The key tables metroplex/core/config/*_keys.inc: all configuration keys of the program."""
 import dataclasses
 import pathlib
 import re
@@ -28,7 +28,7 @@ class Key:
         return function, numbers
 
 
-def read_keys(folder=ROOT / "metroplex" / "config"):
+def read_keys(folder=ROOT / "metroplex" / "core" / "config"):
     keys = {}
     for path in sorted(folder.glob("*_keys.inc")):
         section = "model" if path.name == "moe_keys.inc" else path.name.removesuffix("_keys.inc")

@@ -53,7 +53,7 @@ run 0 train whole/run.yaml --model.from= --checkpoint.save=fresh
 left="output_layer.weight $(layer mlp.linear_fc2.weight)"
 run 0 train "${from[@]}" "${still[@]}" --checkpoint.save=some --checkpoint.load_except='output_layer.*,*.linear_fc2.weight' \
   --tp 2 --nproc 2
-prints '4 tensors begin as in a new run: decoder.layers.0.mlp.linear_fc2.weight, '
+prints '4 tensors are initialized as in a new run: decoder.layers.0.mlp.linear_fc2.weight, '
 differ "$base" some $left
 differ fresh some embedding.word_embeddings.weight $(layer self_attention.linear_qkv.weight) \
   $(layer self_attention.linear_proj.weight) $(layer mlp.linear_fc1.weight) $(layer input_layernorm.weight) \

@@ -307,8 +307,7 @@ TEST(Checkpoint, PiecesAreMadeWhenItIsTheirTurnAndInParts) {
   found.reader->fill({"b", "weight", {6}, {0}, {6}, files::Dtype::kF32, got.data()});
   EXPECT_EQ(got, data);
   pieces[1].produce = [&](const Sink& sink) { sink(data.data(), 8); };
-  EXPECT_NE(save(disk, "/ckpt", {.iteration = 6}, pieces, alone).error.find("gave 8 bytes, not 24"),
-            std::string::npos);
+  EXPECT_NE(save(disk, "/ckpt", {.iteration = 6}, pieces, alone).error.find("8 bytes, not 24"), std::string::npos);
 }
 
 TEST(Checkpoint, WithoutMemoryTheSaveFailsAndTheOldOneStays) {

@@ -129,13 +129,13 @@ TEST(ThreadFailure, DifferentOperationsInOneGroupAreNamed) {
 TEST(ThreadFailure, DifferentSizesAndTypesAreNamed) {
   expect_contains(failure_of(2, {.tp = 2}, {},
                              [](const World& world) { all_reduce(at::ones({2 + world.rank()}), world.groups().tp); }),
-                  "member 1 brings 3 elements, member 0 2");
+                  "passes 3 elements");
   expect_contains(failure_of(2, {.tp = 2}, {},
                              [](const World& world) {
                                all_reduce(at::ones({2}, world.rank() == 0 ? at::kFloat : at::kDouble),
                                           world.groups().tp);
                              }),
-                  "member 1 brings Double on cpu, member 0 Float");
+                  "passes Double on cpu");
   expect_contains(failure_of(2, {.tp = 2}, {},
                              [](const World& world) {
                                all_to_all(at::ones({4, 2}), {2, 2},
@@ -149,7 +149,7 @@ TEST(ThreadFailure, DifferentSizesAndTypesAreNamed) {
                                          world.groups().tp)
                                    .wait();
                              }),
-                  "sends 2 x Float where rank 1 (tp 1 pp 0 dp 0) receives 3 x Float");
+                  "receives 3 x Float");
 }
 
 TEST(ThreadFailure, TwoRanksThatSendToEachOtherFirstDeadlockUnderRendezvousOnly) {

@@ -119,7 +119,7 @@ TEST(ExpertTrace, DamageIsNamedWithItsLine) {
        "ascending"},
       {head + "\n[]\n", "line 2 is []"},
       {head + "\n{\"iteration\":-1,\"dropped\":[0],\"tokens\":[[[1,1]]]}\n", "line 2: 'iteration' contains -1"},
-      {head + "\n{\"iteration\":1,\"dropped\":[],\"tokens\":[[[1,1]]]}\n", "'dropped' 0"},
+      {head + "\n{\"iteration\":1,\"dropped\":[],\"tokens\":[[[1,1]]]}\n", "'dropped' has 0"},
       {head + "\n{\"iteration\":1,\"dropped\":[0],\"tokens\":[[[1,1],[1,1]]]}\n", "must have 1 sources"},
       {head + "\n{\"iteration\":1,\"dropped\":[0],\"tokens\":[[[1]]]}\n", "must have 2 experts"},
       {head + "\n{\"iteration\":1,\"dropped\":[0],\"tokens\":[[[1,-1]]]}\n", "-1 in 'tokens'"},

@@ -79,7 +79,8 @@ TEST_F(GuardedArenaTest, AReadThroughAPointerIsNamedAndGoesThrough) {
   expect_finding(work.arena.findings(), Kind::host_access, "add_one", "layer 1",
                  "after this operation the host reads through a pointer at 0x");
   EXPECT_EQ(work.arena.findings().size(), 1u);
-  EXPECT_NE(report(work.arena.findings()).find("cuda_test+0x"), std::string::npos) << report(work.arena.findings());
+  EXPECT_NE(report(work.arena.findings()).find("tape_check_test+0x"), std::string::npos)
+      << report(work.arena.findings());
 }
 
 TEST_F(GuardedArenaTest, AReadOfWhatWasThereBeforeIsNamed) {
@@ -189,7 +190,7 @@ TEST_F(GuardedArenaTest, NothingIsWrittenBelowAStackPointerThatIsNone) {
   EXPECT_EQ(found[1].kind, Kind::host_access);
   // The message has the instruction but not its caller.
   for (const Finding& finding : found) {
-    EXPECT_NE(finding.text.find("; in cuda_test+0x"), std::string::npos) << finding.text;
+    EXPECT_NE(finding.text.find("; in tape_check_test+0x"), std::string::npos) << finding.text;
     EXPECT_EQ(finding.text.find(" < "), std::string::npos) << finding.text;
   }
 }
