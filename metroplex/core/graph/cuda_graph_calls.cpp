@@ -145,7 +145,7 @@ class CallsOfGpu final : public CudaGraphCalls {
 }  // namespace
 
 std::shared_ptr<CudaGraphCalls> make_cuda_graph_calls() {
-  MPX_CHECK(device_count() > 0, "cuda", "no GPU was found; run on a machine with one, or without CUDA");
+  MPX_CHECK(device::device_count() > 0, "cuda", "no GPU was found; run on a machine with one, or without CUDA");
   return std::make_shared<CallsOfGpu>();
 }
 
