@@ -24,7 +24,7 @@ namespace metroplex::run {
 namespace {
 
 // Checks the training data. Returns the sample order; empty if this machine cannot read the data.
-data::TrainOrder checked_data(const config::Config& config, const run::TokenizerFacts& tokenizer, int64_t world_size,
+data::TrainOrder checked_data(const config::Config& config, const TokenizerFacts& tokenizer, int64_t world_size,
                               files::FileSystem& disk) {
   const std::vector<data::SourceTokens> sources = data::training_tokens(config.data, disk);
   for (const data::SourceTokens& source : sources) {
@@ -36,15 +36,15 @@ data::TrainOrder checked_data(const config::Config& config, const run::Tokenizer
   if (!readable) return {};
   const int64_t dp = config::data_parallel_size(config.parallel, world_size);
   const step::RunLength length = step::run_length(config, step::microbatch_schedule(config, dp));
-  const data::BuildOptions options = run::build_options(config, length, tokenizer, false);
+  const data::BuildOptions options = build_options(config, length, tokenizer, false);
   data::check_splits(config.data, options, disk);
   return data::train_order(config.data, options, disk);
 }
 
-void check_same_data(const run::DataOfRun& here, const files::Manifest& manifest, const std::string& path) {
+void check_same_data(const DataOfRun& here, const files::Manifest& manifest, const std::string& path) {
   if (here.config.checkpoint.finetune || manifest.consumed_samples == 0) return;
-  const std::string other = run::data_differences(here, run::saved_data(manifest).run());
-  if (!other.empty()) run::check_consent(here.config.checkpoint, other, path, manifest.consumed_samples);
+  const std::string other = data_differences(here, saved_data(manifest).run());
+  if (!other.empty()) check_consent(here.config.checkpoint, other, path, manifest.consumed_samples);
 }
 
 // A directory with config.json alone needs no check here; the dry run reports it.
@@ -54,32 +54,32 @@ void check_directory(const config::Config& config, files::FileSystem& disk) {
   hf::Source(disk, from, config.model, [&](const std::string& name) { return config::loads(config, name); });
 }
 
-void check_checkpoint(const config::Config& config, const run::TokenizerFacts& tokenizer, int64_t world_size,
+void check_checkpoint(const config::Config& config, const TokenizerFacts& tokenizer, int64_t world_size,
                       const data::TrainOrder& order, files::FileSystem& disk) {
   const config::Checkpoint& c = config.checkpoint;
   if (c.load.empty()) return check_directory(config, disk);
   checkpoint::Alone alone;
   const checkpoint::Found found = checkpoint::open_path(disk, c.load, c.ckpt_step, alone);
   if (!found.reader) {
-    run::check_fresh_start(config, found.others, disk);
+    check_fresh_start(config, found.others, disk);
     return check_directory(config, disk);
   }
   const files::Manifest& manifest = found.reader->manifest();
-  run::check_loadable(config, tokenizer.files.get(), manifest, found.reader->directory(), true);
+  check_loadable(config, tokenizer.files.get(), manifest, found.reader->directory(), true);
   check_same_data({config, order}, manifest, found.reader->directory());
-  run::check_schedule(config, config::data_parallel_size(config.parallel, world_size), manifest);
+  check_schedule(config, config::data_parallel_size(config.parallel, world_size), manifest);
 }
 
 }  // namespace
 
-void check_start(const config::Config& config, const run::TokenizerFacts& tokenizer, int64_t world_size,
+void check_start(const config::Config& config, const TokenizerFacts& tokenizer, int64_t world_size,
                  files::FileSystem& disk) {
-  run::check_save_folder(config, disk);
+  check_save_folder(config, disk);
   if (!config.checkpoint.save.empty()) {
-    run::check_writable(config.checkpoint.save, disk);
+    check_writable(config.checkpoint.save, disk);
     checkpoint::check_unlocked(disk, config.checkpoint.save);
   }
-  run::check_place_of_metrics(disk, config.train.metrics_file);
+  check_place_of_metrics(disk, config.train.metrics_file);
   if (!config.train.expert_trace_file.empty()) files::check_place_of_trace(disk, config.train.expert_trace_file);
   check_checkpoint(config, tokenizer, world_size, checked_data(config, tokenizer, world_size, disk), disk);
 }

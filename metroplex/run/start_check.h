@@ -15,7 +15,7 @@ namespace metroplex::run {
 
 // Throws the errors that starting the run would throw. Writes no files. Ignores data that cannot be read on this
 // machine, because a dry run may not have the data.
-void check_start(const config::Config& config, const run::TokenizerFacts& tokenizer, int64_t world_size,
+void check_start(const config::Config& config, const TokenizerFacts& tokenizer, int64_t world_size,
                  files::FileSystem& disk);
 
 struct StartVerdict {

@@ -342,7 +342,7 @@ void check_schedule(const config::Config& config, int64_t data_parallel_size, co
 }
 
 LoadOutcome load_state(step::Assembly& a, const std::string& directory, files::FileSystem& disk,
-                       const Position& begin) {
+                       const Position& expected) {
   GroupExchange exchange(a.groups().checkpoint);
   const config::Checkpoint& c = a.config.checkpoint;
   checkpoint::Found found = checkpoint::open_path(disk, directory, c.ckpt_step, exchange);
@@ -357,7 +357,7 @@ LoadOutcome load_state(step::Assembly& a, const std::string& directory, files::F
   checkpoint::Reader& reader = *found.reader;
   outcome.path = reader.directory();
   const auto allowed =
-      check_loadable(a.config, begin.tokenizer.get(), reader.manifest(), outcome.path, a.optimizer != nullptr);
+      check_loadable(a.config, expected.tokenizer.get(), reader.manifest(), outcome.path, a.optimizer != nullptr);
   for (const Difference& d : allowed) add_line(outcome.notes, d.key + " is " + d.here + " here and was " + d.there);
   const Json extra = Json::parse(reader.manifest().extra);
   const int64_t consumed = reader.manifest().consumed_samples;
@@ -366,9 +366,9 @@ LoadOutcome load_state(step::Assembly& a, const std::string& directory, files::F
                       extra.value("scheduled_samples", consumed),
                       extra.value("skipped_iterations", int64_t{0}),
                       outcome.path,
-                      begin.train_order,
-                      begin.tokenizer};
-  check_data(a, reader, begin.train_order, exchange, outcome);
+                      expected.train_order,
+                      expected.tokenizer};
+  check_data(a, reader, expected.train_order, exchange, outcome);
   const bool with_optimizer = a.optimizer && !c.finetune && !c.no_load_optim;
   a.families.settle();  // a gather in flight reads the values that loading writes
   const bool begins = a.optimizer && c.finetune;

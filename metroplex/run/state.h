@@ -62,8 +62,8 @@ void check_schedule(const config::Config& config, int64_t data_parallel_size, co
 // Collective. Loads checkpoint.load into the assembly; the checkpoint may have another layout. Uses the newest good
 // checkpoint of a directory, or checkpoint.ckpt_step. Without a checkpoint, returns loaded = false if a run may start
 // there (run_folders.h), and throws otherwise. Throws for another model (compatible.h), and for a tensor that no rank
-// can use. `notes` lists damaged checkpoints and allowed differences. `begin` holds this run's tokenizer and, on
-// rank 0, its order of the data; a resumed run throws if either differs (same_data.h).
+// can use. `notes` lists damaged checkpoints and allowed differences. `expected` contains this run's
+// tokenizer and, on rank 0, its order of training data; a resumed run throws if either differs (same_data.h).
 struct LoadOutcome {
   bool loaded = false;
   std::string path;
@@ -74,6 +74,6 @@ struct LoadOutcome {
   Position position;
 };
 LoadOutcome load_state(step::Assembly& assembly, const std::string& directory, files::FileSystem& disk,
-                       const Position& begin = {});
+                       const Position& expected = {});
 
 }  // namespace metroplex::run

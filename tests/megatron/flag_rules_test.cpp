@@ -163,8 +163,8 @@ TEST(MegatronFlags, RefusesFlagsWithoutThoseTheyNeed) {
       {"--overlap-grad-reduce --overlap-param-gather", "needs --use-distributed-optimizer or --use-megatron-fsdp"},
       {"--use-torch-fsdp2 --overlap-grad-reduce --overlap-param-gather", "needs --use-distributed-optimizer"},
       {"--use-distributed-optimizer --overlap-param-gather", "--overlap-param-gather: needs --overlap-grad-reduce"},
-      {"--moe-router-padding-for-fp8", "not implemented (requires --fp8-format or --fp4-format in Megatron)"},
-      {"--moe-router-padding-for-quantization", "(requires --fp8-format or --fp4-format in Megatron)"}};
+      {"--moe-router-padding-for-fp8", "not implemented (pads rows for --fp8-format or --fp4-format)"},
+      {"--moe-router-padding-for-quantization", "(pads rows for --fp8-format or --fp4-format)"}};
   for (const auto& [flags, expected] : cases) {
     const std::string error = error_of([&flags = flags] { whole(flags); });
     EXPECT_NE(error.find(expected), std::string::npos) << flags << ": " << error;

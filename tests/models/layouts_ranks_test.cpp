@@ -209,7 +209,7 @@ TEST(LatentAttention, MscaleScalesSoftmaxWithoutYarn) {
 // As in Gemma 3, whose interpolation factor is that of the global layers.
 TEST(LocalRope, IgnoresTheInterpolationFactor) {
   for (const bool global : {false, true}) {
-    Variant variant{"windows with a base of their own", llama_model()};
+    Variant variant{"windows with their own rotary base", llama_model()};
     variant.model.window_size = 2, variant.model.rotary_base_local = 100;
     variant.model.window_attn_skip_freq = global ? "2" : "";
     const at::Tensor logits = run_model(variant, {}, false).logits;
@@ -218,7 +218,9 @@ TEST(LocalRope, IgnoresTheInterpolationFactor) {
   }
 }
 
-// RMSNorm(4 x) = RMSNorm(x) without epsilon, so the biases of both projections belong to x.
+// RMSNorm(4 x) = RMSNorm(x) without epsilon, so scaling weight and bias of a projection by 4 changes nothing if the
+// norm follows the bias. The factor is a power of two, so float64 scales exactly. Only epsilon differs: 1e-30,
+// relative to mean squares above 1e-6 less than 1e-24.
 TEST(SandwichNorm, NormalizesOutputBiases) {
   Variant variant{"norms after attention and mlp, biases", llama_model()};
   variant.model.sandwich_norm = variant.model.add_attention_output_bias = variant.model.add_mlp_bias = true;

@@ -221,7 +221,7 @@ TEST(ExpertsRanks, AStepThatOverflowedIsTakenAgainAsIfItHadNotBeen) {
             const step::StepOutcome outcome = step::read_outcome(*a, input, first);
             EXPECT_TRUE(outcome.overflow && !outcome.updated);
             EXPECT_NE(outcome.skipped.find("on 1 ranks"), std::string::npos) << outcome.skipped;
-            EXPECT_TRUE(step::read_outcome(*a, behind, second).overflow) << "nobody had lowered the flag";
+            EXPECT_TRUE(step::read_outcome(*a, behind, second).overflow) << "the overflow flag was not reset";
             a->families.settle();
             expect_equal_state(whole_state(*a), before);
           }

@@ -11,9 +11,9 @@ inline SaveOutcome save_state(step::Assembly& assembly, const Position& position
   return save_state(assembly, position, disk);
 }
 
-inline LoadOutcome load_state(step::Assembly& assembly, const std::string& directory, const Position& begin = {}) {
+inline LoadOutcome load_state(step::Assembly& assembly, const std::string& directory, const Position& expected = {}) {
   files::PosixFileSystem disk;
-  return load_state(assembly, directory, disk, begin);
+  return load_state(assembly, directory, disk, expected);
 }
 
 }  // namespace metroplex::run

@@ -14,14 +14,14 @@
 
 namespace metroplex::graph {
 
-class LoggedGraphs final : public graph::GraphDevice {
+class LoggedGraphs final : public GraphDevice {
  public:
   // `recorder` records the captured operations and must outlive this object.
-  explicit LoggedGraphs(graph::TapeRecorder& recorder) : recorder_(recorder) {}
+  explicit LoggedGraphs(TapeRecorder& recorder) : recorder_(recorder) {}
 
-  std::shared_ptr<graph::GraphPool> make_pool() override { return std::make_shared<graph::TapePool>(); }
-  std::unique_ptr<graph::Graph> make_graph(std::shared_ptr<graph::GraphPool> pool) override;
-  graph::TapeRecorder* recorder() override { return &recorder_; }
+  std::shared_ptr<GraphPool> make_pool() override { return std::make_shared<TapePool>(); }
+  std::unique_ptr<Graph> make_graph(std::shared_ptr<GraphPool> pool) override;
+  TapeRecorder* recorder() override { return &recorder_; }
   void run_on_capture_stream(const std::function<void()>& work) override { work(); }
 
   // Diagnostics of each tape and of the replays so far, for graphs that still exist. A graph that is captured again
@@ -31,14 +31,14 @@ class LoggedGraphs final : public graph::GraphDevice {
 
  private:
   class Logged;
-  graph::TapeRecorder& recorder_;
+  TapeRecorder& recorder_;
   std::vector<const Logged*> captured_;  // in capture order
   std::vector<const Logged*> replays_;
 };
 
-class LoggedGraphs::Logged final : public graph::Graph {
+class LoggedGraphs::Logged final : public Graph {
  public:
-  Logged(LoggedGraphs& device, std::shared_ptr<graph::TapePool> pool)
+  Logged(LoggedGraphs& device, std::shared_ptr<TapePool> pool)
       : device_(device), graph_(device.recorder_, std::move(pool)) {}
   void begin() override { graph_.begin(); }
   void end() override {
@@ -55,18 +55,18 @@ class LoggedGraphs::Logged final : public graph::Graph {
     device_.replays_.push_back(this);
   }
   void reset() override { graph_.reset(); }
-  graph::GraphSize size() const override { return graph_.size(); }
+  GraphSize size() const override { return graph_.size(); }
 
-  const graph::Tape& tape() const { return graph_.tape(); }
-  graph::TapePool& pool() const { return graph_.pool(); }
+  const Tape& tape() const { return graph_.tape(); }
+  TapePool& pool() const { return graph_.pool(); }
 
  private:
   LoggedGraphs& device_;
-  graph::TapeGraph graph_;
+  TapeGraph graph_;
 };
 
-inline std::unique_ptr<graph::Graph> LoggedGraphs::make_graph(std::shared_ptr<graph::GraphPool> pool) {
-  auto tape_pool = std::dynamic_pointer_cast<graph::TapePool>(std::move(pool));
+inline std::unique_ptr<Graph> LoggedGraphs::make_graph(std::shared_ptr<GraphPool> pool) {
+  auto tape_pool = std::dynamic_pointer_cast<TapePool>(std::move(pool));
   MPX_ASSERT(tape_pool, "a pool of another device");
   return std::make_unique<Logged>(*this, std::move(tape_pool));
 }
@@ -78,7 +78,7 @@ inline std::vector<tape_check::Finding> LoggedGraphs::findings() const {
   };
   std::vector<tape_check::Replayed> graphs;
   std::vector<size_t> order;
-  std::set<const graph::TapePool*> pools;
+  std::set<const TapePool*> pools;
   for (const Logged* graph : captured_) {
     add(tape_check::check_tape({graph->tape(), graph->pool()}, /*alone=*/false));
     graphs.push_back({base::concat(graphs.size()), &graph->tape(), {}});

@@ -45,7 +45,7 @@ std::string all_characters() {
   return text;
 }
 
-TEST(Regex, ClassesMatchTheCharactersOfOniguruma) {
+TEST(Regex, ClassesMatchOniguruma) {
   const std::string characters = all_characters();
   const Json classes = recorded()["classes"];
   for (const Json& item : classes) {
@@ -63,7 +63,7 @@ TEST(Regex, ClassesMatchTheCharactersOfOniguruma) {
   EXPECT_GE(classes.size(), 50u);
 }
 
-TEST(Regex, OperatorsMeanThoseOfOniguruma) {
+TEST(Regex, OperatorsMatchOniguruma) {
   const Json texts = recorded()["texts"];
   for (const Json& item : texts)
     EXPECT_EQ(isolate(item["regex"], item["text"]), item["ranges"]) << item["regex"] << " in " << item["text"];

@@ -21,11 +21,12 @@ class NcclContext;   // backends/nccl.h
 using RankBody = std::function<void(const World&)>;
 
 struct ThreadsOptions;
-// Follows the ranks of run_threads, for example with a virtual clock (lab/clock). Runs on each rank's thread.
+// Observes the ranks of run_threads, for example with a virtual clock (lab/clock). start, stop and wrap are called on
+// the rank's thread.
 class RankObserver {
  public:
   virtual ~RankObserver() = default;
-  virtual void check(int world_size, const ThreadsOptions& options) const = 0;  // once, before any rank starts
+  virtual void check(int world_size, const ThreadsOptions& options) const = 0;  // called once, before any rank starts
   virtual void start(int rank) = 0;
   virtual void stop(int rank) = 0;
   virtual std::shared_ptr<GroupBackend> wrap(const GroupSpec& group, int rank, const ThreadsOptions& options,

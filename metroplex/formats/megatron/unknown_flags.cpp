@@ -80,7 +80,7 @@ constexpr Reason kNotImplemented[] = {
      "--kitchen-config-file --kitchen-recipe-number --te-precision-config-file --use-kitchen-attention"},
     {"reinforcement learning", "--perform-rl-step"},
     {"rescales the query and key weights after a step", "--qk-clip"},
-    {"requires --fp8-format or --fp4-format in Megatron",
+    {"pads rows for --fp8-format or --fp4-format",
      "--moe-router-padding-for-fp8 --moe-router-padding-for-quantization"},
     {"residual streams (mHC)", "--enable-hyper-connections --enable-mhc-connections"},
     {"retrieval-enhanced model", "--retro-add-retriever"},

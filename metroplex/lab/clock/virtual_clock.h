@@ -50,7 +50,7 @@ class VirtualClock final : public comm::RankObserver, public std::enable_shared_
   // Throws base::Error("comm") unless the clock is for `world_size` ranks, threads_per_rank is 1 and gpu is -1.
   void check(int world_size, const comm::ThreadsOptions& options) const override;
   void start(int rank) override;  // sets the clock to 0
-  void stop(int rank) override;   // is final
+  void stop(int rank) override;   // the clock cannot start again
   std::shared_ptr<comm::GroupBackend> wrap(const comm::GroupSpec& group, int rank,
                                            const comm::ThreadsOptions& options,
                                            std::shared_ptr<comm::GroupBackend> inner) override;

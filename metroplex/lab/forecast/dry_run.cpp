@@ -65,8 +65,8 @@ double formula_bubble_share(const config::Config& config, int64_t microbatches) 
   return replay::formula_bubble_share(table);
 }
 
-forecast::RankPrediction whole_model(const FitRequest& request, const forecast::Predictor& predict) {
-  forecast::RankRequest alone{request.config, 1, 0, request.vocab_size, 1};
+RankPrediction whole_model(const FitRequest& request, const Predictor& predict) {
+  RankRequest alone{request.config, 1, 0, request.vocab_size, 1};
   alone.eager = true;  // parameters and FLOPs are those of any step
   config::Config& c = alone.config;
   c.model.make_vocab_size_divisible_by *= c.parallel.tp();  // as many rows as the ranks pad to
@@ -95,7 +95,7 @@ static void count_active(DryRun& run) {
   run.token_flops_all = plan::step_flops(plan::with_all_experts(shape), {.batch_size = 1}) / tokens;
 }
 
-DryRun dry_run(const FitRequest& request, files::FileSystem& disk, const forecast::Predictor& predict) {
+DryRun dry_run(const FitRequest& request, files::FileSystem& disk, const Predictor& predict) {
   const config::Config& c = request.config;
   const int64_t dp = config::data_parallel_size(c.parallel, request.world_size);
   DryRun run;
@@ -108,7 +108,7 @@ DryRun dry_run(const FitRequest& request, files::FileSystem& disk, const forecas
   for (const RankFigures* stage : stages) {
     run.step_flops += ranks_of_a_stage * stage->prediction.flops;
     run.model_flops += ranks_of_a_stage * stage->prediction.model_flops;
-    const std::vector<forecast::ContextExchange>& exchanges = stage->prediction.exchanges;
+    const std::vector<ContextExchange>& exchanges = stage->prediction.exchanges;
     run.exchanges.insert(run.exchanges.end(), exchanges.begin(), exchanges.end());
   }
   std::sort(run.exchanges.begin(), run.exchanges.end(),

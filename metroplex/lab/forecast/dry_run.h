@@ -30,14 +30,14 @@ struct DryRun {
   Fit fit;
   std::optional<MemoryOptions> memory_options;  // only if the run does not fit
   int64_t num_params = 0;                       // of the whole model; a shared parameter once
-  double step_flops = 0;   // of all ranks in the largest step, as executed (forecast::RankPrediction)
-  double model_flops = 0;  // by the formula of plan/model_flops.h
+  double step_flops = 0;                        // of all ranks in the largest step, as executed (RankPrediction)
+  double model_flops = 0;                       // by the formula of plan/model_flops.h
   // MoE models only: parameters active for one token, and FLOPs per token by the formula, with the active parameters
   // and with all parameters.
   int64_t active_params = 0;
   double token_flops_active = 0, token_flops_all = 0;
-  int64_t step_tokens = 0;                           // of the largest step
-  std::vector<forecast::ContextExchange> exchanges;  // sorted by layer; empty without context parallelism
+  int64_t step_tokens = 0;                 // of the largest step
+  std::vector<ContextExchange> exchanges;  // sorted by layer; empty without context parallelism
   step::RunLength length;
   PipelineOutlook pipeline;
   std::vector<data::SourceTokens> sources;
@@ -51,12 +51,11 @@ struct DryRun {
 };
 
 // Reads the data indices through `disk`.
-DryRun dry_run(const FitRequest& request, files::FileSystem& disk,
-               const forecast::Predictor& predict = forecast::predict_rank);
+DryRun dry_run(const FitRequest& request, files::FileSystem& disk, const Predictor& predict = predict_rank);
 
 // Predicts the whole model on a single rank, for one microbatch of one sample. Use only num_params and model_flops of
 // the result.
-forecast::RankPrediction whole_model(const FitRequest& request, const forecast::Predictor& predict);
+RankPrediction whole_model(const FitRequest& request, const Predictor& predict);
 
 double formula_bubble_share(const config::Config& config, int64_t microbatches);
 
@@ -67,7 +66,7 @@ std::string json(const DryRun& run);
 // Log lines at the start of a run: model, pipeline, memory. `most`: bytes of the fullest memory domain of all, if
 // `fit` covers only one. Calls `predict` once.
 std::vector<std::string> summary(const FitRequest& request, const Fit& fit, int64_t most,
-                                 const forecast::Predictor& predict = forecast::predict_rank);
+                                 const Predictor& predict = predict_rank);
 // Error message for a run that does not fit: the memory table, and memory options with their savings.
 std::string refusal(const FitRequest& request, const Fit& fit, const MemoryOptions& options);
 

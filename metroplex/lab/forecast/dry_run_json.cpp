@@ -45,7 +45,7 @@ OrderedJson context_json(const DryRun& run) {
   const config::Parallel& p = run.request.config.parallel;
   if (run.exchanges.empty()) return nullptr;
   OrderedJson layers = OrderedJson::array();
-  for (const forecast::ContextExchange& e : run.exchanges) {
+  for (const ContextExchange& e : run.exchanges) {
     layers.push_back({{"layer", e.layer},
                       {"exchange", config::text_of(e.exchange)},
                       {"bytes", {{"forward", e.forward_bytes}, {"backward", e.backward_bytes}}},

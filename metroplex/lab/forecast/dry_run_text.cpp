@@ -142,7 +142,7 @@ std::string options_text(const MemoryOptions& options) {
 std::string exchanges_text(const DryRun& run) {
   std::string out;
   for (const auto& [type, word] : config::kWords<config::CpCommType>) {
-    const auto is = [&, wanted = type](const forecast::ContextExchange& e) { return e.exchange == wanted; };
+    const auto is = [&, wanted = type](const ContextExchange& e) { return e.exchange == wanted; };
     const auto first = std::find_if(run.exchanges.begin(), run.exchanges.end(), is);
     if (first == run.exchanges.end()) continue;
     out += concat(out.empty() ? "" : "; ", word, " (", std::count_if(run.exchanges.begin(), run.exchanges.end(), is),
@@ -232,10 +232,9 @@ std::string text(const DryRun& run) {
   return run.refused.empty() ? out : out + "a start would be refused: " + run.refused + "\n";
 }
 
-std::vector<std::string> summary(const FitRequest& request, const Fit& fit, int64_t most,
-                                 const forecast::Predictor& predict) {
+std::vector<std::string> summary(const FitRequest& request, const Fit& fit, int64_t most, const Predictor& predict) {
   const config::Config& c = request.config;
-  const forecast::RankPrediction model = whole_model(request, predict);
+  const RankPrediction model = whole_model(request, predict);
   const int64_t microbatches = most_microbatches(c, request.world_size);
   const int64_t samples =
       microbatches * c.train.micro_batch_size * config::data_parallel_size(c.parallel, request.world_size);

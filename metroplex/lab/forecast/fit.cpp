@@ -96,7 +96,7 @@ int64_t most_microbatches(const config::Config& config, int world_size) {
   return most;
 }
 
-RankFigures figures_of(const FitRequest& request, int rank, const forecast::Predictor& predict) {
+RankFigures figures_of(const FitRequest& request, int rank, const Predictor& predict) {
   const topology::RankGrid grid(request.world_size, request.config.parallel);
   const int64_t size = shard_size(request.config.parallel, grid);
   RankFigures out;
@@ -112,7 +112,7 @@ RankFigures figures_of(const FitRequest& request, int rank, const forecast::Pred
   return out;
 }
 
-Fit fit(const FitRequest& request, const forecast::Predictor& predict) {
+Fit fit(const FitRequest& request, const Predictor& predict) {
   const topology::RankGrid grid(request.world_size, request.config.parallel);
   const int64_t size = shard_size(request.config.parallel, grid);
   Fit out;

@@ -31,7 +31,7 @@ struct RankFigures {
   int rank = 0, pp = 0;
   bool last = false;     // the last rank of its shard group
   bool between = false;  // neither the first nor the last rank of its shard group
-  forecast::RankPrediction prediction;
+  RankPrediction prediction;
   int64_t peak = 0;  // bytes in its domain; on a GPU without host memory
 };
 
@@ -54,11 +54,11 @@ struct Fit {
 };
 
 // Calls `predict` at most kAskedOfEach times per pipeline rank.
-Fit fit(const FitRequest& request, const forecast::Predictor& predict = forecast::predict_rank);
+Fit fit(const FitRequest& request, const Predictor& predict = predict_rank);
 
 // Microbatches per data-parallel rank in the largest step of the run.
 int64_t most_microbatches(const config::Config& config, int world_size);
 
-RankFigures figures_of(const FitRequest& request, int rank, const forecast::Predictor& predict);
+RankFigures figures_of(const FitRequest& request, int rank, const Predictor& predict);
 
 }  // namespace metroplex::forecast

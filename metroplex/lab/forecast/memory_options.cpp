@@ -39,7 +39,7 @@ struct Tried {
 
 class Search {
  public:
-  Search(const FitRequest& request, const Fit& now, const forecast::Predictor& predict)
+  Search(const FitRequest& request, const Fit& now, const Predictor& predict)
       : request_(request),
         now_(now),
         predict_(predict),
@@ -284,7 +284,7 @@ class Search {
 
   const FitRequest& request_;
   const Fit& now_;
-  const forecast::Predictor& predict_;
+  const Predictor& predict_;
   std::string yaml_;
   std::vector<OptionLevels> lists_;
   std::vector<const RankFigures*> sample_;
@@ -293,7 +293,7 @@ class Search {
 
 }  // namespace
 
-MemoryOptions memory_options(const FitRequest& request, const Fit& now, const forecast::Predictor& predict) {
+MemoryOptions memory_options(const FitRequest& request, const Fit& now, const Predictor& predict) {
   return Search(request, now, predict).run();
 }
 

@@ -30,8 +30,7 @@ struct MemoryOptions {
 
 // Compares options with `now`, which is fit(request). Options that violate the config rules or save nothing are
 // dropped.
-MemoryOptions memory_options(const FitRequest& request, const Fit& now,
-                             const forecast::Predictor& predict = forecast::predict_rank);
+MemoryOptions memory_options(const FitRequest& request, const Fit& now, const Predictor& predict = predict_rank);
 
 // Settings that need less memory and train the same model on the same batches, by kind. Each kind has several levels;
 // a run uses at most one. This list does not consider the rules for the rest of the config.

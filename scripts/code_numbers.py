@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
 """Prints the size and shape of the code base: words of the docs, lines by layer, files without a header, and the width
 of central types.
-   house_numbers.py [--list headerless | essays]     --list: the files behind a number"""
+   code_numbers.py [--list headerless | essays]     --list: the files behind a number"""
 import pathlib
 import re
 import sys
 
+sys.dont_write_bytecode = True
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+import check_language  # noqa: E402
+
 CODE = {".h", ".cpp", ".cu", ".inc"}
 LAYERS = ("core", "lab", "formats", "run")
 
@@ -50,16 +54,6 @@ def fields(path, name):
                for statement in statements if statement.strip() and "(" not in statement)
 
 
-def language():
-    counts = {"opening": 0, "retired": 0}
-    for line in (ROOT / "scripts" / "language_counts.txt").read_text().splitlines():
-        for rule in counts:
-            match = re.search(rf"\b{rule}\b\D*(\d+)", line)
-            if match:
-                counts[rule] += int(match.group(1))
-    return counts
-
-
 def main():
     if sys.argv[1:2] == ["--list"]:
         for path in {"headerless": headerless, "essays": essays}[sys.argv[2]]():
@@ -67,11 +61,12 @@ def main():
         return
     by_layer = {layer: lines(files(f"metroplex/{layer}", CODE)) for layer in LAYERS}
     apps = lines(files("apps", CODE))
+    counts = check_language.read_counts()
     assembly = sum(len(re.findall(r"[(,]\s*(?:const )?(?:step::)?Assembly& ", path.read_text())) for path in files("metroplex", CODE))
     rows = [
         ("README words", words([ROOT / "README.md"])),
         ("docs words", words(files("docs", {".md"}))),
-        *((f"{rule} (check_language.py)", count) for rule, count in language().items()),
+        *((f"{kind} (check_language.py)", sum(count for (_, k), count in counts.items() if k == kind)) for kind in check_language.KINDS),
         (".cpp and .cu without a header", len(headerless())),
         ("headers with an essay", len(essays())),
         ("product and apps lines", sum(by_layer.values()) + apps),
