@@ -312,9 +312,10 @@ TEST_F(LaunchScripts, LimitTheTimeOfAllTrials) {
 }
 
 TEST_F(LaunchScripts, LimitTheSumOfAllProcesses) {
-  // Each process waits at a pipe without end, so it uses no CPU time.
+  // Each process and its coprocess wait for each other, so they keep their memory and use no CPU time.
   const std::string error = refused(
-      "trap - DEBUG; builtin exec 5<> <(:)\nhog() { printf -v x '%150000000s' 1; read -r -u 5 y; }\n"
+      "trap - DEBUG\n"
+      "hog() { printf -v x '%150000000s' 1; coproc { read -r; }; read -r -u \"${COPROC[0]}\"; }\n"
       "for i in {1..8}; do hog & done; wait\ntorchrun p.py --a 1\n");
   EXPECT_NE(error.find("more than 1 GiB of memory"), std::string::npos) << error;
   EXPECT_TRUE(none_left(folder_.filename().string()));
